@@ -1,0 +1,28 @@
+# Warnings and sanitizers for our own targets, and the flags of files named after an instruction set.
+add_library(winnow_warnings INTERFACE)
+target_compile_options(winnow_warnings INTERFACE
+  $<$<COMPILE_LANGUAGE:C,CXX>:-Wall;-Wextra;-Wpedantic;-Wno-psabi;-Wno-missing-field-initializers>)
+
+if(WINNOW_SANITIZE)
+  add_compile_options($<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${WINNOW_SANITIZE}> -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${WINNOW_SANITIZE})
+endif()
+
+# The last word of a kernel's file name is its instruction set; such a file is compiled for that set
+# alone and entered only after the CPU was asked. Files elsewhere are built for any x86-64.
+function(winnow_isa_flags)
+  if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    return()
+  endif()
+  set(avx2 -mavx2 -mfma -mf16c)
+  set(avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl ${avx2})
+  set(avx512bf16 -mavx512bf16 -mavx512vbmi ${avx512})
+  set(amx -mamx-tile -mamx-bf16 -mamx-int8 ${avx512bf16})
+  foreach(isa avx2 avx512 avx512bf16 amx)
+    set(files ${ARGN})
+    list(FILTER files INCLUDE REGEX "_${isa}\\.cpp$")
+    if(files)
+      set_source_files_properties(${files} PROPERTIES COMPILE_OPTIONS "${${isa}}")
+    endif()
+  endforeach()
+endfunction()

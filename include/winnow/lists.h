@@ -1,0 +1,82 @@
+// Index lists that planning builds for V4: compressed slots, heavily compressed (C128A) lists,
+// sliding windows, and the combination of compressed and window rows for prefill. On CUDA these run
+// on the stream.
+#pragma once
+
+#include "winnow/tensor.h"
+
+namespace winnow {
+
+struct CompressedSlotsArgs {
+  Tensor positions;    // [T] int32; negative: padding
+  Tensor requests;     // [T] int32
+  Tensor block_table;  // [R, W] int32
+  int32_t ratio = 4;   // a token writes a state iff (position + 1) % ratio == 0
+  int32_t page = 64;   // states per page
+  int64_t pages = 0;   // in the compressed cache
+  Tensor slots;        // [N >= T] int64, out
+  Target target = {};
+};
+
+// slot = block_table[request][(pos / ratio) / page] * page + (pos / ratio) % page, else -1. All N
+// entries are written: -1 behind T, for padding, and where the page is missing or outside the
+// cache.
+void compressed_slots(const CompressedSlotsArgs& args);
+
+struct C128aListsArgs {
+  Tensor positions;    // [T] int32; negative: padding
+  Tensor requests;     // [T] int32
+  Tensor block_table;  // [R, W] int32
+  int32_t ratio = 128;
+  int32_t page = 64;
+  int64_t pages = 0;
+  int64_t decode_tokens = 0;  // the first rows hold slots, the others workspace rows
+  Tensor lists;               // [T, capacity] int32, out: the whole row is written
+  Tensor lengths;             // [T] int32, out
+  Target target = {};
+};
+
+// All compressed states so far, n = (pos + 1) / ratio of them (at most the capacity): decode rows
+// hold the slots of states 0..n-1, prefill rows 0..n-1, then -1. lengths = n, 0 for padding.
+void c128a_lists(const C128aListsArgs& args);
+
+// Columns that a batch of this largest position uses: (max_position + 1) / ratio, padded to 128.
+int32_t c128a_width(int32_t max_position, int32_t ratio = 128);
+
+struct WindowListsArgs {
+  Tensor positions;    // [T] int32; negative: padding
+  Tensor requests;     // [T] int32; with block_table
+  Tensor block_table;  // [R, W] int32, optional: gives physical slots instead of positions
+  int32_t window = 128;
+  int32_t page = 64;
+  int64_t pages = 0;
+  Tensor lists;    // [T, capacity >= window] int32, out: the whole row is written
+  Tensor lengths;  // [T] int32, out
+  Target target = {};
+};
+
+// Positions [max(pos - window + 1, 0), pos], left-aligned, -1 behind them; lengths = min(pos + 1,
+// window). Padding: length 0, row all -1.
+void window_lists(const WindowListsArgs& args);
+
+struct CombinedListsArgs {
+  Tensor topk;         // [T, K] int32: compressed rows of each token, ascending, -1 at the end
+  Tensor positions;    // [T] int32; negative: padding
+  Tensor requests;     // [T] int32: request within the chunk
+  Tensor seq_lens;     // [R] int32
+  Tensor gather_lens;  // [R] int32: window rows gathered for each request (its last tokens)
+  int32_t ratio = 4;
+  int32_t window = 128;
+  int32_t compressed = 0;  // N of the chunk
+  int32_t rows = 0;        // M of the chunk
+  Tensor lists;            // [T, >= ceil128(K + window)] int32, out: the whole row is written
+  Tensor lengths;          // [T] int32, out
+  Target target = {};
+};
+
+// Row of a token: the first min((pos + 1) / ratio, K) of its topk + rows * request, followed at
+// once by the window rows rows * request + compressed + p - (seq_len - gather_len) for p in (pos -
+// window, pos]; then -1. lengths = the sum. Entries outside the request's own rows become -1.
+void combined_lists(const CombinedListsArgs& args);
+
+}  // namespace winnow

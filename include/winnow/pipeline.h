@@ -1,0 +1,55 @@
+// pipeline: one layer's batch through all six stages.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "winnow/attend.h"
+#include "winnow/lists.h"
+#include "winnow/locate.h"
+#include "winnow/plan.h"
+#include "winnow/score.h"
+#include "winnow/select.h"
+#include "winnow/write.h"
+
+namespace winnow {
+
+// The indexer of one layer: its cache of keys and this batch's inputs.
+struct Indexer {
+  Tensor k;      // [T, 128] bf16: keys of the new tokens (V4: of the new compressed states)
+  Tensor slots;  // [T] int64: where they go
+  Cache keys;
+  Tensor block_table;  // [R, W] int32
+  Tensor q;            // [T, H_I, 128] e4m3
+  Tensor weights;      // [T, H_I] f32
+  int32_t ratio = 1;   // tokens per key: 1, or the compression of V4
+};
+
+struct PipelineArgs {
+  const Plan* plan = nullptr;  // refilled for this batch
+  // write: the new tokens (V4: the sliding-window cache, and the new compressed states)
+  Tensor kv;     // [T, d] bf16
+  Tensor slots;  // [T] int64
+  Cache cache;
+  Tensor block_table;       // [R, W] int32
+  Tensor compressed_kv;     // V4: [S, d] bf16: new compressed states
+  Tensor compressed_slots;  // V4: [S] int64
+  Cache compressed;         // V4
+  Tensor compressed_table;  // V4: [R, W2] int32
+  Indexer indexer;
+  Tensor q;  // [T, H, d_qk] bf16
+  float scale = 1.0f;
+  Tensor sink;                     // [H] f32, optional
+  Tensor out;                      // [T, H, d_v] bf16
+  Tensor lse;                      // [T, H] f32, optional
+  std::span<std::byte> workspace;  // pipeline_workspace_bytes(plan)
+};
+
+// write -> score -> select -> locate -> attend over a plan of this batch. V3.2: the indexer's top-k
+// over all tokens. V4: the sliding window, plus the indexer's top-k over compressed states (ratio
+// 4) or all of them (ratio 128, no indexer queries). Throws before anything is written.
+void pipeline(const PipelineArgs& args);
+
+size_t pipeline_workspace_bytes(const Plan& plan);
+
+}  // namespace winnow

@@ -1,0 +1,177 @@
+// plan: a batch (query lengths, sequence lengths) -> decode/prefill split, chunks, request ids,
+// tile schedule, workspace size and the choice of kernels. Host-side lengths only; never waits for
+// a device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "winnow/model.h"
+#include "winnow/tensor.h"
+
+namespace winnow {
+
+// ---- The arithmetic of planning, each usable alone
+// -------------------------------------------------
+
+// Request of each token from query_starts [R + 1]; tokens behind the last request (padding) map to
+// 0.
+void request_ids(std::span<const int32_t> query_starts, std::span<int32_t> out);
+
+struct BatchSplit {
+  int32_t decodes = 0, prefills = 0;  // requests
+  int32_t decode_tokens = 0, prefill_tokens = 0;
+  int32_t active_decodes = 0;  // decodes with at least one token
+  bool operator==(const BatchSplit&) const = default;
+};
+
+// Decodes stand first in a batch; a request with more than `threshold` query tokens is a prefill.
+// `uniform` asks for decodes of one length: if every length is that of the first request or 0, all
+// are decodes and decode_tokens is `tokens` (which may count padding). spec: docs/design.md,
+// "Planning".
+BatchSplit split_batch(std::span<const int32_t> query_starts, int64_t tokens, int32_t threshold,
+                       bool uniform);
+
+struct Chunk {
+  int32_t first = 0, last = 0;  // requests [first, last)
+  bool operator==(const Chunk&) const = default;
+};
+
+// Greedy runs of consecutive requests with sum(seq_lens) <= rows. Throws if one sequence is longer.
+std::vector<Chunk> prefill_chunks(std::span<const int32_t> seq_lens, int64_t rows);
+
+// First workspace row of each request: the exclusive prefix sum of seq_lens, from 0 in every chunk.
+void workspace_starts(std::span<const int32_t> seq_lens, std::span<const Chunk> chunks,
+                      std::span<int32_t> out);
+
+// -1 for tokens of the first `decodes` requests (and padding), else 0, 1, 2... per prefill request.
+void prefill_request_ids(std::span<const int32_t> query_starts, int32_t decodes,
+                         std::span<int32_t> out);
+
+struct V4Chunk {
+  int32_t first = 0, last = 0;  // requests [first, last)
+  int32_t compressed = 0;       // N: compressed rows per request (the largest of the chunk)
+  int32_t rows = 0;             // M: N + the largest gather length
+  bool operator==(const V4Chunk&) const = default;
+};
+struct V4ChunkArgs {
+  std::span<const int32_t> query_lens;  // [R]
+  std::span<const int32_t> seq_lens;    // [R]
+  int32_t ratio = 4;                    // compression; <= 1: no compressed rows
+  int32_t window = 128;
+  int64_t max_model_len = 0;
+  int64_t max_batched_tokens = 0;
+};
+
+// Runs of n consecutive requests with n * (max compressed + max gather_len) <= 4 *
+// (ceil(max_model_len / ratio) + window + max_batched_tokens), where gather_len = query_len +
+// min(prefix, window - 1).
+std::vector<V4Chunk> v4_prefill_chunks(const V4ChunkArgs& args);
+
+// One piece of attention work: positions [begin, end) of token's lists, laid end to end. A token
+// cut into several tiles has partial results number `split` = 0, 1, ... merged in that order.
+struct Tile {
+  int32_t token = 0, begin = 0, end = 0, split = 0;
+  bool operator==(const Tile&) const = default;
+};
+
+struct Schedule {
+  std::span<const Tile> tiles;             // ordered by token, then position
+  std::span<const int32_t> worker_starts;  // [workers + 1]: tiles of each worker
+  std::span<const int32_t> split_starts;   // [T + 1]: first tile of each token
+};
+
+enum class SplitPolicy : uint8_t {
+  kBalanced,  // even work per worker: the fastest
+  kFixed,     // cut at multiples of split_size: a token's result is bitwise the same in any batch
+};
+
+// ---- A plan
+// ----------------------------------------------------------------------------------------
+
+// Which way prefill tokens of an fp8 cache go (a bf16 cache is always kBf16).
+enum class Mode : uint8_t {
+  kAuto,
+  kBf16,      // the cache is bf16: every token reads it as it is
+  kMixed,     // every token through the paged fp8 kernel, one call
+  kSeparate,  // decodes from the pages; prefills through a contiguous bf16 workspace, chunk by
+              // chunk
+  kDirect,    // prefills straight from the fp8 pages as well; no workspace, no chunks
+};
+
+enum class Stage : uint8_t { kWrite, kScore, kSelect, kLocate, kAttend };
+inline constexpr int kStages = 5;
+
+struct PlanOptions {
+  Model model = kV32;
+  CacheFormat format = CacheFormat::kV32Fp8;  // of the main list; must belong to the model
+  int32_t heads = 128;                        // query heads of this rank, 1..128
+  int32_t topk = 2048;                        // width of the first list (V4: the window)
+  int32_t extra_topk = 0;                     // width of the second list (V4: compressed)
+  int32_t index_heads = 64;                   // of the indexer
+  int32_t page = 64;                          // tokens per page
+  int64_t pages = 0;                          // in the cache
+  int32_t max_requests = 256;                 // capacities: refill() accepts up to these
+  int32_t max_tokens = 4096;
+  int32_t max_context = 0;       // longest sequence; 0 means pages * page
+  int32_t decode_threshold = 1;  // 1 + speculative tokens
+  bool uniform_decode = false;
+  Mode mode = Mode::kAuto;
+  int64_t workspace_rows = 0;  // of kSeparate; 0 means 5 * max_context
+  SplitPolicy split = SplitPolicy::kBalanced;
+  int32_t split_size = 512;  // of kFixed, in list positions
+  Target target = {};
+};
+
+struct Batch {
+  std::span<const int32_t> query_starts;  // [R + 1], from 0, not descending
+  std::span<const int32_t> seq_lens;      // [R]: tokens of each sequence, the new ones included
+  int64_t tokens = 0;                     // of the batch with padding; 0 means query_starts.back()
+};
+
+namespace detail {
+struct KernelEntry;
+}
+
+// Made once for a capacity; refilled for every batch. refill() does not allocate, and spans given
+// out keep their addresses. A refill that throws leaves the plan as it was. Not safe to refill
+// while a call uses it.
+class Plan {
+ public:
+  explicit Plan(const PlanOptions& options);
+  ~Plan();
+  Plan(Plan&&) noexcept;
+  Plan& operator=(Plan&&) noexcept;
+
+  void refill(const Batch& batch);
+
+  const PlanOptions& options() const noexcept;  // with defaults resolved
+  Mode mode() const noexcept;
+  int32_t requests() const noexcept;  // of the current batch
+  int32_t tokens() const noexcept;    // padding included
+  const BatchSplit& split() const noexcept;
+  std::span<const int32_t> request_ids() const noexcept;  // [tokens]
+  std::span<const int32_t> positions() const noexcept;    // [tokens]; -1 for padding
+  std::span<const int32_t> key_ends() const noexcept;     // [tokens]: position + 1; 0 for padding
+  std::span<const Chunk> chunks() const noexcept;  // kSeparate: prefill chunks, counted from 0
+  std::span<const int32_t> workspace_starts() const noexcept;  // kSeparate: [prefills]
+  std::span<const int32_t> prefill_requests() const noexcept;  // kSeparate: [tokens]
+  Schedule schedule() const noexcept;                          // CPU workers
+  size_t workspace_bytes() const noexcept;                     // for the capacity, all stages
+  size_t gather_bytes() const noexcept;  // kSeparate: the bf16 prefill workspace
+
+  // Name of the kernel a stage runs, and why the ones before it in the table were passed over.
+  const char* kernel(Stage stage) const noexcept;
+  const std::string& reasons(Stage stage) const noexcept;
+  const detail::KernelEntry* chosen(Stage stage) const noexcept;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace winnow

@@ -1,0 +1,43 @@
+// score: indexer queries, weights, cached index keys -> logits.
+#pragma once
+
+#include "winnow/tensor.h"
+
+namespace winnow {
+
+class Plan;
+
+struct ScoreArgs {
+  const Plan* plan = nullptr;
+  Tensor q;        // [T, H_I, 128] e4m3, heads 1..128
+  Tensor weights;  // [T, H_I] f32; already holds q's scale and the softmax factors
+  // Paged keys: a cache of index keys, with the pages of each request ...
+  Cache keys;
+  Tensor block_table;  // [R, W] int32
+  Tensor requests;     // [T] int32: request of each token
+  // ... or contiguous keys:
+  Tensor key_rows;     // [N, 128] e4m3
+  Tensor key_scales;   // [N] f32
+  Tensor starts;       // [T] int32: first valid key of a token, optional (0)
+  Tensor ends;         // [T] int32: one past its last valid key
+  Tensor logits;       // [T, N] f32; N bounds the keys of a row
+  bool clean = false;  // fill entries outside [start, end) with -inf; else they are left alone
+  Target target = {};
+};
+
+// logits[t, j] = s_k[j] * sum_h weights[t, h] * max(0, q[t, h] . k[j]) for start_t <= j < end_t,
+// fp32. Ranges are clamped to [0, N). A paged key whose page id is missing or outside the cache
+// gives -inf. Cost: 2 * 128 * H_I FLOP and 132 B per key; keys are read once per block of tokens.
+void score(const ScoreArgs& args);
+
+struct ScoreSelectArgs {
+  ScoreArgs score;        // logits stays empty
+  Tensor ids;             // [T, K] int32, as select() gives them
+  bool relative = false;  // as in SelectArgs
+};
+
+// score() and select() in one pass, without the [T, N] matrix: the same ids, bit for bit, as the
+// two calls with the same kernel would give.
+void score_select(const ScoreSelectArgs& args);
+
+}  // namespace winnow

@@ -1,0 +1,17 @@
+// winnow: sparse MLA attention. The includes below are the table of contents, in the order of the
+// flow.
+#pragma once
+
+#include "winnow/absorb.h"    // projections into and out of the latent space
+#include "winnow/attend.h"    // queries x selected records -> output
+#include "winnow/error.h"     // Error, the one exception
+#include "winnow/lists.h"     // V4's index lists
+#include "winnow/locate.h"    // ids -> slots
+#include "winnow/model.h"     // V3.2 and V4 as data; cache shapes
+#include "winnow/pipeline.h"  // all of it in one call
+#include "winnow/plan.h"      // batch -> split, chunks, schedule, workspace, kernels
+#include "winnow/score.h"     // indexer queries x keys -> logits
+#include "winnow/select.h"    // logits -> top-k ids
+#include "winnow/support.h"   // what runs here
+#include "winnow/tensor.h"    // views: Tensor, Cache, Device
+#include "winnow/write.h"     // latent KV -> paged cache, and back

@@ -1,0 +1,73 @@
+// write: latent KV of new tokens -> quantised records in the paged cache; and back.
+#pragma once
+
+#include "winnow/model.h"
+#include "winnow/tensor.h"
+
+namespace winnow {
+
+class Plan;
+
+// How a tile's scale is found from its largest magnitude. Readers accept every mode.
+enum class ScaleMode : uint8_t {
+  kDefault,  // V3.2: kAmax, V4: kPow2, index keys: kPow2
+  kAmax,     // V3.2: s = max(amax/448, FLT_MIN); index keys: s = max(amax, 1e-4)/448
+  kPow2,     // V3.2, V4: s = 2^ceil(log2(max(amax/448, 1e-4))); index keys: of max(amax, 1e-4)/448
+  kPow2FloorAmax,  // V4 only: s = 2^ceil(log2(max(amax, 1e-4)/448))
+};
+
+struct WriteArgs {
+  const Plan* plan = nullptr;  // optional: takes kernel and device from it
+  Tensor kv;                   // [N >= T, d] bf16, d of the record (576, 512; 128 for index keys),
+                               // or [N, d_nope] when rope is given; rows of any stride
+  Tensor rope;                 // [N >= T, d_rope] bf16, optional
+  Tensor slots;                // [T] int64; a negative slot skips its token (padding)
+  Cache cache;                 // the pages to write to; the format says what is written
+  ScaleMode scale = ScaleMode::kDefault;
+  Target target = {};
+};
+
+// Quantises token i of kv into slot slots[i] of the cache (docs/cache-format.md). Only the bytes of
+// written records change; page padding does not. A slot written twice ends with either record.
+// On the CPU, slots >= pages * page are an Error before anything is written; on CUDA they are
+// skipped. Cost: one pass over kv.
+void write(const WriteArgs& args);
+
+struct GatherArgs {
+  const Plan* plan = nullptr;
+  Cache cache;         // any latent format
+  Tensor block_table;  // [R, W] int32: page ids of each request
+  Tensor starts;       // [R] int32: first token of each request, optional (0)
+  Tensor lengths;      // [R] int32: tokens of each request, may be 0
+  Tensor out_starts;   // [R] int32: first row of each request in out, optional (prefix sum)
+  Tensor out;          // [N, d] bf16
+  Target target = {};
+};
+
+// Tokens [start_i, start_i + length_i) of each request, paged -> contiguous bf16: bf16(e4m3 *
+// scale), RoPE bit for bit. A token whose page id is missing or outside the cache becomes a row of
+// zeros; rows outside [0, N) are not written. Rows of out that no request covers are left alone.
+void gather(const GatherArgs& args);
+
+struct JoinArgs {
+  Tensor latent;  // [T, H, d_nope] bf16, any strides
+  Tensor rope;    // [T, H, d_rope] bf16, any strides
+  Tensor out;     // [T, H, d_nope + d_rope] bf16
+  Target target = {};
+};
+
+// out = latent || rope. attend() also takes the two halves as they are, without this copy.
+void join(const JoinArgs& args);
+
+struct QuantizeArgs {
+  Tensor x;      // [...] bf16 or f32, contiguous
+  Tensor out;    // the same shape, e4m3
+  Tensor scale;  // [1] f32: the factor that undoes it
+  Target target = {};
+};
+
+// Whole-tensor dynamic quantisation: a = max(max|x|, 1e-10), out = e4m3(clamp(x * 448/a, +-448)),
+// scale = a/448. A NaN in x stays NaN in out and does not enter the maximum.
+void quantize(const QuantizeArgs& args);
+
+}  // namespace winnow

@@ -1,0 +1,107 @@
+// What attend()'s kernels see: checked, plain, in bytes and elements.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "core/hd.h"
+#include "core/kernel_table.h"
+#include "winnow/plan.h"
+#include "winnow/tensor.h"
+
+namespace winnow::attention {
+
+// One list of a call. Column c of token t holds a slot, or a logical id when block_table is there.
+struct ListView {
+  const std::byte* data = nullptr;
+  int64_t page_stride = 0;  // bytes
+  int64_t pages = 0;
+  int32_t page = 1;
+  CacheFormat format = CacheFormat::kV32Fp8;
+  const int32_t* indices = nullptr;
+  int64_t index_stride = 0;
+  int32_t width = 0;                 // columns
+  const int32_t* lengths = nullptr;  // null: width
+  int64_t length_stride = 0;
+  const int32_t* block_table = nullptr;  // null: indices are slots
+  int64_t table_stride = 0;
+  int32_t table_rows = 0, table_width = 0;
+};
+
+// A record to read, as a page and an offset inside it; page -1 when the entry is invalid.
+struct Entry {
+  int64_t page = -1;
+  int32_t offset = 0;
+};
+
+// The one place that decides whether a list entry is valid. `request` matters for logical ids only.
+WINNOW_HD inline Entry resolve(const ListView& list, int32_t index, int32_t request) {
+  Entry e;
+  if (index < 0) return e;
+  const int64_t page = index / list.page;
+  if (list.block_table) {
+    if (page >= list.table_width || request < 0 || request >= list.table_rows) return e;
+    const int64_t found = list.block_table[request * list.table_stride + page];
+    if (found < 0 || found >= list.pages) return e;
+    e.page = found;
+  } else {
+    if (page >= list.pages) return e;
+    e.page = page;
+  }
+  e.offset = static_cast<int32_t>(index - page * list.page);
+  return e;
+}
+
+WINNOW_HD inline int32_t columns(const ListView& list, int64_t token) {
+  if (!list.lengths) return list.width;
+  const int32_t n = list.lengths[token * list.length_stride];
+  return n < 0 ? 0 : n < list.width ? n : list.width;
+}
+
+struct Params {
+  // Queries: d_nope values at q, d_rope at q_rope, of the token and head strides given.
+  const bf16* q = nullptr;
+  const bf16* q_rope = nullptr;
+  int64_t q_token_stride = 0, q_head_stride = 0, rope_token_stride = 0, rope_head_stride = 0;
+  ListView lists[2];
+  int32_t list_count = 1;
+  const int32_t* requests = nullptr;  // [T], with logical ids
+  int64_t request_stride = 0;
+  int32_t tokens = 0, heads = 0;
+  float scale = 1.0f;
+  const float* sink = nullptr;  // [H]
+  bf16* out = nullptr;
+  int64_t out_token_stride = 0, out_head_stride = 0;
+  float* lse = nullptr;  // may be null
+  int64_t lse_token_stride = 0, lse_head_stride = 0;
+  float* max_logit = nullptr;  // may be null
+  int64_t max_token_stride = 0, max_head_stride = 0;
+  float empty_lse = 0;  // +inf or -inf
+  // CPU: the tiles, and the workspace that scratch_bytes() and partials ask for.
+  Schedule schedule;
+  std::span<std::byte> workspace;
+  Device device;
+};
+
+// What the choice of a kernel and the size of its workspace depend on.
+struct Shape {
+  CacheFormat formats[2] = {CacheFormat::kV32Fp8, CacheFormat::kV32Fp8};
+  int32_t list_count = 1;
+  int32_t heads = 128;
+  int64_t tokens = 1;    // capacity
+  int32_t width = 2048;  // columns of both lists
+};
+
+struct AttendKernel : Kernel<Shape, Params> {
+  // Bytes of workspace for a call of this shape whose schedule has at most `tiles` tiles.
+  size_t (*workspace)(const Shape&, int64_t tiles);
+};
+
+std::span<const AttendKernel> kernels();
+
+// One (token, head)'s softmax state over part of the lists, before division by the sum.
+// m: largest scaled logit (natural units), l: sum of e^{s - m}; o: sum of e^{s - m} V.
+inline constexpr int kValueDim = 512;  // d_v of both families
+
+}  // namespace winnow::attention

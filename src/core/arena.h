@@ -1,0 +1,36 @@
+// A bump allocator over a caller's workspace. Sizing and using share one code path: run the same
+// takes on a null arena to learn how many bytes they need.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace winnow {
+
+class Arena {
+ public:
+  static constexpr size_t kAlign = 64;
+  Arena() = default;  // measures only
+  explicit Arena(std::span<std::byte> memory) : base_(memory.data()), limit_(memory.size()) {
+    const size_t off = reinterpret_cast<uintptr_t>(base_) % kAlign;
+    if (base_ && off) used_ = kAlign - off;
+  }
+
+  // count objects of T, aligned to 64 bytes; null when measuring.
+  template <class T>
+  T* take(size_t count) {
+    T* p = base_ && used_ + count * sizeof(T) <= limit_ ? reinterpret_cast<T*>(base_ + used_)
+                                                        : nullptr;
+    used_ += (count * sizeof(T) + kAlign - 1) / kAlign * kAlign;
+    return p;
+  }
+  // Bytes that a workspace of any alignment needs for the takes so far.
+  size_t bytes() const { return used_ + kAlign; }
+
+ private:
+  std::byte* base_ = nullptr;
+  size_t limit_ = 0, used_ = 0;
+};
+
+}  // namespace winnow

@@ -1,0 +1,139 @@
+#include "core/check.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "winnow/model.h"
+
+namespace winnow {
+
+const char* name_of(DType dtype) {
+  switch (dtype) {
+    case DType::kBf16: return "bf16";
+    case DType::kE4m3: return "e4m3";
+    case DType::kF32: return "f32";
+    case DType::kI32: return "int32";
+    case DType::kI64: return "int64";
+    case DType::kU8: return "uint8";
+  }
+  return "unknown dtype";
+}
+
+namespace {
+
+std::string list_of(const int64_t* values, int count, const char* any) {
+  std::string s = "[";
+  for (int i = 0; i < count; ++i)
+    s += (i ? ", " : "") + (values[i] < 0 && any ? std::string(any) : std::to_string(values[i]));
+  return s + "]";
+}
+
+}  // namespace
+
+std::string shape_of(const Tensor& t) {
+  if (!t) return "nothing";
+  return list_of(t.shape.data(), std::clamp(t.rank, 0, 4), nullptr) + " " + name_of(t.dtype);
+}
+
+void Check::fail(const char* argument, const std::string& expected,
+                 const std::string& found) const {
+  throw Error(ErrorCode::kInvalidArgument,
+              cat(stage_, ": ", argument, ": expected ", expected, ", found ", found));
+}
+
+int64_t Check::range(int64_t value, const char* argument, int64_t lo, int64_t hi) const {
+  that(lo <= value && value <= hi, argument, cat(lo, " to ", hi), std::to_string(value));
+  return value;
+}
+
+void Check::layout(const Tensor& t, const char* argument, DType dtype,
+                   std::initializer_list<int64_t> shape, bool contiguous) const {
+  const std::string expected =
+      list_of(shape.begin(), static_cast<int>(shape.size()), "any") + " " + name_of(dtype);
+  that(t.rank == static_cast<int>(shape.size()) && t.dtype == dtype, argument, expected,
+       shape_of(t));
+  int64_t extent = 1;  // elements from the first to one past the last
+  for (int i = 0; i < t.rank; ++i) {
+    const int64_t want = shape.begin()[i];
+    that(t.shape[i] >= 0 && (want < 0 || t.shape[i] == want), argument, expected, shape_of(t));
+    that(t.stride[i] >= 0, argument, "strides >= 0",
+         cat("stride ", t.stride[i], " in dimension ", i));
+    int64_t step = 0;
+    const bool overflow =
+        t.shape[i] > 0 &&
+        (__builtin_mul_overflow(t.shape[i] - 1, t.stride[i], &step) ||
+         __builtin_add_overflow(extent, step, &extent) || extent > INT64_MAX / 16);
+    that(!overflow, argument, "an extent within 64 bits", shape_of(t));
+  }
+  if (t.size() == 0) return;
+  that(t.data != nullptr, argument, "data", "a null pointer");
+  that(reinterpret_cast<uintptr_t>(t.data) % size_of(dtype) == 0, argument,
+       cat("data aligned to ", size_of(dtype), " bytes"), "a misaligned pointer");
+  const int last = t.rank - 1;
+  that(!contiguous || t.stride[last] == 1 || t.shape[last] == 1, argument,
+       "a contiguous innermost dimension", cat("stride ", t.stride[last]));
+}
+
+void Check::tensor(const Tensor& t, const char* argument, DType dtype,
+                   std::initializer_list<int64_t> shape) const {
+  layout(t, argument, dtype, shape, true);
+}
+
+void Check::strided(const Tensor& t, const char* argument, DType dtype,
+                    std::initializer_list<int64_t> shape) const {
+  layout(t, argument, dtype, shape, false);
+}
+
+bool Check::optional(const Tensor& t, const char* argument, DType dtype,
+                     std::initializer_list<int64_t> shape) const {
+  if (!t) return false;
+  layout(t, argument, dtype, shape, true);
+  return true;
+}
+
+void Check::output(const Tensor& t, const char* argument, DType dtype,
+                   std::initializer_list<int64_t> shape) const {
+  layout(t, argument, dtype, shape, false);
+  if (t.size() == 0) return;
+  // Dimensions by rising stride: each stride must clear the extent of those below it.
+  std::pair<int64_t, int64_t> dims[4];
+  int n = 0;
+  for (int i = 0; i < t.rank; ++i) {
+    if (t.shape[i] <= 1) continue;
+    int at = n++;
+    for (; at > 0 && dims[at - 1].first > t.stride[i]; --at) dims[at] = dims[at - 1];
+    dims[at] = {t.stride[i], t.shape[i]};
+  }
+  int64_t extent = 1;
+  for (int i = 0; i < n; ++i) {
+    that(dims[i].first >= extent, argument, "elements that do not overlap",
+         cat("stride ", dims[i].first));
+    extent += (dims[i].second - 1) * dims[i].first;
+  }
+}
+
+Cache Check::cache(const Cache& c, const char* argument, bool slots32) const {
+  that(static_cast<bool>(c), argument, "a cache", "none");
+  Cache r = c;
+  range(c.page, cat(argument, ".page").c_str(), 1, INT32_MAX);
+  range(c.pages, cat(argument, ".pages").c_str(), 0, INT64_MAX / c.page);
+  const int64_t used = page_bytes_used(c.format, c.page);
+  if (r.page_stride == 0) r.page_stride = page_bytes(c.format, c.page);
+  that(r.page_stride >= used, argument, cat("page_stride of at least ", used, " bytes"),
+       std::to_string(r.page_stride));
+  const int64_t align = c.format == CacheFormat::kIndexKeys ? 4 : 16;
+  that(reinterpret_cast<uintptr_t>(c.data) % align == 0 && r.page_stride % align == 0, argument,
+       cat("data and page_stride aligned to ", align, " bytes"),
+       cat("address ", reinterpret_cast<uintptr_t>(c.data) % align, " past, stride ",
+           r.page_stride));
+  int64_t bytes = 0;
+  that(!__builtin_mul_overflow(c.pages, r.page_stride, &bytes), argument, "a size within 64 bits",
+       cat(c.pages, " pages"));
+  that(c.pages == 0 || c.data != nullptr, argument, "data", "a null pointer");
+  that(!slots32 || c.pages * c.page <= INT32_MAX, argument,
+       "at most 2147483647 slots (indices are int32)", std::to_string(c.pages * c.page));
+  return r;
+}
+
+}  // namespace winnow

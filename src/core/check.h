@@ -1,0 +1,64 @@
+// Validation: every message reads "stage: argument: expected ..., found ...".
+#pragma once
+
+#include <initializer_list>
+#include <sstream>
+#include <string>
+
+#include "winnow/error.h"
+#include "winnow/tensor.h"
+
+namespace winnow {
+
+template <class... Parts>
+std::string cat(const Parts&... parts) {
+  std::ostringstream s;
+  (s << ... << parts);
+  return s.str();
+}
+
+std::string shape_of(const Tensor& t);  // "[4, 16, 576] bf16"
+const char* name_of(DType dtype);
+
+// Checks of one call; remembers the stage's name for the messages.
+class Check {
+ public:
+  explicit Check(const char* stage) : stage_(stage) {}
+
+  [[noreturn]] void fail(const char* argument, const std::string& expected,
+                         const std::string& found) const;
+  void that(bool ok, const char* argument, const std::string& expected,
+            const std::string& found) const {
+    if (!ok) fail(argument, expected, found);
+  }
+  // lo <= value <= hi, and returns it.
+  int64_t range(int64_t value, const char* argument, int64_t lo, int64_t hi) const;
+
+  // A given tensor of this dtype and shape (-1 matches any size), innermost dimension contiguous,
+  // data aligned and not null unless empty, strides not negative, extent within 64 bits.
+  static constexpr int64_t kAny = -1;
+  void tensor(const Tensor& t, const char* argument, DType dtype,
+              std::initializer_list<int64_t> shape) const;
+  // The same, where a missing tensor is fine; true if it is given.
+  bool optional(const Tensor& t, const char* argument, DType dtype,
+                std::initializer_list<int64_t> shape) const;
+  // Any strides, innermost included.
+  void strided(const Tensor& t, const char* argument, DType dtype,
+               std::initializer_list<int64_t> shape) const;
+  // An output: as tensor(), and no two elements share an address.
+  void output(const Tensor& t, const char* argument, DType dtype,
+              std::initializer_list<int64_t> shape) const;
+
+  // A cache whose pages fit its stride; returns it with the stride resolved. Slots must fit int32
+  // when `slots32` (index tensors are int32).
+  Cache cache(const Cache& c, const char* argument, bool slots32) const;
+
+  const char* stage() const { return stage_; }
+
+ private:
+  void layout(const Tensor& t, const char* argument, DType dtype,
+              std::initializer_list<int64_t> shape, bool contiguous) const;
+  const char* stage_;
+};
+
+}  // namespace winnow

@@ -1,0 +1,60 @@
+// Number formats: bf16, fp8 e4m3fn, ue8m0. Scalar and exact; the fast kernels are tested against
+// these.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+#include "winnow/tensor.h"
+
+namespace winnow {
+
+inline float to_float(bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
+
+// Round to nearest even; NaN stays NaN (quieted), overflow becomes infinity.
+inline bf16 to_bf16(float x) {
+  const uint32_t u = std::bit_cast<uint32_t>(x);
+  if ((u & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((u >> 16) | 0x40)};
+  return {static_cast<uint16_t>((u + 0x7fff + ((u >> 16) & 1)) >> 16)};
+}
+
+inline constexpr float kE4m3Max = 448.0f;
+
+inline float to_float(e4m3 x) {
+  const int sign = x.bits >> 7, exponent = (x.bits >> 3) & 15, mantissa = x.bits & 7;
+  if (exponent == 15 && mantissa == 7)
+    return std::bit_cast<float>(0x7fc00000u | uint32_t(sign) << 31);
+  const float v = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
+                                : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+  return sign ? -v : v;
+}
+
+// Round to nearest even, saturating to +-448 (infinities too); NaN keeps its sign: 0x7f or 0xff.
+inline e4m3 to_e4m3(float x) {
+  const uint8_t sign = std::signbit(x) ? 0x80 : 0;
+  const float a = std::fabs(x);
+  if (std::isnan(x)) return {static_cast<uint8_t>(sign | 0x7f)};
+  if (a >= kE4m3Max) return {static_cast<uint8_t>(sign | 0x7e)};
+  // Below 2^-6 the spacing is 2^-9; above, 2^(exponent - 3).
+  int exponent = a < 0x1p-6f ? -6 : std::ilogb(a);
+  int steps = static_cast<int>(std::nearbyint(std::ldexp(a, 3 - exponent)));  // 0..16
+  if (steps == 16) steps = 8, ++exponent;
+  const int code = steps < 8 ? steps : ((exponent + 7) << 3) + (steps - 8);
+  return {static_cast<uint8_t>(sign | code)};
+}
+
+// ue8m0: 2^(byte - 127); 255 is NaN. 2^-127 is a subnormal float and exact.
+inline float from_ue8m0(uint8_t byte) {
+  return byte == 255 ? std::bit_cast<float>(0x7fc00000u)
+                     : std::ldexp(1.0f, static_cast<int>(byte) - 127);
+}
+
+// Exponent of the smallest power of two >= x, for finite x > 0, exactly (no logarithm).
+inline int ceil_log2(float x) {
+  int exponent = 0;
+  const float m = std::frexp(x, &exponent);  // x = m * 2^exponent, m in [0.5, 1)
+  return m == 0.5f ? exponent - 1 : exponent;
+}
+
+}  // namespace winnow

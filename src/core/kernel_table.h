@@ -1,0 +1,64 @@
+// Kernel tables: each stage lists its kernels fastest first; choosing takes the first that fits.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "winnow/support.h"
+#include "winnow/tensor.h"
+
+namespace winnow {
+
+namespace detail {
+
+struct KernelEntry {
+  const char* name;
+  DeviceKind device;
+  bool on_request;           // never chosen by itself (the reference)
+  std::string (*machine)();  // "" if this build and machine can run it, else the reason
+};
+
+// The index chosen, or throws kUnsupported listing every kernel and why it was passed over.
+// `fits(i)` gives "" or the reason why kernel i cannot serve the shape. `reasons` gets what was
+// skipped.
+struct Candidate {
+  const KernelEntry* entry;
+  std::string misfit;
+};
+size_t choose(const char* stage, std::span<const Candidate> candidates, const Target& target,
+              std::string* reasons);
+
+inline std::string any_machine() { return {}; }
+
+}  // namespace detail
+
+// Shape: what the choice depends on. Params: plain pointers and sizes, already checked.
+template <class Shape_, class Params_>
+struct Kernel : detail::KernelEntry {
+  using Shape = Shape_;
+  using Params = Params_;
+  std::string (*fits)(const Shape&);  // "" or the reason; null fits everything
+  void (*run)(const Params&) noexcept;
+};
+
+template <class K>
+const K& choose(const char* stage, std::span<const K> table, const typename K::Shape& shape,
+                const Target& target, std::string* reasons = nullptr) {
+  detail::Candidate candidates[16];
+  size_t n = 0;
+  for (const K& k : table) candidates[n++] = {&k, k.fits ? k.fits(shape) : std::string()};
+  return table[detail::choose(stage, {candidates, n}, target, reasons)];
+}
+
+// The kernels of a table as support() reports them.
+template <class K>
+void list_kernels(const char* stage, std::span<const K> table, std::vector<KernelInfo>& out) {
+  for (const K& k : table) {
+    std::string reason = k.machine();
+    out.push_back({stage, k.name, k.device == DeviceKind::kCpu ? "cpu" : "cuda", reason.empty(),
+                   std::move(reason)});
+  }
+}
+
+}  // namespace winnow

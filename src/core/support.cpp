@@ -1,0 +1,16 @@
+// Gathers every stage's kernel table. Beside plan and pipeline, the one place that sees all stages.
+#include "winnow/support.h"
+
+#include "locate/kernel.h"
+
+namespace winnow {
+
+std::vector<KernelInfo> support() {
+  std::vector<KernelInfo> out;
+  list_kernels("locate", location::kernels(), out);
+  return out;
+}
+
+const char* version() { return WINNOW_VERSION; }
+
+}  // namespace winnow

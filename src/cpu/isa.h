@@ -1,0 +1,21 @@
+// What this CPU can do, read once.
+#pragma once
+
+#include <string>
+
+namespace winnow::host {
+
+struct Isa {
+  bool avx2 = false;    // with FMA and F16C
+  bool avx512 = false;  // F, BW, DQ, VL
+  bool avx512_vbmi = false;
+  bool avx512_bf16 = false;
+  bool amx_bf16 = false;  // tiles, bf16, and the operating system lets us use them
+  bool neon = false;
+  bool intel = false;  // VDPBF16PS is slower than FMA on Intel's AMX generations
+  std::string name;    // "AMD EPYC ..."
+};
+
+const Isa& isa();
+
+}  // namespace winnow::host

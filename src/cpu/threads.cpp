@@ -1,0 +1,144 @@
+#include "cpu/threads.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <thread>
+#include <vector>
+
+#include "winnow/support.h"
+
+namespace winnow::host {
+
+namespace {
+
+int default_threads() {
+  if (const char* env = std::getenv("WINNOW_THREADS"))
+    if (const int n = std::atoi(env); n > 0) return std::min(n, 1024);
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+thread_local bool inside_pool = false;
+
+class Pool {
+ public:
+  explicit Pool(int workers) {
+    for (int w = 1; w < workers; ++w) threads_.emplace_back([this, w] { work(w); });
+  }
+  ~Pool() {
+    stop_ = true;
+    generation_.fetch_add(1);
+    generation_.notify_all();
+    for (std::thread& t : threads_) t.join();
+  }
+
+  // False if another thread is using the pool.
+  bool run(int64_t tasks, detail::Body body, void* context) {
+    if (busy_.exchange(true, std::memory_order_acquire)) return false;
+    body_ = body, context_ = context, tasks_ = tasks;
+    next_.store(0, std::memory_order_relaxed);
+    gate_.fetch_or(kOpen, std::memory_order_release);
+    generation_.fetch_add(1, std::memory_order_release);
+    generation_.notify_all();
+    inside_pool = true;
+    drain(0);
+    inside_pool = false;
+    // Close the gate: who is not in yet is not waited for, however late it wakes.
+    gate_.fetch_and(~kOpen, std::memory_order_acq_rel);
+    for (int spins = 0; gate_.load(std::memory_order_acquire) != 0;)
+      if (++spins < kSpins) pause();
+      else std::this_thread::yield();
+    busy_.store(false, std::memory_order_release);
+    return true;
+  }
+
+ private:
+  static constexpr uint32_t kOpen = 1u << 31;
+  static constexpr int kSpins =
+      4000;  // some 50 us: calls of one decode step follow each other closely
+
+  void drain(int worker) {
+    for (int64_t t; (t = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_;)
+      body_(context_, t, worker);
+  }
+
+  void work(int worker) {
+    inside_pool = true;
+    for (uint32_t seen = 0;;) {
+      uint32_t now = seen;
+      for (int spins = 0; now == seen && spins < kSpins; ++spins) {
+        now = generation_.load(std::memory_order_acquire);
+        pause();
+      }
+      if (now == seen) {
+        generation_.wait(seen, std::memory_order_acquire);
+        now = generation_.load(std::memory_order_acquire);
+      }
+      seen = now;
+      if (stop_) return;
+      if (gate_.fetch_add(1, std::memory_order_acquire) & kOpen) drain(worker);
+      gate_.fetch_sub(1, std::memory_order_release);
+    }
+  }
+
+  std::vector<std::thread> threads_;
+  std::atomic<uint32_t> generation_{0};
+  std::atomic<int64_t> next_{0};
+  std::atomic<uint32_t> gate_{0};  // kOpen, and the number of workers inside
+  std::atomic<bool> busy_{false};
+  std::atomic<bool> stop_{false};
+  detail::Body body_ = nullptr;
+  void* context_ = nullptr;
+  int64_t tasks_ = 0;
+};
+
+std::atomic<Pool*> pool{nullptr};
+
+// Worker threads do not survive fork(): the child starts a pool of its own when it first needs one.
+Pool& the_pool() {
+  Pool* p = pool.load(std::memory_order_acquire);
+  if (!p) {
+    static const int registered = pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr); });
+    (void)registered;
+    Pool* fresh = new Pool(threads());
+    if (pool.compare_exchange_strong(p, fresh)) return *fresh;  // lives until the process ends
+    delete fresh;
+  }
+  return *p;
+}
+
+}  // namespace
+
+int threads() {
+  static const int n = default_threads();
+  return n;
+}
+
+namespace detail {
+
+void run(int64_t tasks, Body body, void* context) {
+  if (tasks <= 0) return;
+  if (tasks > 1 && threads() > 1 && !inside_pool && the_pool().run(tasks, body, context)) return;
+  for (int64_t t = 0; t < tasks; ++t) body(context, t, 0);
+}
+
+}  // namespace detail
+
+}  // namespace winnow::host
+
+namespace winnow {
+int threads() { return host::threads(); }
+}  // namespace winnow

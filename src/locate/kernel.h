@@ -1,0 +1,84 @@
+// What locate()'s kernels see: checked, plain, strides in elements.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "core/hd.h"
+#include "core/kernel_table.h"
+#include "winnow/locate.h"
+
+namespace winnow::location {
+
+struct Params {
+  const int32_t* ids = nullptr;
+  int64_t id_stride = 0;
+  int64_t tokens = 0, width = 0;
+  const int32_t* requests = nullptr;
+  int64_t request_stride = 0;
+  const int32_t* table = nullptr;
+  int64_t table_stride = 0, table_rows = 0, table_width = 0;
+  int32_t page = 1, rows_per_page = 1;
+  int64_t pages = 0;
+  const int32_t* prefill_requests = nullptr;  // null: no workspace
+  int64_t prefill_stride = 0;
+  const int32_t* workspace_starts = nullptr;
+  int64_t starts_stride = 0, prefills = 0, workspace_rows = 0;
+  ContextParallel parallel;
+  int32_t* slots = nullptr;
+  int64_t slot_stride = 0;
+  int32_t* counts = nullptr;  // may be null
+  int64_t count_stride = 0;
+  Device device;
+};
+
+// How the ids of one token are turned into slots.
+struct Row {
+  bool workspace = false;  // slot = start + id, for ids below `limit`
+  int32_t start = 0;
+  int64_t limit = 0;  // ids >= limit are invalid
+  const int32_t* table = nullptr;
+};
+
+// The row of token t; limit 0 (nothing valid) when its request is not in the table.
+WINNOW_HD inline Row row_of(const Params& p, int64_t t) {
+  Row r;
+  const int32_t prefill = p.prefill_requests ? p.prefill_requests[t * p.prefill_stride] : -1;
+  if (prefill >= 0) {
+    if (prefill >= p.prefills) return r;
+    r.workspace = true;
+    r.start = p.workspace_starts[prefill * p.starts_stride];
+    if (r.start >= 0 && r.start < p.workspace_rows) r.limit = p.workspace_rows - r.start;
+    return r;
+  }
+  const int32_t request = p.requests[t * p.request_stride];
+  if (request < 0 || request >= p.table_rows) return r;
+  r.table = p.table + request * p.table_stride;
+  r.limit = p.table_width * p.page;
+  return r;
+}
+
+// One id of a row: its slot, or -1.
+WINNOW_HD inline int32_t slot_of(const Params& p, const Row& r, int32_t id) {
+  if (id < 0) return -1;
+  int64_t local = id;
+  if (p.parallel.world > 1) {
+    const int64_t w = p.parallel.world, i = p.parallel.interleave;
+    if ((local / i) % w != p.parallel.rank) return -1;
+    local = local / (w * i) * i + local % i;
+  }
+  if (local >= r.limit) return -1;
+  if (r.workspace) return static_cast<int32_t>(r.start + local);
+  const int32_t found = r.table[local / p.page];
+  if (found < 0 || found >= p.pages) return -1;
+  return static_cast<int32_t>(static_cast<int64_t>(found) * p.rows_per_page + local % p.page);
+}
+
+struct Shape {};
+using LocateKernel = Kernel<Shape, Params>;
+std::span<const LocateKernel> kernels();
+
+void reference(const Params& p) noexcept;
+void simd(const Params& p) noexcept;
+
+}  // namespace winnow::location
