@@ -1,0 +1,48 @@
+# Thin front of the CMake presets (CMakePresets.json); each target also installs what is missing.
+JOBS ?= $(shell nproc)
+PREFIX ?= /usr/local
+ARGS ?=
+WINNOW = build/release/winnow
+
+.PHONY: build run test bench asan tsan cuda gpu-test install clean help setup
+
+build: setup  ## the library and the program: build/release/winnow
+	cmake --preset release
+	cmake --build --preset release -j $(JOBS)
+
+run: build  ## a continuous-batching step loop through all stages (ARGS="--model v4 --check")
+	$(WINNOW) run $(ARGS)
+
+test: setup  ## every test: release, then ASan + UBSan, then TSan; closes with the counts
+	@JOBS=$(JOBS) tools/test.sh
+
+bench: build  ## every stage's benchmark (ARGS="attend" for one)
+	$(WINNOW) bench $(ARGS)
+
+asan: setup  ## tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@JOBS=$(JOBS) tools/test.sh asan
+
+tsan: setup  ## tests under ThreadSanitizer
+	@JOBS=$(JOBS) tools/test.sh tsan
+
+cuda:  ## the program with the Hopper kernels: build/cuda/winnow
+	@tools/setup.sh cuda
+	cmake --preset cuda
+	cmake --build --preset cuda -j $(JOBS)
+
+gpu-test:  ## every test of the CUDA build, on a machine with a Hopper GPU
+	@nvidia-smi -L || { echo "gpu-test needs an NVIDIA GPU"; exit 1; }
+	@tools/setup.sh cuda
+	@JOBS=$(JOBS) tools/test.sh cuda
+
+install: build  ## headers, library, program and CMake package, under PREFIX (/usr/local)
+	cmake --install build/release --prefix $(PREFIX)
+
+clean:  ## removes every build
+	rm -rf build
+
+help:  ## this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+
+setup:
+	@tools/setup.sh

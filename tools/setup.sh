@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Makes sure that what the build needs is there. Says nothing and touches nothing when it is; else
+# installs the Debian packages as root or with sudo, or names them and fails.
+# `setup.sh cuda` asks for nvcc as well, which no Debian package of this list brings.
+set -euo pipefail
+
+at_least() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n1)" = "$1" ]; }
+
+# One line per missing package, the reason behind it.
+missing() {
+  command -v ninja >/dev/null || echo "ninja-build (ninja)"
+  local cmake=0
+  command -v cmake >/dev/null && cmake=$(cmake --version | sed -n '1s/[^0-9]*//p')
+  at_least 3.25 "$cmake" || echo "cmake (3.25 or newer)"
+  if ! echo | "${CXX:-c++}" -std=c++20 -E -x c++ - >/dev/null 2>&1; then
+    echo "g++ (a C++20 compiler)"
+    return
+  fi
+  # Headers anywhere the build would look: the compiler's own folders and CMAKE_PREFIX_PATH.
+  local include=() prefix
+  while IFS= read -r -d: prefix; do
+    [ -n "$prefix" ] && include+=(-isystem "$prefix/include")
+  done <<<"${CMAKE_PREFIX_PATH:-}:"
+  local pair header
+  for pair in libhwy-dev=hwy/highway.h libgtest-dev=gtest/gtest.h libcli11-dev=CLI/CLI.hpp \
+              libfmt-dev=fmt/core.h nlohmann-json3-dev=nlohmann/json.hpp; do
+    header=${pair#*=}
+    printf '#if !__has_include(<%s>)\n%s (%s)\n#endif\n' "$header" "${pair%%=*}" "$header"
+  done | "${CXX:-c++}" "${include[@]}" -std=c++20 -E -P -x c++ - | sed '/^$/d'
+}
+
+report() {
+  echo "winnow needs what these Debian packages hold:" >&2
+  sed 's/^/  /' <<<"$1" >&2
+  echo "Install them (apt-get install $2), or have them found by CMAKE_PREFIX_PATH." >&2
+  exit 1
+}
+
+if [ "${1:-}" = cuda ] && ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
+  echo "winnow's CUDA kernels need nvcc (CUDA toolkit 12.4 or newer) in PATH." >&2
+  exit 1
+fi
+
+lack=$(missing)
+[ -n "$lack" ] || exit 0
+packages=$(sed 's/ .*//' <<<"$lack" | xargs)
+as_root=()
+if [ "$(id -u)" != 0 ]; then
+  sudo -n true 2>/dev/null || report "$lack" "$packages"
+  as_root=(sudo -n)
+fi
+command -v apt-get >/dev/null || report "$lack" "$packages"
+
+echo "Installing $packages"
+"${as_root[@]}" apt-get update -qq
+# shellcheck disable=SC2086  # a list of words
+"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+  apt-get install -y -qq --no-install-recommends $packages >/dev/null
+lack=$(missing)
+[ -z "$lack" ] || report "$lack" "$packages"
