@@ -2,7 +2,7 @@
 include(CMakePackageConfigHelpers)
 install(TARGETS winnow EXPORT winnow-targets)
 install(DIRECTORY include/winnow DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-if(WINNOW_CLI AND TARGET winnow-cli)
+if(TARGET winnow-cli)
   install(TARGETS winnow-cli)
 endif()
 set(where ${CMAKE_INSTALL_LIBDIR}/cmake/winnow)

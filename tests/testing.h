@@ -9,6 +9,11 @@
 #include <string>
 #include <vector>
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
+
+#include "memory.h"
 #include "winnow/support.h"
 #include "winnow/tensor.h"
 
@@ -22,10 +27,13 @@ class Guarded {
   static constexpr uint8_t kPoison = 0xcd, kFence = 0xa5;
 
   explicit Guarded(size_t count, uint8_t poison = kPoison)
-      : count_(count), bytes_(count * sizeof(T) + 2 * kGuard + 64, kFence) {
-    const auto address = reinterpret_cast<uintptr_t>(bytes_.data()) + kGuard;
-    offset_ = (address + 63) / 64 * 64 - reinterpret_cast<uintptr_t>(bytes_.data());
-    std::memset(bytes_.data() + offset_, poison, count * sizeof(T));
+      : count_(count),
+        total_((count * sizeof(T) + 2 * kGuard + 63) / 64 * 64),
+        bytes_(static_cast<uint8_t*>(allocate(total_ + 64))) {
+    first_ = bytes_ + (64 - reinterpret_cast<uintptr_t>(bytes_) % 64) % 64;
+    std::memset(first_, kFence, total_);
+    std::memset(data(), poison, count * sizeof(T));
+    guard(true);
   }
   Guarded(const std::vector<T>& values) : Guarded(values.size()) {
     if (!values.empty()) std::memcpy(data(), values.data(), values.size() * sizeof(T));
@@ -34,20 +42,27 @@ class Guarded {
     std::memcpy(data(), other.data(), count_ * sizeof(T));
   }
   Guarded& operator=(const Guarded&) = delete;
-  ~Guarded() { check(); }
-
-  void check() const {
-    for (size_t i = 0; i < bytes_.size(); ++i)
-      if ((i < offset_ || i >= offset_ + count_ * sizeof(T)) && bytes_[i] != kFence) {
-        ADD_FAILURE() << "written outside the buffer, at byte "
-                      << static_cast<int64_t>(i) - static_cast<int64_t>(offset_) << " of "
-                      << count_ * sizeof(T);
-        return;
-      }
+  ~Guarded() {
+    EXPECT_TRUE(device_finished());
+    check();
+    guard(false);
+    release(bytes_);
   }
 
-  T* data() { return reinterpret_cast<T*>(bytes_.data() + offset_); }
-  const T* data() const { return reinterpret_cast<const T*>(bytes_.data() + offset_); }
+  void check() const {
+    guard(false);
+    for (size_t i = 0; i < total_; ++i)
+      if ((i < kGuard || i >= kGuard + count_ * sizeof(T)) && first_[i] != kFence) {
+        ADD_FAILURE() << "written outside the buffer, at byte "
+                      << static_cast<int64_t>(i) - static_cast<int64_t>(kGuard) << " of "
+                      << count_ * sizeof(T);
+        break;
+      }
+    guard(true);
+  }
+
+  T* data() { return reinterpret_cast<T*>(first_ + kGuard); }
+  const T* data() const { return reinterpret_cast<const T*>(first_ + kGuard); }
   size_t size() const { return count_; }
   T& operator[](size_t i) { return data()[i]; }
   const T& operator[](size_t i) const { return data()[i]; }
@@ -56,9 +71,40 @@ class Guarded {
   std::vector<T> values() const { return std::vector<T>(data(), data() + count_); }
 
  private:
-  size_t count_, offset_ = 0;
-  std::vector<uint8_t> bytes_;
+  // Under AddressSanitizer reading the guards is an error as well.
+  void guard([[maybe_unused]] bool on) const {
+#ifdef __SANITIZE_ADDRESS__
+    const uint8_t* behind = first_ + kGuard + count_ * sizeof(T);
+    const size_t rest = total_ - kGuard - count_ * sizeof(T);
+    if (on) {
+      ASAN_POISON_MEMORY_REGION(first_, kGuard);
+      ASAN_POISON_MEMORY_REGION(behind, rest);
+    } else {
+      ASAN_UNPOISON_MEMORY_REGION(first_, total_);
+    }
+#endif
+  }
+
+  size_t count_, total_;
+  uint8_t* bytes_;            // as allocated
+  uint8_t* first_ = nullptr;  // aligned to 64: guard, data, guard
 };
+
+// Every kernel of a stage's table, on any device, the reference last.
+inline std::vector<std::string> kernels(const std::string& stage) {
+  std::vector<std::string> names;
+  for (const KernelInfo& k : support())
+    if (k.stage == stage) names.push_back(k.kernel);
+  return names;
+}
+
+// The target that runs this kernel, on its device.
+inline Target target(const std::string& stage, const std::string& kernel) {
+  for (const KernelInfo& k : support())
+    if (k.stage == stage && k.kernel == kernel && k.device == "cuda")
+      return {.device = cuda(), .kernel = kernel.c_str()};
+  return {.kernel = kernel.c_str()};
+}
 
 // The CPU kernels of a stage's table, the reference last.
 inline std::vector<std::string> cpu_kernels(const std::string& stage) {
@@ -71,7 +117,7 @@ inline std::vector<std::string> cpu_kernels(const std::string& stage) {
 // "" if the kernel can run here, else the reason, for GTEST_SKIP.
 inline std::string why_not(const std::string& stage, const std::string& kernel) {
   for (const KernelInfo& k : support())
-    if (k.stage == stage && k.kernel == kernel && k.device == "cpu") return k.reason;
+    if (k.stage == stage && k.kernel == kernel) return k.reason;
   return "no such kernel";
 }
 

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 
+#include "cuda/device.h"
 #include "winnow/support.h"
 #include "winnow/tensor.h"
 
@@ -49,6 +50,21 @@ const K& choose(const char* stage, std::span<const K> table, const typename K::S
   size_t n = 0;
   for (const K& k : table) candidates[n++] = {&k, k.fits ? k.fits(shape) : std::string()};
   return table[detail::choose(stage, {candidates, n}, target, reasons)];
+}
+
+// Runs a chosen kernel on the device of the call and reports a failed launch.
+template <class K>
+void run(const char* stage, const K& kernel, const typename K::Params& params) {
+#ifdef WINNOW_CUDA
+  if (kernel.device == DeviceKind::kCuda) {
+    const gpu::Current current(params.device);
+    kernel.run(params);
+    gpu::check_launch(stage);
+    return;
+  }
+#endif
+  (void)stage;
+  kernel.run(params);
 }
 
 // The kernels of a table as support() reports them.

@@ -11,6 +11,9 @@ namespace location {
 
 std::span<const LocateKernel> kernels() {
   static constexpr LocateKernel table[] = {
+#ifdef WINNOW_CUDA
+      {{"sm90", DeviceKind::kCuda, false, gpu::missing}, nullptr, sm90},
+#endif
       {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd},
       {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference},
   };
@@ -72,7 +75,7 @@ void locate(const LocateArgs& args) {
   const auto& kernel =
       args.plan ? *static_cast<const location::LocateKernel*>(args.plan->chosen(Stage::kLocate))
                 : choose("locate", location::kernels(), location::Shape{}, args.target);
-  kernel.run(params);
+  run("locate", kernel, params);
 }
 
 }  // namespace winnow

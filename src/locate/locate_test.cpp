@@ -89,8 +89,9 @@ TEST_P(LocateTest, MatchesTheFormula) {
   LocateArgs a = p.args();
   a.slots = tensor(slots.data(), {c.tokens, c.width});
   a.counts = tensor(counts.data(), {c.tokens});
-  a.target.kernel = kernel.c_str();
+  a.target = testing::target("locate", kernel);
   locate(a);
+  ASSERT_TRUE(testing::device_finished());
   for (int64_t t = 0; t < c.tokens; ++t) {
     std::vector<int32_t> want;
     int32_t count = 0;
@@ -107,11 +108,12 @@ TEST_P(LocateTest, MatchesTheFormula) {
   // In place gives the same.
   a.slots = a.ids;
   locate(a);
+  ASSERT_TRUE(testing::device_finished());
   EXPECT_EQ(p.ids.values(), slots.values());
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, LocateTest,
-                         ::testing::Combine(::testing::ValuesIn(testing::cpu_kernels("locate")),
+                         ::testing::Combine(::testing::ValuesIn(testing::kernels("locate")),
                                             ::testing::ValuesIn(location::cases())),
                          [](const auto& info) {
                            return std::get<0>(info.param) + "_" + std::get<1>(info.param).name;

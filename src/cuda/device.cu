@@ -1,0 +1,57 @@
+#include "cuda/device.h"
+
+#include <cuda_runtime.h>
+
+#include <array>
+#include <atomic>
+
+#include "core/check.h"
+
+namespace winnow::gpu {
+
+std::string missing() {
+  static const std::string reason = []() -> std::string {
+    int count = 0, major = 0, minor = 0;
+    const cudaError_t e = cudaGetDeviceCount(&count);
+    if (e != cudaSuccess || count == 0) {
+      cudaGetLastError();
+      return cat("no CUDA device (", cudaGetErrorString(e == cudaSuccess ? cudaErrorNoDevice : e),
+                 ")");
+    }
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
+    if (major != 9 || minor != 0)
+      return cat("needs compute capability 9.0, the device has ", major, ".", minor);
+    return {};
+  }();
+  return reason;
+}
+
+int multiprocessors(int index) {
+  static std::array<std::atomic<int>, 64> counts{};
+  std::atomic<int>& known = counts[static_cast<unsigned>(index) % counts.size()];
+  if (int n = known.load(std::memory_order_relaxed); n > 0) return n;
+  int n = 1;
+  cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, index);
+  known.store(n, std::memory_order_relaxed);
+  return n;
+}
+
+Current::Current(const Device& device) {
+  int now = 0;
+  if (cudaGetDevice(&now) == cudaSuccess && now != device.index) {
+    before_ = now;
+    cudaSetDevice(device.index);
+  }
+}
+
+Current::~Current() {
+  if (before_ >= 0) cudaSetDevice(before_);
+}
+
+void check_launch(const char* stage) {
+  if (const cudaError_t e = cudaGetLastError(); e != cudaSuccess)
+    throw Error(ErrorCode::kRuntime, cat(stage, ": CUDA: ", cudaGetErrorString(e)));
+}
+
+}  // namespace winnow::gpu

@@ -1,0 +1,32 @@
+// The CUDA device as the kernel tables and verbs see it. No CUDA header in here.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "winnow/tensor.h"
+
+namespace winnow::gpu {
+
+// "" if a Hopper device is there, else the reason: the machine check of every sm90 kernel.
+std::string missing();
+
+// Multiprocessors of a device, read once.
+int multiprocessors(int index);
+
+// Makes `device` current for the life of the object (a launch goes to the current device).
+class Current {
+ public:
+  explicit Current(const Device& device);
+  ~Current();
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+
+ private:
+  int before_ = -1;
+};
+
+// Throws Error(kRuntime) naming the stage if a launch since the last check failed. Does not wait.
+void check_launch(const char* stage);
+
+}  // namespace winnow::gpu

@@ -1,0 +1,87 @@
+// Memory that the kernel under test can reach: plain, or mapped pinned memory when a CUDA kernel is
+// tested, so that one test serves both and guard bytes are checked on the host.
+#pragma once
+
+#include <cstddef>
+#include <cstdlib>
+#include <new>
+
+#ifdef WINNOW_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace winnow::testing {
+
+inline bool device_present() {
+#ifdef WINNOW_CUDA
+  static const bool present = [] {
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
+  }();
+  return present;
+#else
+  return false;
+#endif
+}
+
+inline void* allocate(size_t bytes) {
+#ifdef WINNOW_CUDA
+  if (void* p = nullptr;
+      device_present() && cudaHostAlloc(&p, bytes, cudaHostAllocMapped) == cudaSuccess)
+    return p;
+#endif
+  return ::operator new(bytes);
+}
+
+inline void release(void* p) {
+#ifdef WINNOW_CUDA
+  if (device_present()) {
+    cudaFreeHost(p);
+    return;
+  }
+#endif
+  ::operator delete(p);
+}
+
+// Waits for the device, so that results can be read. False if the device reported an error.
+inline bool device_finished() {
+#ifdef WINNOW_CUDA
+  if (device_present()) return cudaDeviceSynchronize() == cudaSuccess;
+#endif
+  return true;
+}
+
+// Device memory for workspaces (counters there are updated with atomics, which mapped memory may
+// lack).
+class DeviceWorkspace {
+ public:
+  explicit DeviceWorkspace(size_t bytes) : bytes_(bytes) {
+#ifdef WINNOW_CUDA
+    if (device_present() && bytes > 0) {
+      cudaMalloc(&data_, bytes);
+      cudaMemset(data_, 0, bytes);
+      return;
+    }
+#endif
+    data_ = ::operator new(bytes + 1);
+  }
+  ~DeviceWorkspace() {
+#ifdef WINNOW_CUDA
+    if (device_present()) {
+      cudaFree(data_);
+      return;
+    }
+#endif
+    ::operator delete(data_);
+  }
+  DeviceWorkspace(const DeviceWorkspace&) = delete;
+  DeviceWorkspace& operator=(const DeviceWorkspace&) = delete;
+  void* data() const { return data_; }
+  size_t size() const { return bytes_; }
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_;
+};
+
+}  // namespace winnow::testing
