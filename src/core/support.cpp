@@ -2,11 +2,13 @@
 #include "winnow/support.h"
 
 #include "locate/kernel.h"
+#include "select/kernel.h"
 
 namespace winnow {
 
 std::vector<KernelInfo> support() {
   std::vector<KernelInfo> out;
+  list_kernels("select", selection::kernels(), out);
   list_kernels("locate", location::kernels(), out);
   return out;
 }

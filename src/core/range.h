@@ -1,0 +1,30 @@
+// The valid columns of each token, clamped once so that hostile starts and ends are harmless.
+#pragma once
+
+#include <cstdint>
+
+#include "core/hd.h"
+
+namespace winnow {
+
+struct Range {
+  int64_t first = 0, last = 0;  // [first, last)
+};
+
+struct Ranges {
+  const int32_t* starts = nullptr;  // null: 0
+  int64_t start_stride = 0;
+  const int32_t* ends = nullptr;  // null: limit
+  int64_t end_stride = 0;
+  int64_t limit = 0;  // columns of a row
+
+  WINNOW_HD Range of(int64_t token) const {
+    const int64_t start = starts ? starts[token * start_stride] : 0;
+    const int64_t end = ends ? ends[token * end_stride] : limit;
+    Range r{start < 0 ? 0 : start, end < limit ? end : limit};
+    if (r.first >= r.last) r.first = r.last = 0;
+    return r;
+  }
+};
+
+}  // namespace winnow

@@ -1,0 +1,35 @@
+// What select()'s kernels see: checked, plain, strides in elements.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "core/kernel_table.h"
+#include "core/range.h"
+#include "winnow/select.h"
+
+namespace winnow::selection {
+
+struct Params {
+  const float* logits = nullptr;
+  int64_t logit_stride = 0;
+  int64_t tokens = 0;
+  Ranges ranges;
+  int32_t* ids = nullptr;
+  int64_t id_stride = 0, width = 0;
+  bool relative = false;
+  Device device;
+};
+
+// What the choice of a kernel depends on.
+struct Shape {
+  int64_t tokens = 1, columns = 0;
+  int32_t topk = 2048;
+};
+using SelectKernel = Kernel<Shape, Params>;
+std::span<const SelectKernel> kernels();
+
+void reference(const Params& p) noexcept;
+void simd(const Params& p) noexcept;
+
+}  // namespace winnow::selection

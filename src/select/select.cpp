@@ -1,0 +1,64 @@
+// select: checks the call, chooses the kernel.
+#include "winnow/select.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "select/kernel.h"
+#include "winnow/plan.h"
+
+namespace winnow {
+
+namespace selection {
+
+std::span<const SelectKernel> kernels() {
+  static constexpr SelectKernel table[] = {
+      {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd},
+      {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference},
+  };
+  return table;
+}
+
+namespace {
+
+Params checked(const SelectArgs& a) {
+  const Check check("select");
+  check.tensor(a.logits, "logits", DType::kF32, {Check::kAny, Check::kAny});
+  const int64_t tokens = a.logits.shape[0];
+  check.range(a.logits.shape[1], "logits columns", 0, INT32_MAX);
+  check.optional(a.starts, "starts", DType::kI32, {tokens});
+  check.optional(a.ends, "ends", DType::kI32, {tokens});
+  check.output(a.ids, "ids", DType::kI32, {tokens, Check::kAny});
+  check.tensor(a.ids, "ids", DType::kI32, {tokens, Check::kAny});
+  if (a.plan)
+    check.that(a.plan->tokens() == tokens, "plan", cat("a plan refilled for ", tokens, " tokens"),
+               cat("one for ", a.plan->tokens()));
+
+  Params p;
+  p.logits = static_cast<const float*>(a.logits.data), p.logit_stride = a.logits.stride[0];
+  p.tokens = tokens;
+  p.ranges = {static_cast<const int32_t*>(a.starts.data), a.starts.stride[0],
+              static_cast<const int32_t*>(a.ends.data), a.ends.stride[0], a.logits.shape[1]};
+  p.ids = static_cast<int32_t*>(a.ids.data), p.id_stride = a.ids.stride[0];
+  p.width = a.ids.shape[1];
+  p.relative = a.relative;
+  p.device = a.plan ? a.plan->options().target.device : a.target.device;
+  return p;
+}
+
+}  // namespace
+}  // namespace selection
+
+void select(const SelectArgs& args) {
+  using namespace selection;
+  const Params params = checked(args);
+  const auto& kernel =
+      args.plan ? *static_cast<const SelectKernel*>(args.plan->chosen(Stage::kSelect))
+                : choose("select", kernels(),
+                         Shape{params.tokens, params.ranges.limit,
+                               static_cast<int32_t>(std::min<int64_t>(params.width, INT32_MAX))},
+                         args.target);
+  kernel.run(params);
+}
+
+}  // namespace winnow

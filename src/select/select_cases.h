@@ -1,0 +1,63 @@
+// The shapes and contents that select is tested with.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace winnow::selection {
+
+enum class Fill {
+  kNormal,
+  kRelu,     // half exact zeros, some of them negative
+  kEqual,    // one value
+  kNan,      // nothing but NaN
+  kSpecial,  // NaN, infinities, zeros, denormals, a few ordinary numbers
+  kRising,   // every value beats those before it
+  kFalling,  // the first k win
+  kTwo,      // two neighbouring floats
+  kSpike,    // sampled columns are huge: a sample of the row misleads
+  kMissing,  // mostly -inf
+};
+
+struct Case {
+  std::string name;
+  int64_t tokens, columns, topk;
+  Fill fill = Fill::kNormal;
+  bool starts = false, ends = false;  // given; hostile values among them
+  bool relative = false;
+  int64_t padding = 0;  // elements between rows
+};
+
+inline std::vector<Case> cases() {
+  return {
+      {"small", 3, 20, 5},
+      {"no_tokens", 0, 20, 5},
+      {"no_columns", 3, 0, 5},
+      {"topk_0", 3, 20, 0},
+      {"topk_1", 5, 1000, 1, Fill::kNormal, true, true},
+      {"topk_of_all", 2, 77, 77},
+      {"short_rows", 9, 100, 150, Fill::kSpecial, true, true, false, 3},
+      {"ranges", 40, 999, 64, Fill::kNormal, true, true, true, 5},
+      {"ends_only", 9, 513, 100, Fill::kRelu, false, true, false, 0},
+      {"starts_relative", 9, 513, 100, Fill::kTwo, true, false, true, 0},
+      {"special", 12, 4099, 257, Fill::kSpecial, true, true, true, 1},
+      {"relu", 5, 6000, 2048, Fill::kRelu},
+      {"relu_all_ties", 3, 9001, 7000, Fill::kRelu},
+      {"equal", 4, 9000, 2048, Fill::kEqual, true, true},
+      {"nan", 3, 9000, 100, Fill::kNan},
+      {"two", 4, 12000, 2048, Fill::kTwo},
+      {"rising", 4, 12001, 2048, Fill::kRising},
+      {"falling", 4, 12001, 2048, Fill::kFalling},
+      {"spike", 3, 20000, 64, Fill::kSpike},
+      {"missing", 3, 20000, 2048, Fill::kMissing},
+      {"long", 1, 70000, 2048},
+      {"long_relu", 1, 70001, 2048, Fill::kRelu, true, true},
+      {"long_special", 1, 66000, 30000, Fill::kSpecial},
+      {"long_two", 1, 66000, 33000, Fill::kTwo},
+      {"long_equal", 1, 66000, 5000, Fill::kEqual},
+      {"long_nan", 1, 66000, 5000, Fill::kNan},
+  };
+}
+
+}  // namespace winnow::selection
