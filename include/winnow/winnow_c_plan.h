@@ -1,0 +1,171 @@
+/* winnow in C: plans, the arithmetic of planning, and V4's index lists. Included by winnow_c.h. */
+#ifndef WINNOW_C_PLAN_H
+#define WINNOW_C_PLAN_H
+
+#include "winnow/winnow_c_types.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- plan (<winnow/plan.h>) ---------------------------------------------------------------- */
+
+typedef int32_t winnow_mode;
+enum { WINNOW_AUTO, WINNOW_BF16_CACHE, WINNOW_MIXED, WINNOW_SEPARATE, WINNOW_DIRECT };
+typedef int32_t winnow_split_policy;
+enum { WINNOW_BALANCED, WINNOW_FIXED };
+typedef int32_t winnow_stage;
+enum { WINNOW_WRITE, WINNOW_SCORE, WINNOW_SELECT, WINNOW_LOCATE, WINNOW_ATTEND };
+
+typedef struct winnow_plan winnow_plan;
+
+typedef struct winnow_plan_options {
+  size_t struct_size;
+  const char* model; /* "v32", "v4" */
+  winnow_format format;
+  int32_t heads, topk, extra_topk, index_heads, page;
+  int64_t pages;
+  int32_t max_requests, max_tokens, max_context, decode_threshold;
+  bool uniform_decode;
+  winnow_mode mode;
+  int64_t workspace_rows;
+  winnow_split_policy split;
+  int32_t split_size;
+  winnow_target target;
+} winnow_plan_options;
+#define WINNOW_PLAN_OPTIONS_INIT                                                                   \
+  {                                                                                                \
+    .struct_size = sizeof(winnow_plan_options), .model = "v32", .heads = 128, .topk = 2048,        \
+    .index_heads = 64, .page = 64, .max_requests = 256, .max_tokens = 4096, .decode_threshold = 1, \
+    .split_size = 512                                                                              \
+  }
+
+typedef struct winnow_batch {
+  size_t struct_size;
+  winnow_ints query_starts; /* [R + 1] */
+  winnow_ints seq_lens;     /* [R] */
+  int64_t tokens;           /* with padding; 0 means the last of query_starts */
+} winnow_batch;
+#define WINNOW_BATCH_INIT \
+  { .struct_size = sizeof(winnow_batch) }
+
+typedef struct winnow_batch_split {
+  int32_t decodes, prefills, decode_tokens, prefill_tokens, active_decodes;
+} winnow_batch_split;
+typedef struct winnow_chunk {
+  int32_t first, last;
+} winnow_chunk;
+typedef struct winnow_tile {
+  int32_t token, begin, end, split;
+} winnow_tile;
+typedef struct winnow_schedule {
+  const winnow_tile* tiles;
+  int64_t tile_count;
+  winnow_ints worker_starts, split_starts;
+} winnow_schedule;
+
+winnow_status winnow_plan_create(const winnow_plan_options* options, winnow_plan** out);
+winnow_status winnow_plan_refill(winnow_plan* plan, const winnow_batch* batch);
+void winnow_plan_destroy(winnow_plan* plan); /* null is fine */
+
+/* Accessors of a living plan, which must not be null. Addresses stay the same across refills. */
+winnow_plan_options winnow_plan_get_options(const winnow_plan* plan); /* defaults resolved */
+winnow_mode winnow_plan_mode(const winnow_plan* plan);
+int32_t winnow_plan_requests(const winnow_plan* plan);
+int32_t winnow_plan_tokens(const winnow_plan* plan);
+winnow_batch_split winnow_plan_split(const winnow_plan* plan);
+winnow_ints winnow_plan_request_ids(const winnow_plan* plan);
+winnow_ints winnow_plan_positions(const winnow_plan* plan);
+winnow_ints winnow_plan_key_ends(const winnow_plan* plan);
+const winnow_chunk* winnow_plan_chunks(const winnow_plan* plan, int64_t* count);
+winnow_ints winnow_plan_workspace_starts(const winnow_plan* plan);
+winnow_ints winnow_plan_prefill_requests(const winnow_plan* plan);
+winnow_schedule winnow_plan_schedule(const winnow_plan* plan);
+size_t winnow_plan_workspace_bytes(const winnow_plan* plan);
+size_t winnow_plan_gather_bytes(const winnow_plan* plan);
+const char* winnow_plan_kernel(const winnow_plan* plan, winnow_stage stage); /* null: no stage */
+const char* winnow_plan_reasons(const winnow_plan* plan, winnow_stage stage);
+
+/* The arithmetic of planning. `out` of the chunk calls holds `capacity` chunks; *count is how many
+ * there are, and more than fit is WINNOW_INVALID_ARGUMENT with *count set and nothing written. */
+winnow_status winnow_request_ids(winnow_ints query_starts, int32_t* out, int64_t tokens);
+winnow_status winnow_split_batch(winnow_ints query_starts, int64_t tokens, int32_t threshold,
+                                 bool uniform, winnow_batch_split* out);
+winnow_status winnow_prefill_chunks(winnow_ints seq_lens, int64_t rows, winnow_chunk* out,
+                                    int64_t capacity, int64_t* count);
+winnow_status winnow_workspace_starts(winnow_ints seq_lens, const winnow_chunk* chunks,
+                                      int64_t chunk_count, int32_t* out);
+winnow_status winnow_prefill_request_ids(winnow_ints query_starts, int32_t decodes, int32_t* out,
+                                         int64_t tokens);
+
+typedef struct winnow_v4_chunk {
+  int32_t first, last, compressed, rows;
+} winnow_v4_chunk;
+typedef struct winnow_v4_chunk_args {
+  size_t struct_size;
+  winnow_ints query_lens, seq_lens; /* [R] */
+  int32_t ratio, window;
+  int64_t max_model_len, max_batched_tokens;
+} winnow_v4_chunk_args;
+#define WINNOW_V4_CHUNK_ARGS_INIT \
+  { .struct_size = sizeof(winnow_v4_chunk_args), .ratio = 4, .window = 128 }
+winnow_status winnow_v4_prefill_chunks(const winnow_v4_chunk_args* args, winnow_v4_chunk* out,
+                                       int64_t capacity, int64_t* count);
+
+/* ---- V4's index lists (<winnow/lists.h>) --------------------------------------------------- */
+
+typedef struct winnow_compressed_slots_args {
+  size_t struct_size;
+  winnow_tensor positions, requests, block_table; /* [T], [T], [R, W] int32 */
+  int32_t ratio, page;
+  int64_t pages;
+  winnow_tensor slots; /* [N >= T] int64 */
+  winnow_target target;
+} winnow_compressed_slots_args;
+#define WINNOW_COMPRESSED_SLOTS_ARGS_INIT \
+  { .struct_size = sizeof(winnow_compressed_slots_args), .ratio = 4, .page = 64 }
+winnow_status winnow_compressed_slots(const winnow_compressed_slots_args* args);
+
+typedef struct winnow_c128a_lists_args {
+  size_t struct_size;
+  winnow_tensor positions, requests, block_table; /* [T], [T], [R, W] int32 */
+  int32_t ratio, page;
+  int64_t pages;
+  int64_t decode_tokens;        /* the first rows hold slots, the others workspace rows */
+  winnow_tensor lists, lengths; /* [T, capacity], [T] int32 */
+  winnow_target target;
+} winnow_c128a_lists_args;
+#define WINNOW_C128A_LISTS_ARGS_INIT \
+  { .struct_size = sizeof(winnow_c128a_lists_args), .ratio = 128, .page = 64 }
+winnow_status winnow_c128a_lists(const winnow_c128a_lists_args* args);
+winnow_status winnow_c128a_width(int32_t max_position, int32_t ratio, int32_t* out);
+
+typedef struct winnow_window_lists_args {
+  size_t struct_size;
+  winnow_tensor positions, requests, block_table; /* [T], [T], [R, W] int32; the last optional */
+  int32_t window, page;
+  int64_t pages;
+  winnow_tensor lists, lengths; /* [T, capacity >= window], [T] int32 */
+  winnow_target target;
+} winnow_window_lists_args;
+#define WINNOW_WINDOW_LISTS_ARGS_INIT \
+  { .struct_size = sizeof(winnow_window_lists_args), .window = 128, .page = 64 }
+winnow_status winnow_window_lists(const winnow_window_lists_args* args);
+
+typedef struct winnow_combined_lists_args {
+  size_t struct_size;
+  winnow_tensor topk, positions, requests; /* [T, K], [T], [T] int32 */
+  winnow_tensor seq_lens, gather_lens;     /* [R] int32 */
+  int32_t ratio, window, compressed, rows; /* compressed and rows: N and M of the chunk */
+  winnow_tensor lists, lengths;            /* [T, >= ceil128(K + window)], [T] int32 */
+  winnow_target target;
+} winnow_combined_lists_args;
+#define WINNOW_COMBINED_LISTS_ARGS_INIT \
+  { .struct_size = sizeof(winnow_combined_lists_args), .ratio = 4, .window = 128 }
+winnow_status winnow_combined_lists(const winnow_combined_lists_args* args);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* WINNOW_C_PLAN_H */

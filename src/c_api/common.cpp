@@ -1,0 +1,74 @@
+#include "c_api/common.h"
+
+#include <algorithm>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "winnow/error.h"
+
+namespace winnow::c_api {
+
+namespace {
+
+// C's numbers are the C++ enumerators; the last of each group pins the group.
+static_assert(int(DType::kBf16) == WINNOW_BF16 && int(DType::kU8) == WINNOW_U8);
+static_assert(int(CacheFormat::kV32Fp8) == WINNOW_V32_FP8 &&
+              int(CacheFormat::kIndexKeys) == WINNOW_INDEX_KEYS);
+static_assert(int(DeviceKind::kCuda) == WINNOW_CUDA);
+static_assert(int(ErrorCode::kInvalidArgument) == WINNOW_INVALID_ARGUMENT &&
+              int(ErrorCode::kUnsupported) == WINNOW_UNSUPPORTED &&
+              int(ErrorCode::kRuntime) == WINNOW_RUNTIME);
+
+thread_local std::string last_error;
+
+winnow_status keep(winnow_status status, const char* message) noexcept {
+  try {
+    last_error = message;
+  } catch (const std::bad_alloc&) {
+    last_error.clear();  // no memory even for the message
+  }
+  return status;
+}
+
+}  // namespace
+
+winnow_status failed() noexcept {
+  try {
+    throw;
+  } catch (const Error& e) {
+    return keep(static_cast<winnow_status>(e.code()), e.what());
+  } catch (const std::bad_alloc&) {
+    return keep(WINNOW_RUNTIME, "out of memory");
+  } catch (const std::exception& e) {
+    return keep(WINNOW_RUNTIME, e.what());
+  } catch (...) {
+    return keep(WINNOW_RUNTIME, "unknown error");
+  }
+}
+
+Tensor In::operator()(const winnow_tensor& t, const char* argument) const {
+  check_.range(t.rank, cat(argument, ".rank").c_str(), 0, 4);
+  Tensor r{t.data, choice(t.dtype, cat(argument, ".dtype").c_str(), DType::kU8), t.rank};
+  std::copy_n(t.shape, t.rank, r.shape.begin());
+  std::copy_n(t.stride, t.rank, r.stride.begin());
+  return r;
+}
+
+Cache In::operator()(const winnow_cache& c, const char* argument) const {
+  const auto format = choice(c.format, cat(argument, ".format").c_str(), CacheFormat::kIndexKeys);
+  return {c.data, format, c.pages, c.page, c.page_stride};
+}
+
+Target In::operator()(const winnow_target& t) const {
+  const auto kind = choice(t.device.kind, "target.device.kind", DeviceKind::kCuda);
+  return {{kind, t.device.index, t.device.stream}, t.kernel};
+}
+
+std::span<const int32_t> In::operator()(const winnow_ints& v, const char* argument) const {
+  return out(v.data, v.count, argument);
+}
+
+}  // namespace winnow::c_api
+
+extern "C" const char* winnow_last_error(void) { return winnow::c_api::last_error.c_str(); }

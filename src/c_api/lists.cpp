@@ -1,0 +1,111 @@
+// V4's index lists and the pipeline in C.
+#include "winnow/lists.h"
+
+#include "c_api/common.h"
+#include "winnow/pipeline.h"
+
+using winnow::c_api::guarded;
+using winnow::c_api::In;
+
+extern "C" {
+
+winnow_status winnow_compressed_slots(const winnow_compressed_slots_args* args) {
+  return guarded("compressed_slots", args, [](const winnow_compressed_slots_args& a, const In& in) {
+    winnow::compressed_slots({.positions = in(a.positions, "positions"),
+                              .requests = in(a.requests, "requests"),
+                              .block_table = in(a.block_table, "block_table"),
+                              .ratio = a.ratio,
+                              .page = a.page,
+                              .pages = a.pages,
+                              .slots = in(a.slots, "slots"),
+                              .target = in(a.target)});
+  });
+}
+
+winnow_status winnow_c128a_lists(const winnow_c128a_lists_args* args) {
+  return guarded("c128a_lists", args, [](const winnow_c128a_lists_args& a, const In& in) {
+    winnow::c128a_lists({.positions = in(a.positions, "positions"),
+                         .requests = in(a.requests, "requests"),
+                         .block_table = in(a.block_table, "block_table"),
+                         .ratio = a.ratio,
+                         .page = a.page,
+                         .pages = a.pages,
+                         .decode_tokens = a.decode_tokens,
+                         .lists = in(a.lists, "lists"),
+                         .lengths = in(a.lengths, "lengths"),
+                         .target = in(a.target)});
+  });
+}
+
+winnow_status winnow_c128a_width(int32_t max_position, int32_t ratio, int32_t* out) {
+  return guarded("c128a_width", [&](const In& in) {
+    in.given(out, "out") = winnow::c128a_width(max_position, ratio);
+  });
+}
+
+winnow_status winnow_window_lists(const winnow_window_lists_args* args) {
+  return guarded("window_lists", args, [](const winnow_window_lists_args& a, const In& in) {
+    winnow::window_lists({.positions = in(a.positions, "positions"),
+                          .requests = in(a.requests, "requests"),
+                          .block_table = in(a.block_table, "block_table"),
+                          .window = a.window,
+                          .page = a.page,
+                          .pages = a.pages,
+                          .lists = in(a.lists, "lists"),
+                          .lengths = in(a.lengths, "lengths"),
+                          .target = in(a.target)});
+  });
+}
+
+winnow_status winnow_combined_lists(const winnow_combined_lists_args* args) {
+  return guarded("combined_lists", args, [](const winnow_combined_lists_args& a, const In& in) {
+    winnow::combined_lists({.topk = in(a.topk, "topk"),
+                            .positions = in(a.positions, "positions"),
+                            .requests = in(a.requests, "requests"),
+                            .seq_lens = in(a.seq_lens, "seq_lens"),
+                            .gather_lens = in(a.gather_lens, "gather_lens"),
+                            .ratio = a.ratio,
+                            .window = a.window,
+                            .compressed = a.compressed,
+                            .rows = a.rows,
+                            .lists = in(a.lists, "lists"),
+                            .lengths = in(a.lengths, "lengths"),
+                            .target = in(a.target)});
+  });
+}
+
+winnow_status winnow_pipeline(const winnow_pipeline_args* args) {
+  return guarded("pipeline", args, [](const winnow_pipeline_args& a, const In& in) {
+    const winnow_indexer& x = a.indexer;
+    winnow::pipeline({.plan = in.plan(a.plan),
+                      .kv = in(a.kv, "kv"),
+                      .slots = in(a.slots, "slots"),
+                      .cache = in(a.cache, "cache"),
+                      .block_table = in(a.block_table, "block_table"),
+                      .compressed_kv = in(a.compressed_kv, "compressed_kv"),
+                      .compressed_slots = in(a.compressed_slots, "compressed_slots"),
+                      .compressed = in(a.compressed, "compressed"),
+                      .compressed_table = in(a.compressed_table, "compressed_table"),
+                      .indexer = {.k = in(x.k, "indexer.k"),
+                                  .slots = in(x.slots, "indexer.slots"),
+                                  .keys = in(x.keys, "indexer.keys"),
+                                  .block_table = in(x.block_table, "indexer.block_table"),
+                                  .q = in(x.q, "indexer.q"),
+                                  .weights = in(x.weights, "indexer.weights"),
+                                  .ratio = x.ratio},
+                      .q = in(a.q, "q"),
+                      .scale = a.scale,
+                      .sink = in(a.sink, "sink"),
+                      .out = in(a.out, "out"),
+                      .lse = in(a.lse, "lse"),
+                      .workspace = in.bytes(a.workspace, a.workspace_bytes)});
+  });
+}
+
+winnow_status winnow_pipeline_workspace_bytes(const winnow_plan* plan, size_t* out) {
+  return guarded("pipeline", [&](const In& in) {
+    in.given(out, "out") = winnow::pipeline_workspace_bytes(in.given(plan, "plan").plan);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,199 @@
+// Plans and the arithmetic of planning in C.
+#include "winnow/plan.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+
+#include "c_api/common.h"
+
+using winnow::Chunk;
+using winnow::Plan;
+using winnow::c_api::guarded;
+using winnow::c_api::In;
+
+namespace {
+
+static_assert(int(winnow::Mode::kDirect) == WINNOW_DIRECT);
+static_assert(int(winnow::Mode::kBf16) == WINNOW_BF16_CACHE);
+static_assert(int(winnow::SplitPolicy::kFixed) == WINNOW_FIXED);
+static_assert(int(winnow::Stage::kAttend) == WINNOW_ATTEND);
+// Spans of these are given out as they are.
+static_assert(sizeof(Chunk) == sizeof(winnow_chunk) &&
+              offsetof(Chunk, last) == offsetof(winnow_chunk, last));
+static_assert(sizeof(winnow::Tile) == sizeof(winnow_tile) &&
+              offsetof(winnow::Tile, split) == offsetof(winnow_tile, split));
+
+winnow::PlanOptions plan_options(const winnow_plan_options& o, const In& in) {
+  return {.model = winnow::model_of(&in.given(o.model, "model")),
+          .format = in.choice(o.format, "format", winnow::CacheFormat::kIndexKeys),
+          .heads = o.heads,
+          .topk = o.topk,
+          .extra_topk = o.extra_topk,
+          .index_heads = o.index_heads,
+          .page = o.page,
+          .pages = o.pages,
+          .max_requests = o.max_requests,
+          .max_tokens = o.max_tokens,
+          .max_context = o.max_context,
+          .decode_threshold = o.decode_threshold,
+          .uniform_decode = o.uniform_decode,
+          .mode = in.choice(o.mode, "mode", winnow::Mode::kDirect),
+          .workspace_rows = o.workspace_rows,
+          .split = in.choice(o.split, "split", winnow::SplitPolicy::kFixed),
+          .split_size = o.split_size,
+          .target = in(o.target)};
+}
+
+winnow_ints ints(std::span<const int32_t> s) { return {s.data(), static_cast<int64_t>(s.size())}; }
+
+winnow_batch_split c_split(const winnow::BatchSplit& s) {
+  return {s.decodes, s.prefills, s.decode_tokens, s.prefill_tokens, s.active_decodes};
+}
+
+// Chunks found -> the caller's array, all of them or none.
+template <class From, class To, class F>
+void give(const std::vector<From>& found, std::span<To> out, int64_t& count, const In& in, F&& to) {
+  count = static_cast<int64_t>(found.size());
+  in.check().that(found.size() <= out.size(), "capacity", winnow::cat("at least ", found.size()),
+                  std::to_string(out.size()));
+  std::transform(found.begin(), found.end(), out.begin(), to);
+}
+
+}  // namespace
+
+extern "C" {
+
+winnow_status winnow_plan_create(const winnow_plan_options* options, winnow_plan** out) {
+  return guarded("plan", options, [&](const winnow_plan_options& o, const In& in) {
+    in.given(out, "out") = new winnow_plan{Plan(plan_options(o, in))};
+  });
+}
+
+winnow_status winnow_plan_refill(winnow_plan* plan, const winnow_batch* batch) {
+  return guarded("plan", batch, [&](const winnow_batch& b, const In& in) {
+    in.given(plan, "plan")
+        .plan.refill({.query_starts = in(b.query_starts, "query_starts"),
+                      .seq_lens = in(b.seq_lens, "seq_lens"),
+                      .tokens = b.tokens});
+  });
+}
+
+void winnow_plan_destroy(winnow_plan* plan) { delete plan; }
+
+winnow_plan_options winnow_plan_get_options(const winnow_plan* plan) {
+  const winnow::PlanOptions& o = plan->plan.options();
+  const winnow::Device& d = o.target.device;
+  winnow_plan_options r = WINNOW_PLAN_OPTIONS_INIT;
+  r.model = winnow::model_of(o.model.name).name.data();  // a literal, so it ends in a zero
+  r.format = static_cast<winnow_format>(o.format);
+  r.heads = o.heads, r.topk = o.topk, r.extra_topk = o.extra_topk, r.index_heads = o.index_heads;
+  r.page = o.page, r.pages = o.pages;
+  r.max_requests = o.max_requests, r.max_tokens = o.max_tokens, r.max_context = o.max_context;
+  r.decode_threshold = o.decode_threshold, r.uniform_decode = o.uniform_decode;
+  r.mode = static_cast<winnow_mode>(o.mode), r.workspace_rows = o.workspace_rows;
+  r.split = static_cast<winnow_split_policy>(o.split), r.split_size = o.split_size;
+  r.target = {{static_cast<winnow_device_kind>(d.kind), d.index, d.stream}, o.target.kernel};
+  return r;
+}
+
+winnow_mode winnow_plan_mode(const winnow_plan* plan) {
+  return static_cast<winnow_mode>(plan->plan.mode());
+}
+int32_t winnow_plan_requests(const winnow_plan* plan) { return plan->plan.requests(); }
+int32_t winnow_plan_tokens(const winnow_plan* plan) { return plan->plan.tokens(); }
+winnow_batch_split winnow_plan_split(const winnow_plan* plan) {
+  return c_split(plan->plan.split());
+}
+winnow_ints winnow_plan_request_ids(const winnow_plan* plan) {
+  return ints(plan->plan.request_ids());
+}
+winnow_ints winnow_plan_positions(const winnow_plan* plan) { return ints(plan->plan.positions()); }
+winnow_ints winnow_plan_key_ends(const winnow_plan* plan) { return ints(plan->plan.key_ends()); }
+const winnow_chunk* winnow_plan_chunks(const winnow_plan* plan, int64_t* count) {
+  const std::span<const Chunk> chunks = plan->plan.chunks();
+  if (count) *count = static_cast<int64_t>(chunks.size());
+  return reinterpret_cast<const winnow_chunk*>(chunks.data());
+}
+winnow_ints winnow_plan_workspace_starts(const winnow_plan* plan) {
+  return ints(plan->plan.workspace_starts());
+}
+winnow_ints winnow_plan_prefill_requests(const winnow_plan* plan) {
+  return ints(plan->plan.prefill_requests());
+}
+winnow_schedule winnow_plan_schedule(const winnow_plan* plan) {
+  const winnow::Schedule s = plan->plan.schedule();
+  return {reinterpret_cast<const winnow_tile*>(s.tiles.data()),
+          static_cast<int64_t>(s.tiles.size()), ints(s.worker_starts), ints(s.split_starts)};
+}
+size_t winnow_plan_workspace_bytes(const winnow_plan* plan) { return plan->plan.workspace_bytes(); }
+size_t winnow_plan_gather_bytes(const winnow_plan* plan) { return plan->plan.gather_bytes(); }
+const char* winnow_plan_kernel(const winnow_plan* plan, winnow_stage stage) {
+  if (stage < 0 || stage >= winnow::kStages) return nullptr;
+  return plan->plan.kernel(static_cast<winnow::Stage>(stage));
+}
+const char* winnow_plan_reasons(const winnow_plan* plan, winnow_stage stage) {
+  if (stage < 0 || stage >= winnow::kStages) return nullptr;
+  return plan->plan.reasons(static_cast<winnow::Stage>(stage)).c_str();
+}
+
+winnow_status winnow_request_ids(winnow_ints query_starts, int32_t* out, int64_t tokens) {
+  return guarded("request_ids", [&](const In& in) {
+    winnow::request_ids(in(query_starts, "query_starts"), in.out(out, tokens, "out"));
+  });
+}
+
+winnow_status winnow_split_batch(winnow_ints query_starts, int64_t tokens, int32_t threshold,
+                                 bool uniform, winnow_batch_split* out) {
+  return guarded("split_batch", [&](const In& in) {
+    in.given(out, "out") =
+        c_split(winnow::split_batch(in(query_starts, "query_starts"), tokens, threshold, uniform));
+  });
+}
+
+winnow_status winnow_prefill_chunks(winnow_ints seq_lens, int64_t rows, winnow_chunk* out,
+                                    int64_t capacity, int64_t* count) {
+  return guarded("prefill_chunks", [&](const In& in) {
+    give(winnow::prefill_chunks(in(seq_lens, "seq_lens"), rows), in.out(out, capacity, "out"),
+         in.given(count, "count"), in, [](const Chunk& c) {
+           return winnow_chunk{c.first, c.last};
+         });
+  });
+}
+
+winnow_status winnow_workspace_starts(winnow_ints seq_lens, const winnow_chunk* chunks,
+                                      int64_t chunk_count, int32_t* out) {
+  return guarded("workspace_starts", [&](const In& in) {
+    const auto given = in.out(chunks, chunk_count, "chunks");
+    std::vector<Chunk> copy(given.size());
+    std::transform(given.begin(), given.end(), copy.begin(), [](const winnow_chunk& c) {
+      return Chunk{c.first, c.last};
+    });
+    winnow::workspace_starts(in(seq_lens, "seq_lens"), copy, in.out(out, seq_lens.count, "out"));
+  });
+}
+
+winnow_status winnow_prefill_request_ids(winnow_ints query_starts, int32_t decodes, int32_t* out,
+                                         int64_t tokens) {
+  return guarded("prefill_request_ids", [&](const In& in) {
+    winnow::prefill_request_ids(in(query_starts, "query_starts"), decodes,
+                                in.out(out, tokens, "out"));
+  });
+}
+
+winnow_status winnow_v4_prefill_chunks(const winnow_v4_chunk_args* args, winnow_v4_chunk* out,
+                                       int64_t capacity, int64_t* count) {
+  return guarded("v4_prefill_chunks", args, [&](const winnow_v4_chunk_args& a, const In& in) {
+    give(winnow::v4_prefill_chunks({.query_lens = in(a.query_lens, "query_lens"),
+                                    .seq_lens = in(a.seq_lens, "seq_lens"),
+                                    .ratio = a.ratio,
+                                    .window = a.window,
+                                    .max_model_len = a.max_model_len,
+                                    .max_batched_tokens = a.max_batched_tokens}),
+         in.out(out, capacity, "out"), in.given(count, "count"), in, [](const winnow::V4Chunk& c) {
+           return winnow_v4_chunk{c.first, c.last, c.compressed, c.rows};
+         });
+  });
+}
+
+}  // extern "C"
