@@ -4,7 +4,8 @@ target_compile_options(winnow_warnings INTERFACE
   $<$<COMPILE_LANGUAGE:C,CXX>:-Wall;-Wextra;-Wpedantic;-Wno-psabi;-Wno-missing-field-initializers>)
 
 if(WINNOW_SANITIZE)
-  add_compile_options($<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${WINNOW_SANITIZE}> -fno-omit-frame-pointer)
+  add_compile_options($<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${WINNOW_SANITIZE}>
+                      -fno-sanitize-recover=all -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${WINNOW_SANITIZE})
 endif()
 

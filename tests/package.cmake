@@ -1,0 +1,72 @@
+# What crosses stages and languages: C programs, each public header alone, the installed package seen
+# by a consumer, README's code, and the size of files.
+
+# C ABI from C11.
+file(GLOB c_tests CONFIGURE_DEPENDS *_test.c)
+foreach(file ${c_tests})
+  get_filename_component(name ${file} NAME_WE)
+  add_executable(${name} ${file})
+  target_compile_options(${name} PRIVATE -pedantic)
+  set_target_properties(${name} PROPERTIES C_STANDARD 11 C_EXTENSIONS OFF LINKER_LANGUAGE CXX)
+  target_link_libraries(${name} PRIVATE winnow winnow_warnings m)
+  add_test(NAME ${name} COMMAND ${name})
+endforeach()
+
+# Each public header compiles alone, twice over; winnow_c*.h as C11 too. A failure fails the build.
+file(GLOB headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/include
+     ${PROJECT_SOURCE_DIR}/include/winnow/*.h)
+add_library(headers_alone OBJECT)
+set_target_properties(headers_alone PROPERTIES C_STANDARD 11 C_EXTENSIONS OFF)
+target_compile_options(headers_alone PRIVATE -Wall -Wextra -pedantic -Werror)
+target_link_libraries(headers_alone PRIVATE winnow)
+foreach(header ${headers})
+  get_filename_component(name ${header} NAME_WE)
+  set(languages cpp)
+  if(name MATCHES "^winnow_c")
+    list(APPEND languages c)
+  endif()
+  foreach(language ${languages})
+    set(file ${CMAKE_CURRENT_BINARY_DIR}/headers/${name}.${language})
+    file(CONFIGURE OUTPUT ${file} CONTENT "#include \"${header}\"\n#include \"${header}\"\n")
+    target_sources(headers_alone PRIVATE ${file})
+  endforeach()
+endforeach()
+
+# A project that finds the installed package, builds and runs against it.
+add_test(NAME consumer
+         COMMAND ${CMAKE_COMMAND} -Dbuild=${PROJECT_BINARY_DIR}
+                 -Dsource=${CMAKE_CURRENT_SOURCE_DIR}/consumer -Dgenerator=${CMAKE_GENERATOR}
+                 -Dsanitize=${WINNOW_SANITIZE} -Dversion=${PROJECT_VERSION}
+                 "-Dprefix_path=${CMAKE_PREFIX_PATH}"
+                 -P ${CMAKE_CURRENT_SOURCE_DIR}/consumer/try.cmake)
+set_tests_properties(consumer PROPERTIES TIMEOUT 300)
+
+# README's code blocks are whole programs: each one is built and run.
+set(readme ${PROJECT_SOURCE_DIR}/README.md)
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${readme})
+foreach(language cpp c)
+  file(READ ${readme} rest)
+  set(fence "\n```${language}\n")
+  string(LENGTH "${fence}" skip)
+  set(number 0)
+  string(FIND "${rest}" "${fence}" at)
+  while(NOT at EQUAL -1)
+    math(EXPR number "${number} + 1")
+    math(EXPR at "${at} + ${skip}")
+    string(SUBSTRING "${rest}" ${at} -1 rest)
+    string(FIND "${rest}" "\n```\n" end)
+    string(SUBSTRING "${rest}" 0 ${end} block)
+    set(name readme_${language}_${number})
+    file(CONFIGURE OUTPUT ${name}.${language} CONTENT "${block}\n" @ONLY)
+    add_executable(${name} ${CMAKE_CURRENT_BINARY_DIR}/${name}.${language})
+    set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX)
+    target_link_libraries(${name} PRIVATE winnow winnow_warnings)
+    add_test(NAME ${name} COMMAND ${name})
+    string(SUBSTRING "${rest}" ${end} -1 rest)
+    string(FIND "${rest}" "${fence}" at)
+  endwhile()
+endforeach()
+
+add_test(NAME files_under_500_lines
+         COMMAND ${CMAKE_COMMAND} -Droot=${PROJECT_SOURCE_DIR}
+                 -P ${CMAKE_CURRENT_SOURCE_DIR}/lines.cmake)
