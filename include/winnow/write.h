@@ -28,9 +28,12 @@ struct WriteArgs {
 };
 
 // Quantises token i of kv into slot slots[i] of the cache (docs/cache-format.md). Only the bytes of
-// written records change; page padding does not. A slot written twice ends with either record.
-// On the CPU, slots >= pages * page are an Error before anything is written; on CUDA they are
-// skipped. Cost: one pass over kv.
+// written records change; page padding does not. Slots of a call should differ: a slot written
+// twice ends with bytes of either record. bf16 formats are copies, and scale is ignored.
+// A NaN becomes an e4m3 NaN and does not enter its tile's maximum. An infinity enters it as the
+// largest finite float and becomes +-448: the scale stays finite, and gather() gives the infinity
+// back. On the CPU, slots >= pages * page are an Error before anything is written; on CUDA they
+// are skipped. Cost: one pass over kv.
 void write(const WriteArgs& args);
 
 struct GatherArgs {
@@ -46,7 +49,8 @@ struct GatherArgs {
 
 // Tokens [start_i, start_i + length_i) of each request, paged -> contiguous bf16: bf16(e4m3 *
 // scale), RoPE bit for bit. A token whose page id is missing or outside the cache becomes a row of
-// zeros; rows outside [0, N) are not written. Rows of out that no request covers are left alone.
+// zeros; rows outside [0, N) are not written. Rows of out that no request covers are left alone;
+// those that two requests cover end with values of either. Lengths below 0 count as 0.
 void gather(const GatherArgs& args);
 
 struct JoinArgs {
@@ -66,8 +70,9 @@ struct QuantizeArgs {
   Target target = {};
 };
 
-// Whole-tensor dynamic quantisation: a = max(max|x|, 1e-10), out = e4m3(clamp(x * 448/a, +-448)),
-// scale = a/448. A NaN in x stays NaN in out and does not enter the maximum.
+// Whole-tensor dynamic quantisation: s = 448 / max(max|x|, 1e-10), out = e4m3(clamp(x * s, +-448)),
+// scale = 1/s. A NaN in x stays NaN in out and does not enter the maximum; an infinity enters it as
+// the largest finite float and becomes +-448.
 void quantize(const QuantizeArgs& args);
 
 }  // namespace winnow

@@ -10,6 +10,7 @@
 
 namespace winnow {
 
+inline float to_float(float x) { return x; }  // for code over any of the types
 inline float to_float(bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
 
 // Round to nearest even; NaN stays NaN (quieted), overflow becomes infinity.
@@ -46,15 +47,20 @@ inline e4m3 to_e4m3(float x) {
 
 // ue8m0: 2^(byte - 127); 255 is NaN. 2^-127 is a subnormal float and exact.
 inline float from_ue8m0(uint8_t byte) {
-  return byte == 255 ? std::bit_cast<float>(0x7fc00000u)
-                     : std::ldexp(1.0f, static_cast<int>(byte) - 127);
+  const uint32_t bits = byte == 255 ? 0x7fc00000u : byte == 0 ? 0x00400000u : uint32_t(byte) << 23;
+  return std::bit_cast<float>(bits);
+}
+
+// The ue8m0 byte of a power of two between 2^-126 and 2^127.
+inline uint8_t to_ue8m0(float power_of_two) {
+  return static_cast<uint8_t>(std::bit_cast<uint32_t>(power_of_two) >> 23);
 }
 
 // Exponent of the smallest power of two >= x, for finite x > 0, exactly (no logarithm).
 inline int ceil_log2(float x) {
-  int exponent = 0;
-  const float m = std::frexp(x, &exponent);  // x = m * 2^exponent, m in [0.5, 1)
-  return m == 0.5f ? exponent - 1 : exponent;
+  if (x < 0x1p-126f) return ceil_log2(x * 0x1p64f) - 64;  // a subnormal becomes normal, exactly
+  const uint32_t u = std::bit_cast<uint32_t>(x);
+  return static_cast<int>(u >> 23) - 127 + ((u & 0x7fffff) != 0);
 }
 
 }  // namespace winnow

@@ -3,11 +3,16 @@
 
 #include "locate/kernel.h"
 #include "select/kernel.h"
+#include "write/kernel.h"
 
 namespace winnow {
 
 std::vector<KernelInfo> support() {
   std::vector<KernelInfo> out;
+  list_kernels("write", storage::kernels(), out);
+  list_kernels("gather", storage::gather_kernels(), out);
+  list_kernels("join", storage::join_kernels(), out);
+  list_kernels("quantize", storage::quantize_kernels(), out);
   list_kernels("select", selection::kernels(), out);
   list_kernels("locate", location::kernels(), out);
   return out;

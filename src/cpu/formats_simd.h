@@ -1,0 +1,95 @@
+// bf16 and e4m3 in Highway vectors, bit for bit as core/formats.h has them. Included once per
+// target, after hwy/highway.h, by files that hwy/foreach_target.h compiles several times.
+#if defined(WINNOW_CPU_FORMATS_SIMD_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef WINNOW_CPU_FORMATS_SIMD_H
+#undef WINNOW_CPU_FORMATS_SIMD_H
+#else
+#define WINNOW_CPU_FORMATS_SIMD_H
+#endif
+
+#include <cstdint>
+
+#include "hwy/highway.h"
+#include "winnow/tensor.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace winnow::host::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Lanes(df) bf16 values as floats. 3 instructions.
+template <class DF>
+HWY_INLINE hn::VFromD<DF> load_bf16(DF df, const bf16* from) {
+  const hn::RebindToUnsigned<DF> du;
+  const hn::Rebind<uint16_t, DF> dh;
+  const auto u = hn::PromoteTo(du, hn::LoadU(dh, reinterpret_cast<const uint16_t*>(from)));
+  return hn::BitCast(df, hn::ShiftLeft<16>(u));
+}
+
+// Rounds to nearest even; NaN stays NaN (quieted).
+template <class DF>
+HWY_INLINE void store_bf16(DF /*df*/, hn::VFromD<DF> v, bf16* to) {
+  const hn::RebindToUnsigned<DF> du;
+  const hn::RebindToSigned<DF> di;
+  const hn::Rebind<uint16_t, DF> dh;
+  const auto u = hn::BitCast(du, v);
+  const auto odd = hn::And(hn::ShiftRight<16>(u), hn::Set(du, 1u));
+  const auto rounded = hn::Add(u, hn::Add(odd, hn::Set(du, 0x7fffu)));
+  const auto quiet = hn::Or(u, hn::Set(du, 0x400000u));
+  const auto bits = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), quiet, rounded);
+  const auto high = hn::BitCast(di, hn::ShiftRight<16>(bits));  // 0..65535: demotes as it is
+  hn::StoreU(hn::DemoteTo(dh, high), dh, reinterpret_cast<uint16_t*>(to));
+}
+
+// Lanes(df) e4m3 codes as floats, without passing through subnormal floats (slow on some CPUs, zero
+// on others that flush them).
+template <class DF>
+HWY_INLINE hn::VFromD<DF> load_e4m3(DF df, const uint8_t* from) {
+  const hn::RebindToUnsigned<DF> du;
+  const hn::Rebind<uint8_t, DF> db;
+  const auto code = hn::PromoteTo(du, hn::LoadU(db, from));
+  const auto low = hn::And(code, hn::Set(du, 0x7fu));
+  const auto shifted = hn::ShiftLeft<20>(low);
+  const auto normal = hn::BitCast(df, hn::Add(shifted, hn::Set(du, 120u << 23)));
+  // Exponent field 0: m * 2^-9 = 2^-6 (1 + m/8) - 2^-6.
+  const auto small =
+      hn::Sub(hn::BitCast(df, hn::Add(shifted, hn::Set(du, 121u << 23))), hn::Set(df, 0x1p-6f));
+  auto v = hn::IfThenElse(hn::RebindMask(df, hn::Lt(low, hn::Set(du, 8u))), small, normal);
+  const auto nan = hn::BitCast(df, hn::Set(du, 0x7fc00000u));
+  v = hn::IfThenElse(hn::RebindMask(df, hn::Eq(low, hn::Set(du, 0x7fu))), nan, v);
+  const auto sign = hn::ShiftLeft<24>(hn::And(code, hn::Set(du, 0x80u)));
+  return hn::Or(v, hn::BitCast(df, sign));
+}
+
+// Rounds to nearest even, saturates at +-448, NaN keeps its sign.
+template <class DF>
+HWY_INLINE void store_e4m3(DF df, hn::VFromD<DF> v, uint8_t* to) {
+  const hn::RebindToUnsigned<DF> du;
+  const hn::RebindToSigned<DF> di;
+  const hn::Rebind<uint8_t, DF> db;
+  const auto a = hn::Min(hn::Abs(v), hn::Set(df, 448.0f));
+  // From 2^-6 on: keep three bits of mantissa, rebias the exponent from 127 to 7.
+  const auto u = hn::BitCast(du, a);
+  const auto odd = hn::And(hn::ShiftRight<20>(u), hn::Set(du, 1u));
+  const auto rounded = hn::ShiftRight<20>(hn::Add(u, hn::Add(odd, hn::Set(du, 0x7ffffu))));
+  const auto normal = hn::Sub(rounded, hn::Set(du, 120u << 3));
+  // Below: floats in [2^14, 2^15) are 2^-9 apart, so the addition rounds to steps of 2^-9.
+  const auto magic = hn::Set(df, 0x1p14f);
+  const auto small = hn::Sub(hn::BitCast(du, hn::Add(a, magic)), hn::BitCast(du, magic));
+  auto code = hn::IfThenElse(hn::RebindMask(du, hn::Lt(a, hn::Set(df, 0x1p-6f))), small, normal);
+  code = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), hn::Set(du, 0x7fu), code);
+  const auto sign = hn::And(hn::ShiftRight<24>(hn::BitCast(du, v)), hn::Set(du, 0x80u));
+  hn::StoreU(hn::DemoteTo(db, hn::BitCast(di, hn::Or(code, sign))), db, to);
+}
+
+// The largest magnitude: NaN does not count, an infinity counts as the largest finite float.
+template <class DF>
+HWY_INLINE hn::VFromD<DF> max_magnitude(DF df, hn::VFromD<DF> so_far, hn::VFromD<DF> v) {
+  const auto a = hn::Min(hn::Abs(v), hn::Set(df, 3.402823466e38f));
+  return hn::Max(so_far, hn::IfThenZeroElse(hn::IsNaN(v), a));
+}
+
+}  // namespace winnow::host::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,95 @@
+// join and quantize: check the call, choose the kernel.
+#include <algorithm>
+
+#include "core/check.h"
+#include "winnow/write.h"
+#include "write/kernel.h"
+
+namespace winnow {
+
+namespace storage {
+
+std::span<const JoinKernel> join_kernels() {
+  static constexpr JoinKernel table[] = {
+      {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd::join},
+      {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference::join},
+  };
+  return table;
+}
+
+std::span<const QuantizeKernel> quantize_kernels() {
+  static constexpr QuantizeKernel table[] = {
+      {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd::quantize},
+      {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference::quantize},
+  };
+  return table;
+}
+
+namespace {
+
+View3 view3(const Tensor& t) {
+  return {static_cast<bf16*>(t.data), t.stride[0], t.stride[1], t.stride[2], t.shape[2]};
+}
+
+// Dense, row-major: what a flat loop over size() elements may walk.
+void contiguous(const Check& check, const Tensor& t, const char* argument) {
+  int64_t expected = 1;
+  for (int i = t.rank - 1; i >= 0 && t.size() > 0; --i) {
+    check.that(t.shape[i] == 1 || t.stride[i] == expected, argument, "a contiguous tensor",
+               cat("stride ", t.stride[i], " in dimension ", i));
+    expected *= t.shape[i];
+  }
+}
+
+// A tensor of the dtype and of x's own shape.
+void same_shape(const Check& check, const Tensor& t, const char* argument, DType dtype,
+                const Tensor& x) {
+  const auto& s = x.shape;
+  switch (x.rank) {
+    case 1: return check.tensor(t, argument, dtype, {s[0]});
+    case 2: return check.tensor(t, argument, dtype, {s[0], s[1]});
+    case 3: return check.tensor(t, argument, dtype, {s[0], s[1], s[2]});
+    case 4: return check.tensor(t, argument, dtype, {s[0], s[1], s[2], s[3]});
+    default: check.fail("x", "1 to 4 dimensions", std::to_string(x.rank));
+  }
+}
+
+}  // namespace
+}  // namespace storage
+
+void join(const JoinArgs& args) {
+  const Check check("join");
+  check.strided(args.latent, "latent", DType::kBf16, {Check::kAny, Check::kAny, Check::kAny});
+  const int64_t tokens = args.latent.shape[0], heads = args.latent.shape[1];
+  check.strided(args.rope, "rope", DType::kBf16, {tokens, heads, Check::kAny});
+  check.output(args.out, "out", DType::kBf16,
+               {tokens, heads, args.latent.shape[2] + args.rope.shape[2]});
+  const storage::JoinParams params{storage::view3(args.latent),
+                                   storage::view3(args.rope),
+                                   storage::view3(args.out),
+                                   tokens,
+                                   heads,
+                                   args.target.device};
+  choose("join", storage::join_kernels(), storage::Shape{}, args.target).run(params);
+}
+
+void quantize(const QuantizeArgs& args) {
+  const Check check("quantize");
+  check.that(static_cast<bool>(args.x), "x", "a tensor", "nothing");
+  const bool is_bf16 = args.x.dtype == DType::kBf16;
+  check.that(is_bf16 || args.x.dtype == DType::kF32, "x", "bf16 or f32", shape_of(args.x));
+  storage::same_shape(check, args.x, "x", args.x.dtype, args.x);
+  storage::contiguous(check, args.x, "x");
+  storage::same_shape(check, args.out, "out", DType::kE4m3, args.x);
+  storage::contiguous(check, args.out, "out");
+  check.tensor(args.scale, "scale", DType::kF32, {1});
+  const storage::QuantizeParams params{args.x.data,
+                                       is_bf16,
+                                       args.x.size(),
+                                       static_cast<e4m3*>(args.out.data),
+                                       static_cast<float*>(args.scale.data),
+                                       args.target.device};
+  choose("quantize", storage::quantize_kernels(), storage::Shape{}, args.target).run(params);
+}
+
+}  // namespace winnow

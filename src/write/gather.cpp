@@ -1,0 +1,58 @@
+// gather: pages -> contiguous bf16. Checks the call, chooses the kernel.
+#include "core/check.h"
+#include "winnow/plan.h"
+#include "winnow/write.h"
+#include "write/kernel.h"
+
+namespace winnow {
+
+namespace storage {
+
+std::span<const GatherKernel> gather_kernels() {
+  static constexpr GatherKernel table[] = {
+      {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd::gather},
+      {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference::gather},
+  };
+  return table;
+}
+
+namespace {
+
+GatherParams checked(const GatherArgs& a) {
+  const Check check("gather");
+  const Cache cache = check.cache(a.cache, "cache", false);
+  check.that(cache.format != CacheFormat::kIndexKeys, "cache", "a latent format", "index_keys");
+  check.tensor(a.block_table, "block_table", DType::kI32, {Check::kAny, Check::kAny});
+  const int64_t requests = a.block_table.shape[0];
+  check.tensor(a.lengths, "lengths", DType::kI32, {requests});
+  check.optional(a.starts, "starts", DType::kI32, {requests});
+  check.optional(a.out_starts, "out_starts", DType::kI32, {requests});
+  check.output(a.out, "out", DType::kBf16, {Check::kAny, record_dim(cache.format)});
+  check.tensor(a.out, "out", DType::kBf16, {Check::kAny, record_dim(cache.format)});
+
+  GatherParams p;
+  p.cache = {static_cast<std::byte*>(cache.data), cache.page_stride, cache.pages, cache.page,
+             cache.format};
+  p.table = static_cast<const int32_t*>(a.block_table.data);
+  p.table_stride = a.block_table.stride[0];
+  p.requests = requests, p.table_width = a.block_table.shape[1];
+  p.starts = static_cast<const int32_t*>(a.starts.data), p.start_stride = a.starts.stride[0];
+  p.lengths = static_cast<const int32_t*>(a.lengths.data), p.length_stride = a.lengths.stride[0];
+  p.out_starts = static_cast<const int32_t*>(a.out_starts.data);
+  p.out_start_stride = a.out_starts.stride[0];
+  p.out = static_cast<bf16*>(a.out.data), p.out_stride = a.out.stride[0];
+  p.rows = a.out.shape[0];
+  p.device = a.plan ? a.plan->options().target.device : a.target.device;
+  return p;
+}
+
+}  // namespace
+}  // namespace storage
+
+void gather(const GatherArgs& args) {
+  const storage::GatherParams params = storage::checked(args);
+  const Target target = args.plan ? args.plan->options().target : args.target;
+  choose("gather", storage::gather_kernels(), storage::Shape{}, target).run(params);
+}
+
+}  // namespace winnow

@@ -1,0 +1,98 @@
+// write: checks the call, chooses the kernel.
+#include "winnow/write.h"
+
+#include <algorithm>
+#include <cfloat>
+
+#include "core/check.h"
+#include "model/records.h"
+#include "winnow/plan.h"
+#include "write/kernel.h"
+
+namespace winnow {
+
+namespace storage {
+
+std::span<const WriteKernel> kernels() {
+  static constexpr WriteKernel table[] = {
+      {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd::write},
+      {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference::write},
+  };
+  return table;
+}
+
+namespace {
+
+Quantizer quantizer_of(const Check& check, CacheFormat format, ScaleMode mode) {
+  constexpr float kFloor = 1e-4f;
+  const bool amax = mode == ScaleMode::kAmax, pow2 = mode == ScaleMode::kPow2;
+  const bool standard = mode == ScaleMode::kDefault;
+  switch (format) {
+    case CacheFormat::kV32Fp8:
+      check.that(standard || amax || pow2, "scale", "kDefault, kAmax or kPow2 for v32_fp8",
+                 "another mode");
+      return pow2 ? Quantizer{kFloor, false, true} : Quantizer{FLT_MIN, false, false};
+    case CacheFormat::kV4Fp8:
+      check.that(standard || pow2 || mode == ScaleMode::kPow2FloorAmax, "scale",
+                 "kDefault, kPow2 or kPow2FloorAmax for v4_fp8", "another mode");
+      return {kFloor, mode == ScaleMode::kPow2FloorAmax, true};
+    case CacheFormat::kIndexKeys:
+      check.that(standard || amax || pow2, "scale", "kDefault, kAmax or kPow2 for index_keys",
+                 "another mode");
+      return {kFloor, true, !amax};
+    default: return {};  // bf16 records have no scale
+  }
+}
+
+Params checked(const WriteArgs& a) {
+  const Check check("write");
+  const Cache cache = check.cache(a.cache, "cache", false);
+  check.tensor(a.slots, "slots", DType::kI64, {Check::kAny});
+  const int64_t tokens = a.slots.shape[0];
+  const auto [nope, rope] = with_record(cache.format, [](auto r) {
+    return std::pair<int64_t, int64_t>(decltype(r)::kNope, decltype(r)::kRope);
+  });
+  const auto rows = [&](const Tensor& t, const char* argument) {
+    check.that(t.shape[0] >= tokens, argument, cat("at least ", tokens, " rows, one for each slot"),
+               std::to_string(t.shape[0]));
+  };
+  if (a.rope) {
+    check.that(rope > 0, "rope", "nothing: index keys have no RoPE part", shape_of(a.rope));
+    check.tensor(a.rope, "rope", DType::kBf16, {Check::kAny, rope});
+    rows(a.rope, "rope");
+  }
+  check.tensor(a.kv, "kv", DType::kBf16, {Check::kAny, a.rope ? nope : nope + rope});
+  rows(a.kv, "kv");
+  const Device device = a.plan ? a.plan->options().target.device : a.target.device;
+
+  Params p;
+  p.kv = static_cast<const bf16*>(a.kv.data), p.kv_stride = a.kv.stride[0];
+  p.rope = a.rope ? static_cast<const bf16*>(a.rope.data) : p.kv + (p.kv ? nope : 0);
+  p.rope_stride = a.rope ? a.rope.stride[0] : p.kv_stride;
+  p.slots = static_cast<const int64_t*>(a.slots.data), p.slot_stride = a.slots.stride[0];
+  p.tokens = tokens;
+  p.cache = {static_cast<std::byte*>(cache.data), cache.page_stride, cache.pages, cache.page,
+             cache.format};
+  p.quantizer = quantizer_of(check, cache.format, a.scale);
+  p.device = device;
+  if (device.kind == DeviceKind::kCpu) {
+    const int64_t capacity = cache.pages * cache.page;
+    for (int64_t t = 0; t < tokens; ++t)
+      if (const int64_t slot = p.slots[t * p.slot_stride]; slot >= capacity)
+        check.fail("slots", cat("slots below ", capacity), cat(slot, " at token ", t));
+  }
+  return p;
+}
+
+}  // namespace
+}  // namespace storage
+
+void write(const WriteArgs& args) {
+  const storage::Params params = storage::checked(args);
+  const auto& kernel =
+      args.plan ? *static_cast<const storage::WriteKernel*>(args.plan->chosen(Stage::kWrite))
+                : choose("write", storage::kernels(), storage::Shape{}, args.target);
+  kernel.run(params);
+}
+
+}  // namespace winnow
