@@ -70,7 +70,7 @@ void join(const JoinArgs& args) {
                                    tokens,
                                    heads,
                                    args.target.device};
-  choose("join", storage::join_kernels(), storage::Shape{}, args.target).run(params);
+  run("join", choose("join", storage::join_kernels(), storage::Shape{}, args.target), params);
 }
 
 void quantize(const QuantizeArgs& args) {
@@ -89,7 +89,8 @@ void quantize(const QuantizeArgs& args) {
                                        static_cast<e4m3*>(args.out.data),
                                        static_cast<float*>(args.scale.data),
                                        args.target.device};
-  choose("quantize", storage::quantize_kernels(), storage::Shape{}, args.target).run(params);
+  run("quantize", choose("quantize", storage::quantize_kernels(), storage::Shape{}, args.target),
+      params);
 }
 
 }  // namespace winnow

@@ -14,7 +14,7 @@ using testing::draw;
 using testing::Guarded;
 
 class JoinTest : public ::testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Kernels, JoinTest, ::testing::ValuesIn(testing::cpu_kernels("join")));
+INSTANTIATE_TEST_SUITE_P(Kernels, JoinTest, ::testing::ValuesIn(testing::kernels("join")));
 
 // Sizes, and the strides of [token, head, element] in units that keep the three inputs apart.
 struct JoinCase {
@@ -24,6 +24,8 @@ struct JoinCase {
 };
 
 TEST_P(JoinTest, Concatenates) {
+  if (const std::string why = testing::why_not("join", GetParam()); !why.empty())
+    GTEST_SKIP() << why;
   for (const JoinCase& c : {JoinCase{3, 2, 512, 64, false, 1},
                             {5, 4, 448, 64, true, 1},
                             {2, 3, 7, 3, false, 2},
@@ -45,7 +47,8 @@ TEST_P(JoinTest, Concatenates) {
     for (bf16& x : latent) x.bits = static_cast<uint16_t>(rng());
     for (bf16& x : rope) x.bits = static_cast<uint16_t>(rng());
     const Tensor a = view(latent, c.nope), b = view(rope, c.rope), o = view(out, c.nope + c.rope);
-    join({.latent = a, .rope = b, .out = o, .target = {.kernel = GetParam().c_str()}});
+    join({.latent = a, .rope = b, .out = o, .target = testing::target("join", GetParam())});
+    ASSERT_TRUE(testing::device_finished());
     const auto at = [](const Tensor& t, int64_t token, int64_t head, int64_t i) {
       return static_cast<const bf16*>(
           t.data)[token * t.stride[0] + head * t.stride[1] + i * t.stride[2]];
@@ -83,18 +86,19 @@ TEST(JoinErrors, NameTheArgument) {
 }
 
 class QuantizeTest : public ::testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Kernels, QuantizeTest,
-                         ::testing::ValuesIn(testing::cpu_kernels("quantize")));
+INSTANTIATE_TEST_SUITE_P(Kernels, QuantizeTest, ::testing::ValuesIn(testing::kernels("quantize")));
 
 template <class T>
-void check_quantize(const std::vector<T>& x, const std::string& kernel, const char* what) {
-  const auto n = static_cast<int64_t>(x.size());
+void check_quantize(const std::vector<T>& values, const std::string& kernel, const char* what) {
+  const auto n = static_cast<int64_t>(values.size());
+  Guarded<T> x(values);
   Guarded<e4m3> out(x.size());
   Guarded<float> scale(1);
   quantize({.x = tensor(x.data(), {n}),
             .out = tensor(out.data(), {n}),
             .scale = tensor(scale.data(), {1}),
-            .target = {.kernel = kernel.c_str()}});
+            .target = testing::target("quantize", kernel)});
+  ASSERT_TRUE(testing::device_finished());
   float amax = 0;
   for (T v : x)
     if (const float a = std::fabs(to_float(v)); a > amax) amax = a;
@@ -105,6 +109,8 @@ void check_quantize(const std::vector<T>& x, const std::string& kernel, const ch
 }
 
 TEST_P(QuantizeTest, MatchesTheFormula) {
+  if (const std::string why = testing::why_not("quantize", GetParam()); !why.empty())
+    GTEST_SKIP() << why;
   testing::Rng rng(11);
   for (int64_t n : {0, 1, 7, 16, 33, 1000, 70001}) {
     std::vector<float> x(n);

@@ -52,7 +52,7 @@ GatherParams checked(const GatherArgs& a) {
 void gather(const GatherArgs& args) {
   const storage::GatherParams params = storage::checked(args);
   const Target target = args.plan ? args.plan->options().target : args.target;
-  choose("gather", storage::gather_kernels(), storage::Shape{}, target).run(params);
+  run("gather", choose("gather", storage::gather_kernels(), storage::Shape{}, target), params);
 }
 
 }  // namespace winnow

@@ -73,7 +73,7 @@ struct Problem {
   Case c;
   int64_t requests, dim, stride, page_stride;
   Guarded<uint8_t> cache;
-  Guarded<int32_t> table;
+  Guarded<int32_t> table, starts, lengths, out_starts;
 
   explicit Problem(const Case& c_)
       : c(c_),
@@ -82,7 +82,10 @@ struct Problem {
         stride(dim + 8),
         page_stride(page_bytes(c.format, c.page) + 48),
         cache(c.pages * page_stride),
-        table(requests * c.table_width) {
+        table(requests * c.table_width),
+        starts(c.starts),
+        lengths(c.lengths),
+        out_starts(c.out_starts) {
     // Any bytes are a cache: all codes, NaN scales, infinite scales.
     testing::Rng rng(c.rows + 7);
     for (uint8_t& b : cache) b = static_cast<uint8_t>(rng());
@@ -96,10 +99,10 @@ struct Problem {
   GatherArgs args(bf16* out) {
     GatherArgs a{.cache = {cache.data(), c.format, c.pages, c.page, page_stride},
                  .block_table = tensor(table.data(), {requests, c.table_width}),
-                 .lengths = tensor(c.lengths.data(), {requests}),
+                 .lengths = tensor(lengths.data(), {requests}),
                  .out = tensor(out, {c.rows, dim}, {stride, 1})};
-    if (!c.starts.empty()) a.starts = tensor(c.starts.data(), {requests});
-    if (!c.out_starts.empty()) a.out_starts = tensor(c.out_starts.data(), {requests});
+    if (!c.starts.empty()) a.starts = tensor(starts.data(), {requests});
+    if (!c.out_starts.empty()) a.out_starts = tensor(out_starts.data(), {requests});
     return a;
   }
 
@@ -139,8 +142,9 @@ TEST_P(GatherTest, MatchesTheBytes) {
   Guarded<bf16> out(c.rows * p.stride);
   const std::vector<bf16> poisoned = out.values();
   GatherArgs a = p.args(out.data());
-  a.target.kernel = kernel.c_str();
+  a.target = testing::target("gather", kernel);
   gather(a);
+  ASSERT_TRUE(testing::device_finished());
   const std::vector<bf16> want = p.expected(poisoned);
   for (size_t i = 0; i < want.size(); ++i)
     ASSERT_TRUE(same(out[i], want[i]))
@@ -149,31 +153,34 @@ TEST_P(GatherTest, MatchesTheBytes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, GatherTest,
-                         ::testing::Combine(::testing::ValuesIn(testing::cpu_kernels("gather")),
+                         ::testing::Combine(::testing::ValuesIn(testing::kernels("gather")),
                                             ::testing::ValuesIn(cases())),
                          [](const auto& info) {
                            return std::get<0>(info.param) + "_" + std::get<1>(info.param).name;
                          });
 
 class RoundTrip : public ::testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Kernels, RoundTrip, ::testing::ValuesIn(testing::cpu_kernels("gather")));
+INSTANTIATE_TEST_SUITE_P(Kernels, RoundTrip, ::testing::ValuesIn(testing::kernels("gather")));
 
 // write, then gather. An e4m3 value is off by at most 2^-4 of itself (half of a step of 1/8), or
 // half a step of 2^-9 scales near zero; a scale is at most amax / 224 (a power of two above
 // amax / 448), at least its floor 2^-13; rounding to bf16 adds 2^-9.
 TEST_P(RoundTrip, ErrorIsBounded) {
+  if (const std::string why = testing::why_not("gather", GetParam()); !why.empty())
+    GTEST_SKIP() << why;
   testing::Rng rng(3);
   for (CacheFormat format : {CacheFormat::kV32Fp8, CacheFormat::kV4Fp8, CacheFormat::kV32Bf16}) {
     const int64_t tokens = 40, dim = record_dim(format), page = 16;
     const int64_t nope = dim == 576 ? 512 : 448, tile = dim == 576 ? 128 : 64;
-    std::vector<bf16> kv(tokens * dim), back(tokens * dim);
+    Guarded<bf16> kv(tokens * dim), back(tokens * dim);
     for (bf16& x : kv) x = to_bf16(testing::normal(rng) * 3);
-    std::vector<int64_t> slots(tokens);
+    Guarded<int64_t> slots(tokens);
     for (int64_t t = 0; t < tokens; ++t) slots[t] = (2 - t / page) * page + t % page;
-    const std::vector<int32_t> table = {2, 1, 0}, lengths = {static_cast<int32_t>(tokens)};
+    Guarded<int32_t> table(std::vector<int32_t>{2, 1, 0});
+    Guarded<int32_t> lengths(std::vector<int32_t>{static_cast<int32_t>(tokens)});
     Guarded<std::byte> memory(3 * page_bytes(format, page));
     const Cache cache{memory.data(), format, 3, static_cast<int32_t>(page)};
-    const Target target{.kernel = GetParam().c_str()};
+    const Target target = testing::target("gather", GetParam());
     write({.kv = tensor(kv.data(), {tokens, dim}),
            .slots = tensor(slots.data(), {tokens}),
            .cache = cache,
@@ -183,6 +190,7 @@ TEST_P(RoundTrip, ErrorIsBounded) {
             .lengths = tensor(lengths.data(), {1}),
             .out = tensor(back.data(), {tokens, dim}),
             .target = target});
+    ASSERT_TRUE(testing::device_finished());
     double worst = 0;
     for (int64_t i = 0; i < tokens * dim; ++i) {
       if (format == CacheFormat::kV32Bf16 || i % dim >= nope) {
@@ -203,14 +211,16 @@ TEST_P(RoundTrip, ErrorIsBounded) {
 }
 
 TEST_P(RoundTrip, InfinityComesBack) {
-  std::vector<bf16> kv(576, to_bf16(1.0f)), back(576);
+  if (const std::string why = testing::why_not("gather", GetParam()); !why.empty())
+    GTEST_SKIP() << why;
+  Guarded<bf16> kv(std::vector<bf16>(576, to_bf16(1.0f))), back(576);
   kv[7] = to_bf16(-INFINITY);
-  const std::vector<int64_t> slots = {0};
-  const std::vector<int32_t> table = {0}, lengths = {1};
+  Guarded<int64_t> slots(std::vector<int64_t>{0});
+  Guarded<int32_t> table(std::vector<int32_t>{0}), lengths(std::vector<int32_t>{1});
   for (ScaleMode mode : {ScaleMode::kAmax, ScaleMode::kPow2}) {
     Guarded<std::byte> memory(656);
     const Cache cache{memory.data(), CacheFormat::kV32Fp8, 1, 1};
-    const Target target{.kernel = GetParam().c_str()};
+    const Target target = testing::target("gather", GetParam());
     write({.kv = tensor(kv.data(), {1, 576}),
            .slots = tensor(slots.data(), {1}),
            .cache = cache,
@@ -221,6 +231,7 @@ TEST_P(RoundTrip, InfinityComesBack) {
             .lengths = tensor(lengths.data(), {1}),
             .out = tensor(back.data(), {1, 576}),
             .target = target});
+    ASSERT_TRUE(testing::device_finished());
     EXPECT_EQ(to_float(back[7]), -INFINITY);
     EXPECT_EQ(to_float(back[8]), 0.0f);  // the rest of the tile vanishes beside it
     EXPECT_EQ(to_float(back[128]), 1.0f);
@@ -243,7 +254,7 @@ TEST(GatherErrors, NameTheArgument) {
   expect([](GatherArgs& a) { a.lengths.shape[0] = 3; }, {"lengths", "[4]", "[3]"});
   expect([](GatherArgs& a) { a.lengths.dtype = DType::kI64; }, {"lengths", "int32"});
   expect([](GatherArgs& a) { a.starts.shape[0] = 5; }, {"starts", "[4]", "[5]"});
-  expect([&](GatherArgs& a) { a.out_starts = tensor(p.c.lengths.data(), {2}); },
+  expect([&](GatherArgs& a) { a.out_starts = tensor(p.lengths.data(), {2}); },
          {"out_starts", "[4]", "[2]"});
   expect([](GatherArgs& a) { a.out.shape[1] = 512; }, {"out", "576", "512"});
   expect([](GatherArgs& a) { a.out.stride[0] = 500; }, {"out", "overlap"});

@@ -92,7 +92,7 @@ void write(const WriteArgs& args) {
   const auto& kernel =
       args.plan ? *static_cast<const storage::WriteKernel*>(args.plan->chosen(Stage::kWrite))
                 : choose("write", storage::kernels(), storage::Shape{}, args.target);
-  kernel.run(params);
+  run("write", kernel, params);
 }
 
 }  // namespace winnow

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
-#include <limits>
+#include <numeric>
 
 #include "core/formats.h"
 #include "testing.h"
@@ -68,13 +68,17 @@ Layout layout(CacheFormat format, int64_t off, int64_t page) {
 struct Problem {
   Case c;
   int64_t dim, stride, page_stride;
-  std::vector<bf16> kv;
-  std::vector<int64_t> slots;
+  Guarded<bf16> kv;
+  Guarded<int64_t> slots;
 
-  explicit Problem(const Case& c_) : c(c_), dim(record_dim(c.format)), stride(dim + c.row_padding) {
+  explicit Problem(const Case& c_)
+      : c(c_),
+        dim(record_dim(c.format)),
+        stride(dim + c.row_padding),
+        kv((c.tokens + c.spare_rows) * stride, 0xff),  // NaN where nothing is read
+        slots(c.tokens) {
     page_stride = page_bytes(c.format, c.page) + c.page_padding;
     testing::Rng rng(c.tokens * 100 + c.page);
-    kv.assign((c.tokens + c.spare_rows) * stride, bf16{0x7fff});  // NaN where nothing is read
     for (int64_t t = 0; t < c.tokens; ++t)
       for (int64_t i = 0; i < dim; ++i) {
         const int64_t tile = t + i / 64;  // magnitudes differ from tile to tile
@@ -84,9 +88,11 @@ struct Problem {
         if (draw(rng, 0, 2000) == 0) x = std::copysign(INFINITY, x);
         kv[t * stride + i] = to_bf16(x);
       }
-    for (int64_t s = 0; s < c.pages * c.page; ++s) slots.push_back(s);
-    std::shuffle(slots.begin(), slots.end(), rng);
-    slots.resize(c.tokens, -1);
+    std::vector<int64_t> all(c.pages * c.page);
+    std::iota(all.begin(), all.end(), 0);
+    std::shuffle(all.begin(), all.end(), rng);
+    all.resize(std::max<size_t>(all.size(), c.tokens), -1);
+    std::copy_n(all.begin(), c.tokens, slots.begin());
     const int64_t skip[] = {-1, -2, INT64_MIN, INT32_MIN};
     for (int64_t t = 3; t < c.tokens; t += 5) slots[t] = skip[t % 4];
   }
@@ -133,8 +139,9 @@ TEST_P(WriteTest, WritesTheRecordsAndNothingElse) {
   Problem p(c);
   Guarded<std::byte> cache(c.pages * p.page_stride);
   WriteArgs a = p.args(cache.data());
-  a.target.kernel = kernel.c_str();
+  a.target = testing::target("write", kernel);
   write(a);
+  ASSERT_TRUE(testing::device_finished());
   Guarded<uint8_t> want(c.pages * p.page_stride);
   for (int64_t t = 0; t < c.tokens; ++t) p.expect(t, want.data());
   for (size_t i = 0; i < want.size(); ++i)
@@ -143,27 +150,30 @@ TEST_P(WriteTest, WritesTheRecordsAndNothingElse) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, WriteTest,
-                         ::testing::Combine(::testing::ValuesIn(testing::cpu_kernels("write")),
+                         ::testing::Combine(::testing::ValuesIn(testing::kernels("write")),
                                             ::testing::ValuesIn(storage::cases())),
                          [](const auto& info) {
                            return std::get<0>(info.param) + "_" + std::get<1>(info.param).name;
                          });
 
 class WriteKernels : public ::testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Kernels, WriteKernels, ::testing::ValuesIn(testing::cpu_kernels("write")));
+INSTANTIATE_TEST_SUITE_P(Kernels, WriteKernels, ::testing::ValuesIn(testing::kernels("write")));
 
 // The example of docs/cache-format.md, in its bytes.
 TEST_P(WriteKernels, WorkedExample) {
-  std::vector<bf16> kv(512, bf16{0});
+  if (const std::string why = testing::why_not("write", GetParam()); !why.empty())
+    GTEST_SKIP() << why;
+  Guarded<bf16> kv(512, 0);
   const float values[] = {1.0f, -0.5f, 3.0f, 100.0f, 0.3f};
   for (int i = 0; i < 5; ++i) kv[i] = to_bf16(values[i]);
   kv[448] = to_bf16(1.5f);
-  const std::vector<int64_t> slots = {3};  // page 1, offset 1 of pages of two tokens
+  Guarded<int64_t> slots(std::vector<int64_t>{3});  // page 1, offset 1 of pages of two tokens
   Guarded<uint8_t> cache(2 * 1728, 0xee);
   write({.kv = tensor(kv.data(), {1, 512}),
          .slots = tensor(slots.data(), {1}),
          .cache = {cache.data(), CacheFormat::kV4Fp8, 2, 2},
-         .target = {.kernel = GetParam().c_str()}});
+         .target = testing::target("write", GetParam())});
+  ASSERT_TRUE(testing::device_finished());
   const uint8_t* row = cache.data() + 1728 + 576;
   // amax = 100: 100 / 448 = 0.223, scale 2^-2; 4, -2, 12, 400 (a tie, to even: 384), 1.2 (1.25).
   const uint8_t codes[] = {0x48, 0xc0, 0x54, 0x7c, 0x3a, 0x00};
@@ -177,21 +187,23 @@ TEST_P(WriteKernels, WorkedExample) {
 }
 
 TEST_P(WriteKernels, TilesOfZerosAndExtremes) {
-  std::vector<bf16> kv(3 * 576, bf16{0});
+  if (const std::string why = testing::why_not("write", GetParam()); !why.empty())
+    GTEST_SKIP() << why;
+  Guarded<bf16> kv(576, 0);
   for (int i = 0; i < 128; ++i) kv[i] = {static_cast<uint16_t>(i % 2 ? 0x7fc0 : 0xffc0)};  // NaN
   kv[128] = to_bf16(INFINITY), kv[129] = to_bf16(1.0f);
   kv[256] = bf16{1};  // the smallest subnormal
   kv[384] = bf16{0x7f7f}, kv[385] = bf16{0xff7f};
-  const std::vector<int64_t> slots = {0};
+  Guarded<int64_t> slots(std::vector<int64_t>{0});
   const auto run = [&](CacheFormat format, ScaleMode mode) {
-    std::vector<uint8_t> cache(page_bytes(format, 1) + 16, 0);
-    auto* data = cache.data() + (16 - reinterpret_cast<uintptr_t>(cache.data()) % 16) % 16;
+    Guarded<uint8_t> cache(page_bytes(format, 1), 0);
     write({.kv = tensor(kv.data(), {1, record_dim(format)}),
            .slots = tensor(slots.data(), {1}),
-           .cache = {data, format, 1, 1},
+           .cache = {cache.data(), format, 1, 1},
            .scale = mode,
-           .target = {.kernel = GetParam().c_str()}});
-    return std::vector<uint8_t>(data, data + page_bytes(format, 1));
+           .target = testing::target("write", GetParam())});
+    EXPECT_TRUE(testing::device_finished());
+    return cache.values();
   };
   const auto scale = [](const std::vector<uint8_t>& record, int tile) {
     float s;
@@ -218,8 +230,10 @@ TEST_P(WriteKernels, TilesOfZerosAndExtremes) {
   EXPECT_EQ(r[576 + 7], 0);
 }
 
-// Pages beyond 4 GiB, in memory that is reserved and never touched but for two pages.
+// Pages beyond 4 GiB, in memory that is reserved and touched in one page only.
 TEST_P(WriteKernels, OffsetsBeyond32Bits) {
+  const Target target = testing::target("write", GetParam());
+  if (target.device.kind != DeviceKind::kCpu) GTEST_SKIP() << "reserved memory is the host's";
   const int64_t stride = int64_t{3} << 30, pages = 4;
   void* memory = mmap(nullptr, stride * pages, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -229,7 +243,7 @@ TEST_P(WriteKernels, OffsetsBeyond32Bits) {
   write({.kv = tensor(kv.data(), {1, 576}),
          .slots = tensor(slots.data(), {1}),
          .cache = {memory, CacheFormat::kV32Fp8, pages, 64, stride},
-         .target = {.kernel = GetParam().c_str()}});
+         .target = target});
   const auto* row = static_cast<const uint8_t*>(memory) + 3 * stride + 5 * 656;
   EXPECT_EQ(row[0], 0x7e);
   EXPECT_EQ(row[655], 0x40);
