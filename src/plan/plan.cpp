@@ -15,6 +15,7 @@ Plan::~Plan() = default;
 Plan::Plan(Plan&&) noexcept = default;
 Plan& Plan::operator=(Plan&&) noexcept = default;
 const PlanOptions& Plan::options() const noexcept { return state_->options; }
+Schedule Plan::schedule() const noexcept { return {}; }
 int32_t Plan::tokens() const noexcept { return state_->tokens; }
 const detail::KernelEntry* Plan::chosen(Stage) const noexcept { return nullptr; }
 
