@@ -32,7 +32,7 @@ class Guarded {
         bytes_(static_cast<uint8_t*>(allocate(total_ + 64))) {
     first_ = bytes_ + (64 - reinterpret_cast<uintptr_t>(bytes_) % 64) % 64;
     std::memset(first_, kFence, total_);
-    std::memset(data(), poison, count * sizeof(T));
+    std::memset(first_ + kGuard, poison, count * sizeof(T));
     guard(true);
   }
   Guarded(const std::vector<T>& values) : Guarded(values.size()) {

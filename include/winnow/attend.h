@@ -22,6 +22,7 @@ struct KvList {
 
 struct AttendArgs {
   const Plan* plan = nullptr;
+  int32_t part = 0;  // of the plan: the tokens below are those of plan->parts()[part]
   Tensor
       q;  // [T, H, d_qk] bf16, or [T, H, d_nope] when q_rope is given; any token and head strides
   Tensor q_rope;                     // [T, H, d_rope] bf16, optional

@@ -22,7 +22,6 @@ struct Indexer {
   Tensor block_table;  // [R, W] int32
   Tensor q;            // [T, H_I, 128] e4m3
   Tensor weights;      // [T, H_I] f32
-  int32_t ratio = 1;   // tokens per key: 1, or the compression of V4
 };
 
 struct PipelineArgs {

@@ -15,8 +15,7 @@
 
 namespace winnow {
 
-// ---- The arithmetic of planning, each usable alone
-// -------------------------------------------------
+// ---- The arithmetic of planning, each usable alone ------------------------------------------
 
 // Request of each token from query_starts [R + 1]; tokens behind the last request (padding) map to
 // 0.
@@ -90,8 +89,7 @@ enum class SplitPolicy : uint8_t {
   kFixed,     // cut at multiples of split_size: a token's result is bitwise the same in any batch
 };
 
-// ---- A plan
-// ----------------------------------------------------------------------------------------
+// ---- A plan --------------------------------------------------------------------------------
 
 // Which way prefill tokens of an fp8 cache go (a bf16 cache is always kBf16).
 enum class Mode : uint8_t {
@@ -110,18 +108,20 @@ struct PlanOptions {
   Model model = kV32;
   CacheFormat format = CacheFormat::kV32Fp8;  // of the main list; must belong to the model
   int32_t heads = 128;                        // query heads of this rank, 1..128
-  int32_t topk = 2048;                        // width of the first list (V4: the window)
-  int32_t extra_topk = 0;                     // width of the second list (V4: compressed)
-  int32_t index_heads = 64;                   // of the indexer
-  int32_t page = 64;                          // tokens per page
-  int64_t pages = 0;                          // in the cache
-  int32_t max_requests = 256;                 // capacities: refill() accepts up to these
+  int32_t topk = 0;            // width of the first list (V4: the window); 0 means the model's
+  int32_t extra_topk = 0;      // V4: width of the second list (compressed states); 0: no such list
+  int32_t ratio = 0;           // V4: tokens per compressed state, 0 means 4; V3.2: 1
+  int32_t index_heads = 64;    // of the indexer
+  int32_t page = 64;           // tokens per page
+  int64_t pages = 0;           // in the cache
+  int32_t max_requests = 256;  // capacities: refill() accepts up to these
   int32_t max_tokens = 4096;
   int32_t max_context = 0;       // longest sequence; 0 means pages * page
   int32_t decode_threshold = 1;  // 1 + speculative tokens
   bool uniform_decode = false;
   Mode mode = Mode::kAuto;
-  int64_t workspace_rows = 0;  // of kSeparate; 0 means 5 * max_context
+  int64_t workspace_rows = 0;  // of kSeparate; 0 means 5 * max_context, for V4 the bound of
+                               // v4_prefill_chunks(max_context, max_tokens)
   SplitPolicy split = SplitPolicy::kBalanced;
   int32_t split_size = 512;  // of kFixed, in list positions
   Target target = {};
@@ -129,8 +129,18 @@ struct PlanOptions {
 
 struct Batch {
   std::span<const int32_t> query_starts;  // [R + 1], from 0, not descending
-  std::span<const int32_t> seq_lens;      // [R]: tokens of each sequence, the new ones included
+  std::span<const int32_t> seq_lens;      // [R]: tokens of each sequence, the new ones included; 0
+                                          // makes a request padding, its query tokens too
   int64_t tokens = 0;                     // of the batch with padding; 0 means query_starts.back()
+};
+
+// One attend() call of a batch: its tokens, the requests they belong to, and what they read.
+struct Part {
+  int32_t first_token = 0, last_token = 0;      // [first, last)
+  int32_t first_request = 0, last_request = 0;  // [first, last)
+  bool gathered = false;                        // reads the bf16 workspace: a chunk of kSeparate
+  int32_t compressed = 0, rows = 0;             // V4 when gathered: N and M of the chunk
+  bool operator==(const Part&) const = default;
 };
 
 namespace detail {
@@ -154,15 +164,30 @@ class Plan {
   int32_t requests() const noexcept;  // of the current batch
   int32_t tokens() const noexcept;    // padding included
   const BatchSplit& split() const noexcept;
+  std::span<const int32_t> query_lens() const noexcept;   // [requests]
+  std::span<const int32_t> seq_lens() const noexcept;     // [requests]
   std::span<const int32_t> request_ids() const noexcept;  // [tokens]
   std::span<const int32_t> positions() const noexcept;    // [tokens]; -1 for padding
-  std::span<const int32_t> key_ends() const noexcept;     // [tokens]: position + 1; 0 for padding
-  std::span<const Chunk> chunks() const noexcept;  // kSeparate: prefill chunks, counted from 0
-  std::span<const int32_t> workspace_starts() const noexcept;  // kSeparate: [prefills]
+  // [tokens]: the indexer's keys that a token may see: (position + 1) / ratio; 0 for padding.
+  std::span<const int32_t> key_ends() const noexcept;
+  // One part with everything; kSeparate: the decodes (if there are any), then every prefill chunk.
+  // There is always at least one.
+  std::span<const Part> parts() const noexcept;
+  std::span<const Chunk> chunks() const noexcept;  // kSeparate: of prefill requests, from 0
   std::span<const int32_t> prefill_requests() const noexcept;  // kSeparate: [tokens]
-  Schedule schedule() const noexcept;                          // CPU workers
-  size_t workspace_bytes() const noexcept;                     // for the capacity, all stages
-  size_t gather_bytes() const noexcept;  // kSeparate: the bf16 prefill workspace
+  // kSeparate: [prefills]: each request's first row in its chunk's workspace. Tokens gather_starts
+  // + [0, gather_lens) of its sequence go to the rows from gather_rows on. V3.2: the whole
+  // sequence, from the first row on; V4: first compressed_lens compressed states, then from row + N
+  // on what the windows reach.
+  std::span<const int32_t> workspace_starts() const noexcept;
+  std::span<const int32_t> compressed_lens() const noexcept;
+  std::span<const int32_t> gather_starts() const noexcept;
+  std::span<const int32_t> gather_lens() const noexcept;
+  std::span<const int32_t> gather_rows() const noexcept;
+  // CPU workers of one part; its tiles count tokens from the part's first.
+  Schedule schedule(int32_t part = 0) const noexcept;
+  size_t workspace_bytes() const noexcept;  // for the capacity, all stages, any part
+  size_t gather_bytes() const noexcept;     // kSeparate: the bf16 prefill workspace
 
   // Name of the kernel a stage runs, and why the ones before it in the table were passed over.
   const char* kernel(Stage stage) const noexcept;

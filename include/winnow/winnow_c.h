@@ -142,6 +142,7 @@ typedef struct winnow_kv_list { /* all zero: no such list */
 typedef struct winnow_attend_args {
   size_t struct_size;
   const winnow_plan* plan;
+  int32_t part;            /* of the plan */
   winnow_tensor q, q_rope; /* [T, H, d_qk] bf16, or d_nope and d_rope of it */
   winnow_kv_list lists[2];
   winnow_tensor requests; /* [T] int32, with block tables */
@@ -246,7 +247,6 @@ typedef struct winnow_indexer {
   winnow_cache keys;
   winnow_tensor block_table; /* [R, W] int32 */
   winnow_tensor q, weights;  /* [T, H_I, 128] e4m3, [T, H_I] f32 */
-  int32_t ratio;             /* tokens per key */
 } winnow_indexer;
 
 typedef struct winnow_pipeline_args {
@@ -266,7 +266,7 @@ typedef struct winnow_pipeline_args {
   size_t workspace_bytes; /* winnow_pipeline_workspace_bytes() */
 } winnow_pipeline_args;
 #define WINNOW_PIPELINE_ARGS_INIT \
-  { .struct_size = sizeof(winnow_pipeline_args), .indexer = {.ratio = 1}, .scale = 1.0f }
+  { .struct_size = sizeof(winnow_pipeline_args), .scale = 1.0f }
 winnow_status winnow_pipeline(const winnow_pipeline_args* args);
 winnow_status winnow_pipeline_workspace_bytes(const winnow_plan* plan, size_t* out);
 

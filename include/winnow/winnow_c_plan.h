@@ -23,7 +23,7 @@ typedef struct winnow_plan_options {
   size_t struct_size;
   const char* model; /* "v32", "v4" */
   winnow_format format;
-  int32_t heads, topk, extra_topk, index_heads, page;
+  int32_t heads, topk, extra_topk, ratio, index_heads, page; /* 0 of topk, ratio: the model's */
   int64_t pages;
   int32_t max_requests, max_tokens, max_context, decode_threshold;
   bool uniform_decode;
@@ -33,11 +33,10 @@ typedef struct winnow_plan_options {
   int32_t split_size;
   winnow_target target;
 } winnow_plan_options;
-#define WINNOW_PLAN_OPTIONS_INIT                                                                   \
-  {                                                                                                \
-    .struct_size = sizeof(winnow_plan_options), .model = "v32", .heads = 128, .topk = 2048,        \
-    .index_heads = 64, .page = 64, .max_requests = 256, .max_tokens = 4096, .decode_threshold = 1, \
-    .split_size = 512                                                                              \
+#define WINNOW_PLAN_OPTIONS_INIT                                                                  \
+  {                                                                                               \
+    .struct_size = sizeof(winnow_plan_options), .model = "v32", .heads = 128, .index_heads = 64,  \
+    .page = 64, .max_requests = 256, .max_tokens = 4096, .decode_threshold = 1, .split_size = 512 \
   }
 
 typedef struct winnow_batch {
@@ -55,6 +54,11 @@ typedef struct winnow_batch_split {
 typedef struct winnow_chunk {
   int32_t first, last;
 } winnow_chunk;
+typedef struct winnow_part {
+  int32_t first_token, last_token, first_request, last_request;
+  bool gathered;
+  int32_t compressed, rows;
+} winnow_part;
 typedef struct winnow_tile {
   int32_t token, begin, end, split;
 } winnow_tile;
@@ -74,13 +78,20 @@ winnow_mode winnow_plan_mode(const winnow_plan* plan);
 int32_t winnow_plan_requests(const winnow_plan* plan);
 int32_t winnow_plan_tokens(const winnow_plan* plan);
 winnow_batch_split winnow_plan_split(const winnow_plan* plan);
+winnow_ints winnow_plan_query_lens(const winnow_plan* plan);
+winnow_ints winnow_plan_seq_lens(const winnow_plan* plan);
 winnow_ints winnow_plan_request_ids(const winnow_plan* plan);
 winnow_ints winnow_plan_positions(const winnow_plan* plan);
 winnow_ints winnow_plan_key_ends(const winnow_plan* plan);
 const winnow_chunk* winnow_plan_chunks(const winnow_plan* plan, int64_t* count);
 winnow_ints winnow_plan_workspace_starts(const winnow_plan* plan);
 winnow_ints winnow_plan_prefill_requests(const winnow_plan* plan);
-winnow_schedule winnow_plan_schedule(const winnow_plan* plan);
+winnow_ints winnow_plan_compressed_lens(const winnow_plan* plan);
+winnow_ints winnow_plan_gather_starts(const winnow_plan* plan);
+winnow_ints winnow_plan_gather_lens(const winnow_plan* plan);
+winnow_ints winnow_plan_gather_rows(const winnow_plan* plan);
+const winnow_part* winnow_plan_parts(const winnow_plan* plan, int64_t* count);
+winnow_schedule winnow_plan_schedule(const winnow_plan* plan, int32_t part);
 size_t winnow_plan_workspace_bytes(const winnow_plan* plan);
 size_t winnow_plan_gather_bytes(const winnow_plan* plan);
 const char* winnow_plan_kernel(const winnow_plan* plan, winnow_stage stage); /* null: no stage */

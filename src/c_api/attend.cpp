@@ -17,6 +17,7 @@ winnow::AttendArgs attend_args(const winnow_attend_args& a, const In& in) {
             .block_table = in(l.block_table, "lists.block_table")};
   };
   return {.plan = in.plan(a.plan),
+          .part = a.part,
           .q = in(a.q, "q"),
           .q_rope = in(a.q_rope, "q_rope"),
           .lists = {list(a.lists[0]), list(a.lists[1])},

@@ -48,15 +48,15 @@ winnow_status failed() noexcept {
 }
 
 Tensor In::operator()(const winnow_tensor& t, const char* argument) const {
-  check_.range(t.rank, cat(argument, ".rank").c_str(), 0, 4);
-  Tensor r{t.data, choice(t.dtype, cat(argument, ".dtype").c_str(), DType::kU8), t.rank};
+  check_.range(t.rank, (std::string(argument) + ".rank").c_str(), 0, 4);
+  Tensor r{t.data, choice(t.dtype, (std::string(argument) + ".dtype").c_str(), DType::kU8), t.rank};
   std::copy_n(t.shape, t.rank, r.shape.begin());
   std::copy_n(t.stride, t.rank, r.stride.begin());
   return r;
 }
 
 Cache In::operator()(const winnow_cache& c, const char* argument) const {
-  const auto format = choice(c.format, cat(argument, ".format").c_str(), CacheFormat::kIndexKeys);
+  const auto format = choice(c.format, (std::string(argument) + ".format").c_str(), CacheFormat::kIndexKeys);
   return {c.data, format, c.pages, c.page, c.page_stride};
 }
 

@@ -21,6 +21,8 @@ static_assert(int(winnow::Stage::kAttend) == WINNOW_ATTEND);
 // Spans of these are given out as they are.
 static_assert(sizeof(Chunk) == sizeof(winnow_chunk) &&
               offsetof(Chunk, last) == offsetof(winnow_chunk, last));
+static_assert(sizeof(winnow::Part) == sizeof(winnow_part) &&
+              offsetof(winnow::Part, rows) == offsetof(winnow_part, rows));
 static_assert(sizeof(winnow::Tile) == sizeof(winnow_tile) &&
               offsetof(winnow::Tile, split) == offsetof(winnow_tile, split));
 
@@ -30,6 +32,7 @@ winnow::PlanOptions plan_options(const winnow_plan_options& o, const In& in) {
           .heads = o.heads,
           .topk = o.topk,
           .extra_topk = o.extra_topk,
+          .ratio = o.ratio,
           .index_heads = o.index_heads,
           .page = o.page,
           .pages = o.pages,
@@ -87,7 +90,8 @@ winnow_plan_options winnow_plan_get_options(const winnow_plan* plan) {
   winnow_plan_options r = WINNOW_PLAN_OPTIONS_INIT;
   r.model = winnow::model_of(o.model.name).name.data();  // a literal, so it ends in a zero
   r.format = static_cast<winnow_format>(o.format);
-  r.heads = o.heads, r.topk = o.topk, r.extra_topk = o.extra_topk, r.index_heads = o.index_heads;
+  r.heads = o.heads, r.topk = o.topk, r.extra_topk = o.extra_topk;
+  r.ratio = o.ratio, r.index_heads = o.index_heads;
   r.page = o.page, r.pages = o.pages;
   r.max_requests = o.max_requests, r.max_tokens = o.max_tokens, r.max_context = o.max_context;
   r.decode_threshold = o.decode_threshold, r.uniform_decode = o.uniform_decode;
@@ -105,6 +109,10 @@ int32_t winnow_plan_tokens(const winnow_plan* plan) { return plan->plan.tokens()
 winnow_batch_split winnow_plan_split(const winnow_plan* plan) {
   return c_split(plan->plan.split());
 }
+winnow_ints winnow_plan_query_lens(const winnow_plan* plan) {
+  return ints(plan->plan.query_lens());
+}
+winnow_ints winnow_plan_seq_lens(const winnow_plan* plan) { return ints(plan->plan.seq_lens()); }
 winnow_ints winnow_plan_request_ids(const winnow_plan* plan) {
   return ints(plan->plan.request_ids());
 }
@@ -121,8 +129,25 @@ winnow_ints winnow_plan_workspace_starts(const winnow_plan* plan) {
 winnow_ints winnow_plan_prefill_requests(const winnow_plan* plan) {
   return ints(plan->plan.prefill_requests());
 }
-winnow_schedule winnow_plan_schedule(const winnow_plan* plan) {
-  const winnow::Schedule s = plan->plan.schedule();
+winnow_ints winnow_plan_compressed_lens(const winnow_plan* plan) {
+  return ints(plan->plan.compressed_lens());
+}
+winnow_ints winnow_plan_gather_starts(const winnow_plan* plan) {
+  return ints(plan->plan.gather_starts());
+}
+winnow_ints winnow_plan_gather_lens(const winnow_plan* plan) {
+  return ints(plan->plan.gather_lens());
+}
+winnow_ints winnow_plan_gather_rows(const winnow_plan* plan) {
+  return ints(plan->plan.gather_rows());
+}
+const winnow_part* winnow_plan_parts(const winnow_plan* plan, int64_t* count) {
+  const std::span<const winnow::Part> parts = plan->plan.parts();
+  if (count) *count = static_cast<int64_t>(parts.size());
+  return reinterpret_cast<const winnow_part*>(parts.data());
+}
+winnow_schedule winnow_plan_schedule(const winnow_plan* plan, int32_t part) {
+  const winnow::Schedule s = plan->plan.schedule(part);
   return {reinterpret_cast<const winnow_tile*>(s.tiles.data()),
           static_cast<int64_t>(s.tiles.size()), ints(s.worker_starts), ints(s.split_starts)};
 }

@@ -43,20 +43,22 @@ void Check::fail(const char* argument, const std::string& expected,
 }
 
 int64_t Check::range(int64_t value, const char* argument, int64_t lo, int64_t hi) const {
-  that(lo <= value && value <= hi, argument, cat(lo, " to ", hi), std::to_string(value));
+  that(lo <= value && value <= hi, argument, cat(lo, " to ", hi), cat(value));
   return value;
 }
 
 void Check::layout(const Tensor& t, const char* argument, DType dtype,
                    std::initializer_list<int64_t> shape, bool contiguous) const {
-  const std::string expected =
-      list_of(shape.begin(), static_cast<int>(shape.size()), "any") + " " + name_of(dtype);
-  that(t.rank == static_cast<int>(shape.size()) && t.dtype == dtype, argument, expected,
-       shape_of(t));
+  const auto mismatch = [&] {
+    fail(argument,
+         list_of(shape.begin(), static_cast<int>(shape.size()), "any") + " " + name_of(dtype),
+         shape_of(t));
+  };
+  if (t.rank != static_cast<int>(shape.size()) || t.dtype != dtype) mismatch();
   int64_t extent = 1;  // elements from the first to one past the last
   for (int i = 0; i < t.rank; ++i) {
     const int64_t want = shape.begin()[i];
-    that(t.shape[i] >= 0 && (want < 0 || t.shape[i] == want), argument, expected, shape_of(t));
+    if (t.shape[i] < 0 || (want >= 0 && t.shape[i] != want)) mismatch();
     that(t.stride[i] >= 0, argument, "strides >= 0",
          cat("stride ", t.stride[i], " in dimension ", i));
     int64_t step = 0;
@@ -64,7 +66,7 @@ void Check::layout(const Tensor& t, const char* argument, DType dtype,
         t.shape[i] > 0 &&
         (__builtin_mul_overflow(t.shape[i] - 1, t.stride[i], &step) ||
          __builtin_add_overflow(extent, step, &extent) || extent > INT64_MAX / 16);
-    that(!overflow, argument, "an extent within 64 bits", shape_of(t));
+    if (overflow) fail(argument, "an extent within 64 bits", shape_of(t));
   }
   if (t.size() == 0) return;
   that(t.data != nullptr, argument, "data", "a null pointer");
@@ -116,12 +118,13 @@ void Check::output(const Tensor& t, const char* argument, DType dtype,
 Cache Check::cache(const Cache& c, const char* argument, bool slots32) const {
   that(static_cast<bool>(c), argument, "a cache", "none");
   Cache r = c;
-  range(c.page, cat(argument, ".page").c_str(), 1, INT32_MAX);
-  range(c.pages, cat(argument, ".pages").c_str(), 0, INT64_MAX / c.page);
+  if (c.page < 1) range(c.page, std::string(cat(argument, ".page")).c_str(), 1, INT32_MAX);
+  if (c.pages < 0 || c.pages > INT64_MAX / c.page)
+    range(c.pages, std::string(cat(argument, ".pages")).c_str(), 0, INT64_MAX / c.page);
   const int64_t used = page_bytes_used(c.format, c.page);
   if (r.page_stride == 0) r.page_stride = page_bytes(c.format, c.page);
   that(r.page_stride >= used, argument, cat("page_stride of at least ", used, " bytes"),
-       std::to_string(r.page_stride));
+       cat(r.page_stride));
   const int64_t align = c.format == CacheFormat::kIndexKeys ? 4 : 16;
   that(reinterpret_cast<uintptr_t>(c.data) % align == 0 && r.page_stride % align == 0, argument,
        cat("data and page_stride aligned to ", align, " bytes"),
@@ -132,7 +135,7 @@ Cache Check::cache(const Cache& c, const char* argument, bool slots32) const {
        cat(c.pages, " pages"));
   that(c.pages == 0 || c.data != nullptr, argument, "data", "a null pointer");
   that(!slots32 || c.pages * c.page <= INT32_MAX, argument,
-       "at most 2147483647 slots (indices are int32)", std::to_string(c.pages * c.page));
+       "at most 2147483647 slots (indices are int32)", cat(c.pages * c.page));
   return r;
 }
 

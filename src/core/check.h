@@ -4,17 +4,27 @@
 #include <initializer_list>
 #include <sstream>
 #include <string>
+#include <tuple>
 
 #include "winnow/error.h"
 #include "winnow/tensor.h"
 
 namespace winnow {
 
+// Parts of a message, put together only when it is read as a std::string: a check that passes
+// builds nothing. Holds references, so it must not outlive its expression.
 template <class... Parts>
-std::string cat(const Parts&... parts) {
-  std::ostringstream s;
-  (s << ... << parts);
-  return s.str();
+struct Text {
+  std::tuple<const Parts&...> parts;
+  operator std::string() const {
+    std::ostringstream s;
+    std::apply([&](const auto&... part) { (s << ... << part); }, parts);
+    return s.str();
+  }
+};
+template <class... Parts>
+Text<Parts...> cat(const Parts&... parts) {
+  return {{parts...}};
 }
 
 std::string shape_of(const Tensor& t);  // "[4, 16, 576] bf16"
@@ -27,8 +37,9 @@ class Check {
 
   [[noreturn]] void fail(const char* argument, const std::string& expected,
                          const std::string& found) const;
-  void that(bool ok, const char* argument, const std::string& expected,
-            const std::string& found) const {
+  // `expected` and `found`: strings, or a cat() of parts.
+  template <class Expected, class Found>
+  void that(bool ok, const char* argument, const Expected& expected, const Found& found) const {
     if (!ok) fail(argument, expected, found);
   }
   // lo <= value <= hi, and returns it.

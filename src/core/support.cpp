@@ -1,7 +1,6 @@
 // Gathers every stage's kernel table. Beside plan and pipeline, the one place that sees all stages.
 #include "winnow/support.h"
 
-#include "attend/kernel.h"
 #include "locate/kernel.h"
 #include "select/kernel.h"
 #include "write/kernel.h"
@@ -16,7 +15,6 @@ std::vector<KernelInfo> support() {
   list_kernels("quantize", storage::quantize_kernels(), out);
   list_kernels("select", selection::kernels(), out);
   list_kernels("locate", location::kernels(), out);
-  list_kernels("attend", attention::kernels(), out);
   return out;
 }
 

@@ -1,22 +1,280 @@
 // plan: a capacity's kernels and workspace, and a batch's split, ids and schedule.
 #include "winnow/plan.h"
 
+#include <algorithm>
+
+#include "core/check.h"
+#include "plan/batch.h"
+#include "plan/choice.h"
+#include "plan/schedule.h"
+
 namespace winnow {
 
+// Everything is allocated here, for the capacity; refill() only writes into it.
 struct Plan::State {
   PlanOptions options;
-  int32_t tokens = 0;
+  std::string kernel_asked;  // what options.target.kernel points to
+  planning::Choice choice;
+  size_t gather_bytes = 0;
+
+  // The current batch. Vectors keep their capacity's size; the counts say how much of them counts.
+  int32_t requests = 0, tokens = 0;
+  BatchSplit split;
+  std::vector<int32_t> query_lens, seq_lens;                                // by request
+  std::vector<int32_t> request_ids, positions, key_ends, prefill_requests;  // by token
+  std::vector<int32_t> starts, compressed_lens, gather_starts, gather_lens,
+      gather_rows;  // prefills
+  std::vector<Part> parts;
+  std::vector<Chunk> chunks;
+  size_t part_count = 0, chunk_count = 0;
+  std::vector<Tile> tiles;
+  std::vector<int32_t> worker_starts, split_starts;
+  std::vector<Schedule> schedules;  // by part
+
+  void allocate();
+  void fill(const Batch& batch) noexcept;
+  void fill_parts(std::span<const int32_t> query_starts) noexcept;
+  void fill_gather(const Part& part) noexcept;
+  bool separate() const { return options.mode == Mode::kSeparate; }
+  bool v4() const { return options.model.lists == 2; }
 };
 
-Plan::Plan(const PlanOptions& options) : state_(std::make_unique<State>()) {
-  state_->options = options;
+void Plan::State::allocate() {
+  const PlanOptions& o = options;
+  const size_t most_parts = separate() ? 1 + o.max_requests : 1;
+  // Each part cuts at most one token more per boundary between workers.
+  const planning::ScheduleShape shape = planning::schedule_shape(o, separate(), o.max_tokens);
+  const int64_t most_tiles =
+      planning::max_tiles(shape) + static_cast<int64_t>(most_parts - 1) * (shape.workers - 1);
+  Check("plan").that(
+      most_tiles <= INT32_MAX, "max_tokens", "at most 2147483647 tiles",
+      cat(most_tiles, " (max_tokens ", o.max_tokens, ", split_size ", o.split_size, ")"));
+  for (auto* v : {&query_lens, &seq_lens}) v->resize(o.max_requests);
+  for (auto* v : {&request_ids, &positions, &key_ends}) v->resize(o.max_tokens);
+  if (separate()) {
+    prefill_requests.resize(o.max_tokens);
+    chunks.resize(o.max_requests);
+    for (auto* v : {&starts, &compressed_lens, &gather_starts, &gather_lens, &gather_rows})
+      v->resize(o.max_requests);
+    gather_bytes = static_cast<size_t>(o.workspace_rows) * o.model.d_qk * sizeof(bf16);
+  }
+  tiles.resize(most_tiles);
+  worker_starts.resize(most_parts * (shape.workers + 1));
+  split_starts.resize(o.max_tokens + most_parts);
+  parts.resize(most_parts), schedules.resize(most_parts);
 }
+
+Plan::Plan(const PlanOptions& asked) : state_(std::make_unique<State>()) {
+  State& s = *state_;
+  s.options = planning::resolve(asked);
+  if (asked.target.kernel) {
+    s.kernel_asked = asked.target.kernel;
+    s.options.target.kernel = s.kernel_asked.c_str();
+  }
+  s.choice = planning::choose_kernels(s.options);
+  s.allocate();
+  const int32_t no_requests[1] = {0};
+  s.fill({no_requests, {}, 0});
+}
+
 Plan::~Plan() = default;
 Plan::Plan(Plan&&) noexcept = default;
 Plan& Plan::operator=(Plan&&) noexcept = default;
+
+// All checks come first, so that a batch that is refused changes nothing.
+void Plan::refill(const Batch& batch) {
+  State& s = *state_;
+  const PlanOptions& o = s.options;
+  const Check check("plan");
+  const int32_t requests = planning::checked_requests(batch.query_starts);
+  check.range(requests, "query_starts (requests)", 0, o.max_requests);
+  check.that(batch.seq_lens.size() == static_cast<size_t>(requests), "seq_lens",
+             cat(requests, " entries (requests of query_starts)"),
+             std::to_string(batch.seq_lens.size()));
+  const int64_t tokens = batch.tokens == 0 ? batch.query_starts.back() : batch.tokens;
+  check.range(tokens, "tokens", batch.query_starts.back(), o.max_tokens);
+  const BatchSplit split =
+      split_batch(batch.query_starts, tokens, o.decode_threshold, o.uniform_decode);
+  for (int32_t r = 0; r < requests; ++r) {
+    const int32_t length = batch.seq_lens[r];
+    const int32_t query = batch.query_starts[r + 1] - batch.query_starts[r];
+    if (length < 0 || length > o.max_context)
+      check.fail("seq_lens", cat("0 to ", o.max_context, " (max_context)"),
+                 cat(length, " at entry ", r));
+    if (length != 0 && length < query)
+      check.fail("seq_lens", cat("at least the query length, ", query, ", or 0 (padding)"),
+                 cat(length, " at entry ", r));
+    if (!s.separate() || r < split.decodes) continue;
+    const int64_t rows =
+        s.v4() ? int64_t{o.extra_topk > 0 ? planning::compressed_len(length, o.ratio) : 0} +
+                     planning::gather_len(query, length, o.topk)
+               : length;
+    if (rows > o.workspace_rows)
+      check.fail("seq_lens", cat("at most ", o.workspace_rows, " workspace rows a prefill"),
+                 cat(rows, " at entry ", r));
+  }
+  s.requests = requests;
+  s.tokens = static_cast<int32_t>(tokens);
+  s.split = split;
+  s.fill(batch);
+}
+
+void Plan::State::fill(const Batch& batch) noexcept {
+  const std::span<const int32_t> query_starts = batch.query_starts;
+  std::fill_n(positions.begin(), tokens, -1);
+  std::fill_n(request_ids.begin(), tokens, 0);
+  std::fill_n(key_ends.begin(), tokens, 0);
+  if (separate()) std::fill_n(prefill_requests.begin(), tokens, -1);
+  for (int32_t r = 0; r < requests; ++r) {
+    query_lens[r] = query_starts[r + 1] - query_starts[r];
+    seq_lens[r] = batch.seq_lens[r];
+    for (int32_t i = 0; i < query_lens[r]; ++i) {
+      const int32_t t = query_starts[r] + i;
+      request_ids[t] = r;
+      if (seq_lens[r] == 0) continue;  // a padded request
+      positions[t] = seq_lens[r] - query_lens[r] + i;
+      key_ends[t] = (positions[t] + 1) / options.ratio;
+      if (separate() && r >= split.decodes) prefill_requests[t] = r - split.decodes;
+    }
+  }
+  fill_parts(query_starts);
+
+  // Lay the parts' schedules end to end.
+  planning::ScheduleMemory memory{tiles, worker_starts, split_starts};
+  for (size_t p = 0; p < part_count; ++p) {
+    const Part& part = parts[p];
+    const planning::ScheduleShape shape =
+        planning::schedule_shape(options, part.gathered, part.last_token - part.first_token);
+    schedules[p] = planning::make_schedule(
+        shape, std::span(positions).subspan(part.first_token, shape.tokens), memory);
+    memory.tiles = memory.tiles.subspan(schedules[p].tiles.size());
+    memory.worker_starts = memory.worker_starts.subspan(schedules[p].worker_starts.size());
+    memory.split_starts = memory.split_starts.subspan(schedules[p].split_starts.size());
+  }
+}
+
+void Plan::State::fill_parts(std::span<const int32_t> query_starts) noexcept {
+  part_count = chunk_count = 0;
+  if (!separate()) {
+    parts[part_count++] = {0, tokens, 0, requests};
+    return;
+  }
+  if (split.decode_tokens > 0 || split.prefills == 0)
+    parts[part_count++] = {0, split.decode_tokens, 0, split.decodes};
+  const int32_t base = split.decodes;
+  const std::span prefill_lens = std::span(seq_lens).subspan(base, split.prefills);
+  const V4ChunkArgs v4_args{.query_lens = std::span(query_lens).subspan(base, split.prefills),
+                            .seq_lens = prefill_lens,
+                            .ratio = options.extra_topk > 0 ? options.ratio : 1,
+                            .window = options.topk};
+  for (int32_t first = 0; first < split.prefills;) {
+    V4Chunk c;
+    if (v4()) {
+      c = planning::next_v4_chunk(v4_args, first, options.workspace_rows);
+    } else {
+      const Chunk plain = planning::next_chunk(prefill_lens, first, options.workspace_rows);
+      c = {plain.first, plain.last, 0, 0};
+    }
+    chunks[chunk_count++] = {c.first, c.last};
+    // Padding behind the last request belongs to the last part.
+    const int32_t end = c.last == split.prefills ? tokens : query_starts[base + c.last];
+    parts[part_count] = {query_starts[base + c.first],
+                         end,
+                         base + c.first,
+                         base + c.last,
+                         true,
+                         c.compressed,
+                         c.rows};
+    fill_gather(parts[part_count++]);
+    first = c.last;
+  }
+}
+
+void Plan::State::fill_gather(const Part& part) noexcept {
+  int32_t row = 0;
+  for (int32_t r = part.first_request; r < part.last_request; ++r) {
+    const int32_t p = r - split.decodes;
+    starts[p] = row;
+    if (v4()) {
+      compressed_lens[p] =
+          options.extra_topk > 0 ? planning::compressed_len(seq_lens[r], options.ratio) : 0;
+      gather_lens[p] = planning::gather_len(query_lens[r], seq_lens[r], options.topk);
+      gather_rows[p] = row + part.compressed;
+      row += part.rows;
+    } else {
+      compressed_lens[p] = 0;
+      gather_lens[p] = seq_lens[r];
+      gather_rows[p] = row;
+      row += seq_lens[r];
+    }
+    gather_starts[p] = seq_lens[r] - gather_lens[p];
+  }
+}
+
 const PlanOptions& Plan::options() const noexcept { return state_->options; }
-Schedule Plan::schedule() const noexcept { return {}; }
+Mode Plan::mode() const noexcept { return state_->options.mode; }
+int32_t Plan::requests() const noexcept { return state_->requests; }
 int32_t Plan::tokens() const noexcept { return state_->tokens; }
-const detail::KernelEntry* Plan::chosen(Stage) const noexcept { return nullptr; }
+const BatchSplit& Plan::split() const noexcept { return state_->split; }
+
+namespace {
+std::span<const int32_t> front(const std::vector<int32_t>& v, int32_t count) {
+  return v.empty() ? std::span<const int32_t>() : std::span(v).first(count);
+}
+}  // namespace
+
+std::span<const int32_t> Plan::query_lens() const noexcept {
+  return front(state_->query_lens, state_->requests);
+}
+std::span<const int32_t> Plan::seq_lens() const noexcept {
+  return front(state_->seq_lens, state_->requests);
+}
+std::span<const int32_t> Plan::request_ids() const noexcept {
+  return front(state_->request_ids, state_->tokens);
+}
+std::span<const int32_t> Plan::positions() const noexcept {
+  return front(state_->positions, state_->tokens);
+}
+std::span<const int32_t> Plan::key_ends() const noexcept {
+  return front(state_->key_ends, state_->tokens);
+}
+std::span<const int32_t> Plan::prefill_requests() const noexcept {
+  return front(state_->prefill_requests, state_->tokens);
+}
+std::span<const int32_t> Plan::workspace_starts() const noexcept {
+  return front(state_->starts, state_->split.prefills);
+}
+std::span<const int32_t> Plan::compressed_lens() const noexcept {
+  return front(state_->compressed_lens, state_->split.prefills);
+}
+std::span<const int32_t> Plan::gather_starts() const noexcept {
+  return front(state_->gather_starts, state_->split.prefills);
+}
+std::span<const int32_t> Plan::gather_lens() const noexcept {
+  return front(state_->gather_lens, state_->split.prefills);
+}
+std::span<const int32_t> Plan::gather_rows() const noexcept {
+  return front(state_->gather_rows, state_->split.prefills);
+}
+std::span<const Part> Plan::parts() const noexcept {
+  return std::span(state_->parts).first(state_->part_count);
+}
+std::span<const Chunk> Plan::chunks() const noexcept {
+  return std::span(state_->chunks).first(state_->chunk_count);
+}
+Schedule Plan::schedule(int32_t part) const noexcept {
+  return part >= 0 && static_cast<size_t>(part) < state_->part_count ? state_->schedules[part]
+                                                                     : Schedule{};
+}
+size_t Plan::workspace_bytes() const noexcept { return state_->choice.workspace_bytes; }
+size_t Plan::gather_bytes() const noexcept { return state_->gather_bytes; }
+
+const char* Plan::kernel(Stage stage) const noexcept { return chosen(stage)->name; }
+const std::string& Plan::reasons(Stage stage) const noexcept {
+  return state_->choice.reasons[static_cast<size_t>(stage)];
+}
+const detail::KernelEntry* Plan::chosen(Stage stage) const noexcept {
+  return state_->choice.entries[static_cast<size_t>(stage)];
+}
 
 }  // namespace winnow

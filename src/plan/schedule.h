@@ -14,6 +14,7 @@ inline constexpr int32_t kBlock = 64;  // list positions: the unit of work, and 
 struct ScheduleShape {
   int64_t tokens = 0;
   int32_t widths[2] = {0, 0};  // columns of the lists; their sum must fit int32
+  int32_t ratio = 1;           // tokens per entry of the second list, for the estimate
   int32_t workers = 1;         // >= 1
   SplitPolicy split = SplitPolicy::kBalanced;
   int32_t split_size = 512;  // >= 1; of kFixed
@@ -30,12 +31,12 @@ struct ScheduleMemory {
   std::span<int32_t> split_starts;
 };
 
-// Fills `memory` and returns views of the filled parts. The work of token t is estimated as
-// min(width, ends[t]) of both lists (`ends` empty: the full width), in blocks of 64; an estimate of
-// 0 (padding) is free but has a tile. Only the balance rests on the estimate: a token's tiles cover
-// its full width exactly once, in order.
-// Balanced: each worker's blocks differ from the mean by at most 1 + mean / 8. Allocates nothing.
-Schedule make_schedule(const ScheduleShape& shape, std::span<const int32_t> ends,
+// Fills `memory` and returns views of the filled parts. The work of a token at position p is
+// estimated as min(width, p + 1) of the first list and min(width, (p + 1) / ratio) of the second
+// (`positions` empty: the full widths), in blocks of 64; padding (p < 0) is free but has a tile.
+// Only the balance rests on the estimate: a token's tiles cover its full width exactly once, in
+// order. Balanced: no worker has more blocks than the mean + 1 + mean / 8. Allocates nothing.
+Schedule make_schedule(const ScheduleShape& shape, std::span<const int32_t> positions,
                        const ScheduleMemory& memory) noexcept;
 
 }  // namespace winnow::planning

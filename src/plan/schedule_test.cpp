@@ -17,8 +17,10 @@ struct Made {
   Guarded<int32_t> worker_starts, split_starts;
   Schedule schedule;
 
-  Made(const ScheduleShape& s, const std::vector<int32_t>& ends)
+  // `ends`: one past the position of each token.
+  Made(const ScheduleShape& s, std::vector<int32_t> ends)
       : tiles(max_tiles(s)), worker_starts(s.workers + 1), split_starts(s.tokens + 1) {
+    for (int32_t& e : ends) --e;
     schedule = make_schedule(s, ends,
                              {{tiles.data(), tiles.size()},
                               {worker_starts.data(), worker_starts.size()},
@@ -34,7 +36,7 @@ struct Made {
 
 int64_t blocks_of(const ScheduleShape& s, int32_t end) {
   const int32_t e = std::max(end, 0);
-  return (std::min(s.widths[0], e) + std::min(s.widths[1], e) + kBlock - 1) / kBlock;
+  return (std::min(s.widths[0], e) + std::min(s.widths[1], e / s.ratio) + kBlock - 1) / kBlock;
 }
 
 // Tiles cover each token's columns exactly once, in order, and the two indices agree with them.
@@ -75,6 +77,7 @@ ScheduleShape draw_shape(testing::Rng& rng) {
   s.tokens = draw(rng, 0, 3) == 0 ? draw(rng, 0, 3) : draw(rng, 0, 300);
   s.widths[0] = static_cast<int32_t>(draw(rng, 0, 2100));
   if (draw(rng, 0, 1)) s.widths[1] = static_cast<int32_t>(draw(rng, 0, 1100));
+  s.ratio = draw(rng, 0, 1) ? 4 : 1;
   s.workers = static_cast<int32_t>(draw(rng, 1, 70));
   return s;
 }

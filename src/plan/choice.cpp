@@ -1,0 +1,132 @@
+// Resolves a plan's options and asks every stage's table for a kernel. Beside support and pipeline,
+// the one place that sees all stages.
+#include "plan/choice.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/check.h"
+#include "cpu/threads.h"
+#include "locate/kernel.h"
+#include "plan/batch.h"
+#include "select/kernel.h"
+#include "write/kernel.h"
+
+namespace winnow::planning {
+
+namespace {
+
+constexpr int64_t kMaxCapacity = 1 << 24;  // requests and tokens, far above any batch
+
+int32_t ceil128(int32_t x) { return (x + 127) / 128 * 128; }
+
+Mode resolve_mode(const PlanOptions& o, const Check& check) {
+  const bool quantized = o.format == o.model.fp8;
+  if (o.mode == Mode::kAuto) {
+    if (!quantized) return Mode::kBf16;
+    if (o.heads < 32) return Mode::kMixed;
+    // On the CPU the pages are as quick to read as a gathered copy, which would have to be made.
+    return o.target.device.kind == DeviceKind::kCpu ? Mode::kDirect : Mode::kSeparate;
+  }
+  check.that((o.mode == Mode::kBf16) != quantized, "mode",
+             quantized ? "kMixed, kSeparate or kDirect for an fp8 cache" : "kBf16 for a bf16 cache",
+             cat("mode ", static_cast<int>(o.mode)));
+  return o.mode;
+}
+
+int64_t default_rows(const PlanOptions& o) {
+  const V4ChunkArgs v4{.ratio = o.extra_topk > 0 ? o.ratio : 1,
+                       .window = o.topk,
+                       .max_model_len = o.max_context,
+                       .max_batched_tokens = o.max_tokens};
+  const int64_t rows = o.model.lists == 2 ? v4_chunk_rows(v4) : int64_t{5} * o.max_context;
+  return std::min<int64_t>(rows, INT32_MAX);
+}
+
+// Fills a Choice stage by stage.
+struct Chooser {
+  Target target;
+  Choice choice;
+  bool known = false;  // some stage has the kernel asked for
+
+  // The first kernel that fits all of `shapes`. A name asked for binds the stages that have it, as
+  // WINNOW_KERNEL does.
+  template <class K>
+  const K& pick(Stage stage, const char* name, std::span<const K> table,
+                const std::vector<typename K::Shape>& shapes) {
+    std::vector<detail::Candidate> candidates;
+    Target bound = target;
+    bound.kernel = nullptr;
+    for (const K& k : table) {
+      std::string misfit;
+      for (const auto& shape : shapes)
+        if (k.fits && misfit.empty()) misfit = k.fits(shape);
+      candidates.push_back({&k, std::move(misfit)});
+      if (target.kernel && std::string_view(target.kernel) == k.name &&
+          k.device == target.device.kind)
+        bound.kernel = target.kernel;
+    }
+    known |= bound.kernel != nullptr;
+    const auto s = static_cast<size_t>(stage);
+    const K& chosen = table[detail::choose(name, candidates, bound, &choice.reasons[s])];
+    choice.entries[s] = &chosen;
+    return chosen;
+  }
+};
+
+}  // namespace
+
+PlanOptions resolve(PlanOptions o) {
+  const Check check("plan");
+  check.that(o.format == o.model.fp8 || o.format == o.model.bf16, "format",
+             cat(name_of(o.model.fp8), " or ", name_of(o.model.bf16), " for model ", o.model.name),
+             std::string(name_of(o.format)));
+  const bool v4 = o.model.lists == 2;
+  check.range(o.heads, "heads", kMinHeads, kMaxHeads);
+  check.range(o.index_heads, "index_heads", 1, 128);
+  if (o.topk == 0) o.topk = v4 ? o.model.window : o.model.default_topk;
+  check.range(o.topk, "topk", 1, INT32_MAX / 4);
+  check.range(o.extra_topk, "extra_topk", 0, v4 ? INT32_MAX / 4 : 0);
+  if (o.ratio == 0) o.ratio = v4 ? 4 : 1;
+  check.range(o.ratio, "ratio", v4 ? 2 : 1, v4 ? INT32_MAX : 1);
+  check.range(o.page, "page", 1, INT32_MAX);
+  check.range(o.pages, "pages", 0, INT32_MAX / o.page);  // slots are int32
+  check.range(o.max_requests, "max_requests", 1, kMaxCapacity);
+  check.range(o.max_tokens, "max_tokens", 1, kMaxCapacity);
+  if (o.max_context == 0) o.max_context = static_cast<int32_t>(o.pages * o.page);
+  check.range(o.max_context, "max_context (0: pages * page)", 1, v4 ? kMaxV4Context : INT32_MAX);
+  check.range(o.decode_threshold, "decode_threshold", 0, INT32_MAX);
+  check.range(o.split_size, "split_size", 1, INT32_MAX);
+  o.mode = resolve_mode(o, check);
+  if (o.mode == Mode::kSeparate && o.workspace_rows == 0) o.workspace_rows = default_rows(o);
+  check.range(o.workspace_rows, "workspace_rows", 0, INT32_MAX);  // rows are int32
+  return o;
+}
+
+ScheduleShape schedule_shape(const PlanOptions& o, bool gathered, int64_t tokens) noexcept {
+  ScheduleShape s;
+  s.tokens = tokens;
+  s.widths[0] = o.topk, s.widths[1] = o.extra_topk;
+  // V4's gathered chunks attend to combined lists, padded to 128 columns.
+  if (gathered && o.model.lists == 2) s.widths[0] = ceil128(o.topk + o.extra_topk) - o.extra_topk;
+  s.ratio = o.ratio;
+  s.workers = o.target.device.kind == DeviceKind::kCpu ? host::threads() : 1;
+  s.split = o.split, s.split_size = o.split_size;
+  return s;
+}
+
+Choice choose_kernels(const PlanOptions& o) {
+  Chooser chooser{o.target};
+  chooser.pick(Stage::kWrite, "write", storage::kernels(), {{}});
+  chooser.pick(Stage::kSelect, "select", selection::kernels(),
+               {{{o.max_tokens, o.max_context / o.ratio,
+                  o.model.lists == 2 ? std::max(o.extra_topk, 1) : o.topk}}});
+  chooser.pick(Stage::kLocate, "locate", location::kernels(), {{}});
+  Check("plan").that(!o.target.kernel || chooser.known, "target.kernel", "a kernel of some stage",
+                     o.target.kernel ? o.target.kernel : "");
+  return std::move(chooser.choice);
+}
+
+}  // namespace winnow::planning

@@ -1,0 +1,27 @@
+// What a plan settles once, for its capacity: defaults, mode, kernels, workspace.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <string>
+
+#include "core/kernel_table.h"
+#include "plan/schedule.h"
+#include "winnow/plan.h"
+
+namespace winnow::planning {
+
+// The options with every default replaced and the mode chosen; throws what is out of range.
+PlanOptions resolve(PlanOptions options);
+
+// Of resolved options: the lists and workers of a part of `tokens` tokens.
+ScheduleShape schedule_shape(const PlanOptions& options, bool gathered, int64_t tokens) noexcept;
+
+struct Choice {
+  std::array<const detail::KernelEntry*, kStages> entries = {};
+  std::array<std::string, kStages> reasons;
+  size_t workspace_bytes = 0;
+};
+Choice choose_kernels(const PlanOptions& options);
+
+}  // namespace winnow::planning
