@@ -1,6 +1,9 @@
 // score: indexer queries, weights, cached index keys -> logits.
 #pragma once
 
+#include <cstddef>
+#include <span>
+
 #include "winnow/tensor.h"
 
 namespace winnow {
@@ -26,18 +29,28 @@ struct ScoreArgs {
 };
 
 // logits[t, j] = s_k[j] * sum_h weights[t, h] * max(0, q[t, h] . k[j]) for start_t <= j < end_t,
-// fp32. Ranges are clamped to [0, N). A paged key whose page id is missing or outside the cache
-// gives -inf. Cost: 2 * 128 * H_I FLOP and 132 B per key; keys are read once per block of tokens.
+// fp32; max(0, NaN) is 0, as fmax has it. Ranges are clamped to [0, N). A paged key whose page id
+// is missing or outside the cache, and every key of a token whose request is outside the table,
+// gives -inf. A logit does not depend on the other tokens and keys of the call. Error of every
+// kernel, u = 2^-24: |s_k| * sum_h |w_h| * (128 u * sum_i |q_hi k_i| + (H_I + 2) u * max(0, q_h .
+// k)). Cost: 2 * 128 * H_I FLOP and 132 B per key; keys are read once per block of tokens.
 void score(const ScoreArgs& args);
 
 struct ScoreSelectArgs {
   ScoreArgs score;        // logits stays empty
   Tensor ids;             // [T, K] int32, as select() gives them
   bool relative = false;  // as in SelectArgs
+  std::span<std::byte> workspace =
+      {};  // score_select_workspace_bytes() or plan->workspace_bytes(); on the CPU a row of floats
+           // for the longest range is enough, and a call without a plan makes its own if empty
 };
 
-// score() and select() in one pass, without the [T, N] matrix: the same ids, bit for bit, as the
-// two calls with the same kernel would give.
+// score() and select() in one call, without the [T, N] matrix: the same ids, bit for bit, as the
+// two calls with the same kernel would give. N is the rows of key_rows, or the block table's width
+// times the page. Memory: the logits of a few tokens at a time, 8 MB or one row.
 void score_select(const ScoreSelectArgs& args);
+
+// Workspace that serves a score_select() call without a plan best.
+size_t score_select_workspace_bytes(const ScoreSelectArgs& args);
 
 }  // namespace winnow

@@ -13,7 +13,7 @@ struct SelectArgs {
   Tensor starts;          // [T] int32: first valid column, optional (0)
   Tensor ends;            // [T] int32: one past the last valid column, optional (N)
   Tensor ids;             // [T, K] int32, out
-  bool relative = false;  // give column - start instead of column (packed requests)
+  bool relative = false;  // give column - start (clamped to the row) instead of column
   Target target = {};
 };
 

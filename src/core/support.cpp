@@ -2,6 +2,7 @@
 #include "winnow/support.h"
 
 #include "locate/kernel.h"
+#include "score/kernel.h"
 #include "select/kernel.h"
 #include "write/kernel.h"
 
@@ -13,6 +14,8 @@ std::vector<KernelInfo> support() {
   list_kernels("gather", storage::gather_kernels(), out);
   list_kernels("join", storage::join_kernels(), out);
   list_kernels("quantize", storage::quantize_kernels(), out);
+  list_kernels("score", scoring::kernels(), out);
+  list_kernels("score_select", scoring::kernels(), out);
   list_kernels("select", selection::kernels(), out);
   list_kernels("locate", location::kernels(), out);
   return out;

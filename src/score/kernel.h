@@ -1,0 +1,117 @@
+// What score()'s and score_select()'s kernels see: checked, plain, strides in elements.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "core/hd.h"
+#include "core/kernel_table.h"
+#include "core/range.h"
+#include "model/index.h"
+#include "winnow/score.h"
+
+namespace winnow::scoring {
+
+inline constexpr int kDim = IndexKeys::kDim;
+
+struct Params {
+  const uint8_t* q = nullptr;  // e4m3
+  int64_t q_token_stride = 0, q_head_stride = 0;
+  const float* weights = nullptr;
+  int64_t weight_stride = 0;  // between tokens
+  int64_t tokens = 0;
+  int32_t heads = 0;
+  // Paged keys ...
+  const std::byte* cache = nullptr;
+  int64_t page_stride = 0, pages = 0;  // bytes; pages in the cache
+  int32_t page = 1;
+  const int32_t* table = nullptr;
+  int64_t table_stride = 0, table_rows = 0, table_width = 0;
+  const int32_t* requests = nullptr;  // null: contiguous keys
+  int64_t request_stride = 0;
+  // ... or contiguous ones.
+  const uint8_t* rows = nullptr;
+  int64_t row_stride = 0;
+  const float* scales = nullptr;
+  int64_t scale_stride = 0;
+  Ranges ranges;  // limit: columns of a row of logits
+  float* logits = nullptr;
+  int64_t logit_stride = 0;
+  bool clean = false;
+  bool from_start = false;  // logit j of token t goes to column j - start instead of j
+  Device device;
+};
+
+// Consecutive keys that lie side by side in memory: `count` rows of 128 bytes, `row_stride` apart,
+// with their scales. rows is null when they are missing (no such page).
+struct Run {
+  const uint8_t* rows = nullptr;
+  int64_t row_stride = IndexKeys::kRowBytes;
+  const float* scales = nullptr;
+  int64_t scale_stride = 1;
+  int64_t count = 0;
+};
+
+WINNOW_HD inline int32_t request_of(const Params& p, int64_t token) {
+  return p.requests ? p.requests[token * p.request_stride] : 0;
+}
+
+// The run that starts at key `first` of a request, at most `limit` keys long. The one place that
+// decides whether a key is there.
+WINNOW_HD inline Run run_of(const Params& p, int32_t request, int64_t first, int64_t limit) {
+  Run r;
+  if (!p.requests) {
+    r.rows = p.rows + first * p.row_stride, r.row_stride = p.row_stride;
+    r.scales = p.scales + first * p.scale_stride, r.scale_stride = p.scale_stride;
+    r.count = limit;
+    return r;
+  }
+  r.count = limit;
+  if (request < 0 || request >= p.table_rows) return r;
+  const int64_t page = first / p.page, offset = first - page * p.page;
+  if (page >= p.table_width) return r;
+  if (limit > p.page - offset) r.count = p.page - offset;
+  const int64_t found = p.table[request * p.table_stride + page];
+  if (found < 0 || found >= p.pages) return r;
+  const std::byte* base = p.cache + found * p.page_stride;
+  r.rows = reinterpret_cast<const uint8_t*>(base + IndexKeys::row(offset, p.page));
+  r.scales = reinterpret_cast<const float*>(base + IndexKeys::scales(offset, p.page));
+  return r;
+}
+
+// score_select(): score.logits is not used.
+struct SelectParams {
+  Params score;
+  int32_t* ids = nullptr;
+  int64_t id_stride = 0, width = 0;
+  bool relative = false;
+  std::span<std::byte> workspace;
+};
+
+// What the choice of a kernel and the size of its workspace depend on; capacities.
+struct Shape {
+  int32_t heads = 64;
+  int64_t tokens = 1, keys = 0;
+  int32_t topk = 2048;
+};
+
+struct ScoreKernel : Kernel<Shape, Params> {
+  size_t (*workspace)(const Shape&);  // bytes that serve score_select() best
+  void (*run_select)(const ScoreKernel&, const SelectParams&) noexcept;
+};
+
+// score_select()'s table is score()'s.
+std::span<const ScoreKernel> kernels();
+
+void reference(const Params& p) noexcept;
+void simd(const Params& p) noexcept;
+
+// score_select() on the CPU, with any kernel: rows of logits for a few tokens at a time live in the
+// workspace and are selected from before the next tokens come.
+size_t waves_workspace(const Shape& shape);
+size_t smallest_workspace(int64_t keys);  // one row
+int64_t longest_range(const Params& p);   // keys of the token that has most, at least 1
+void in_waves(const ScoreKernel& kernel, const SelectParams& p) noexcept;
+
+}  // namespace winnow::scoring

@@ -1,0 +1,158 @@
+// score and score_select: check the call, choose the kernel.
+#include "winnow/score.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/check.h"
+#include "score/kernel.h"
+#include "winnow/model.h"
+#include "winnow/plan.h"
+
+namespace winnow {
+
+namespace scoring {
+
+std::span<const ScoreKernel> kernels() {
+  static const ScoreKernel table[] = {
+      {{{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd},
+       waves_workspace,
+       in_waves},
+      {{{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference},
+       waves_workspace,
+       in_waves},
+  };
+  return table;
+}
+
+namespace {
+
+// Keys of a row that the call can name: of score_select(), which has no logits to bound them.
+int64_t key_limit(const ScoreArgs& a) {
+  if (!a.block_table) return a.key_rows.shape[0];
+  int64_t keys = 0;
+  const bool overflow = __builtin_mul_overflow(a.block_table.shape[1], a.keys.page, &keys);
+  return overflow ? INT32_MAX : std::clamp<int64_t>(keys, 0, INT32_MAX);
+}
+
+void check_keys(const Check& check, const ScoreArgs& a, Params& p) {
+  check.that(!(a.keys && a.key_rows), "keys", "either a cache or key_rows", "both");
+  if (a.key_rows) {
+    check.tensor(a.key_rows, "key_rows", DType::kE4m3, {Check::kAny, kIndexDim});
+    check.range(a.key_rows.shape[0], "key_rows rows", 0, INT32_MAX);
+    check.tensor(a.key_scales, "key_scales", DType::kF32, {a.key_rows.shape[0]});
+    check.that(!a.block_table, "block_table", "none with key_rows", shape_of(a.block_table));
+    check.that(!a.requests, "requests", "none with key_rows", shape_of(a.requests));
+    p.rows = static_cast<const uint8_t*>(a.key_rows.data), p.row_stride = a.key_rows.stride[0];
+    p.scales = static_cast<const float*>(a.key_scales.data);
+    p.scale_stride = a.key_scales.stride[0];
+    return;
+  }
+  const Cache c = check.cache(a.keys, "keys", false);
+  check.that(c.format == CacheFormat::kIndexKeys, "keys", "a cache of index_keys",
+             std::string(name_of(c.format)));
+  check.tensor(a.block_table, "block_table", DType::kI32, {Check::kAny, Check::kAny});
+  check.tensor(a.requests, "requests", DType::kI32, {p.tokens});
+  check.that(!a.key_scales, "key_scales", "none with a cache", shape_of(a.key_scales));
+  p.cache = static_cast<const std::byte*>(c.data), p.page_stride = c.page_stride;
+  p.pages = c.pages, p.page = c.page;
+  p.table = static_cast<const int32_t*>(a.block_table.data);
+  p.table_stride = a.block_table.stride[0];
+  p.table_rows = a.block_table.shape[0], p.table_width = a.block_table.shape[1];
+  static constexpr int32_t kNoToken = 0;  // paged keys show by `requests`, with no tokens too
+  p.requests = p.tokens > 0 ? static_cast<const int32_t*>(a.requests.data) : &kNoToken;
+  p.request_stride = a.requests.stride[0];
+}
+
+// Everything but the logits.
+Params checked(const Check& check, const ScoreArgs& a) {
+  check.tensor(a.q, "q", DType::kE4m3, {Check::kAny, Check::kAny, kIndexDim});
+  Params p;
+  p.tokens = a.q.shape[0];
+  p.heads = static_cast<int32_t>(check.range(a.q.shape[1], "q heads", kMinHeads, kMaxHeads));
+  check.tensor(a.weights, "weights", DType::kF32, {p.tokens, p.heads});
+  check_keys(check, a, p);
+  check.optional(a.starts, "starts", DType::kI32, {p.tokens});
+  check.tensor(a.ends, "ends", DType::kI32, {p.tokens});
+  if (a.plan) {
+    check.that(a.plan->tokens() == p.tokens, "plan",
+               cat("a plan refilled for ", p.tokens, " tokens"), cat("one for ", a.plan->tokens()));
+    check.that(a.plan->options().index_heads == p.heads, "plan",
+               cat("a plan for ", p.heads, " index heads"),
+               cat("one for ", a.plan->options().index_heads));
+  }
+  p.q = static_cast<const uint8_t*>(a.q.data);
+  p.q_token_stride = a.q.stride[0], p.q_head_stride = a.q.stride[1];
+  p.weights = static_cast<const float*>(a.weights.data), p.weight_stride = a.weights.stride[0];
+  p.ranges = {static_cast<const int32_t*>(a.starts.data), a.starts.stride[0],
+              static_cast<const int32_t*>(a.ends.data), a.ends.stride[0], key_limit(a)};
+  p.device = a.plan ? a.plan->options().target.device : a.target.device;
+  return p;
+}
+
+const ScoreKernel& kernel_for(const char* stage, const ScoreArgs& a, const Shape& shape) {
+  return a.plan ? *static_cast<const ScoreKernel*>(a.plan->chosen(Stage::kScore))
+                : choose(stage, kernels(), shape, a.target);
+}
+
+Shape shape_for(const Params& p, int64_t topk) {
+  return {p.heads, p.tokens, p.ranges.limit,
+          static_cast<int32_t>(std::min<int64_t>(topk, INT32_MAX))};
+}
+
+}  // namespace
+}  // namespace scoring
+
+void score(const ScoreArgs& args) {
+  const Check check("score");
+  scoring::Params p = scoring::checked(check, args);
+  // Contiguous keys have a column each; paged ones are bounded by the columns given.
+  const int64_t columns = args.key_rows ? args.key_rows.shape[0] : Check::kAny;
+  check.output(args.logits, "logits", DType::kF32, {p.tokens, columns});
+  check.tensor(args.logits, "logits", DType::kF32, {p.tokens, columns});
+  p.ranges.limit = check.range(args.logits.shape[1], "logits columns", 0, INT32_MAX);
+  p.logits = static_cast<float*>(args.logits.data), p.logit_stride = args.logits.stride[0];
+  p.clean = args.clean;
+  scoring::kernel_for("score", args, scoring::shape_for(p, 0)).run(p);
+}
+
+void score_select(const ScoreSelectArgs& args) {
+  const Check check("score_select");
+  scoring::SelectParams p;
+  p.score = scoring::checked(check, args.score);
+  check.that(!args.score.logits, "logits", "none", shape_of(args.score.logits));
+  check.output(args.ids, "ids", DType::kI32, {p.score.tokens, Check::kAny});
+  check.tensor(args.ids, "ids", DType::kI32, {p.score.tokens, Check::kAny});
+  p.ids = static_cast<int32_t*>(args.ids.data), p.id_stride = args.ids.stride[0];
+  p.width = args.ids.shape[1];
+  p.relative = args.relative;
+  const scoring::Shape shape = scoring::shape_for(p.score, p.width);
+  const auto& kernel = scoring::kernel_for("score_select", args.score, shape);
+
+  std::vector<std::byte> own;
+  p.workspace = args.workspace;
+  size_t least = 0;
+  if (p.score.device.kind == DeviceKind::kCpu) {
+    // The longest range, not the table's width, decides what a call on the CPU needs.
+    const int64_t keys = scoring::longest_range(p.score);
+    least = scoring::smallest_workspace(keys);
+    if (!args.score.plan && args.workspace.empty()) {
+      own.resize(kernel.workspace({shape.heads, shape.tokens, keys, shape.topk}));
+      p.workspace = own;
+    }
+  } else {
+    least = kernel.workspace(shape);
+  }
+  check.that(p.workspace.size() >= least, "workspace", cat("at least ", least, " bytes"),
+             cat(p.workspace.size()));
+  kernel.run_select(kernel, p);
+}
+
+size_t score_select_workspace_bytes(const ScoreSelectArgs& args) {
+  const Check check("score_select");
+  const scoring::Params p = scoring::checked(check, args.score);
+  const scoring::Shape shape = scoring::shape_for(p, args.ids.shape[1]);
+  return scoring::kernel_for("score_select", args.score, shape).workspace(shape);
+}
+
+}  // namespace winnow
