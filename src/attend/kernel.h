@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "core/hd.h"
 #include "core/kernel_table.h"
@@ -18,6 +19,7 @@ struct ListView {
   int64_t page_stride = 0;  // bytes
   int64_t pages = 0;
   int32_t page = 1;
+  int32_t page_shift = -1;  // log2(page) when page is a power of two: saves resolve() a division
   CacheFormat format = CacheFormat::kV32Fp8;
   const int32_t* indices = nullptr;
   int64_t index_stride = 0;
@@ -39,7 +41,7 @@ struct Entry {
 WINNOW_HD inline Entry resolve(const ListView& list, int32_t index, int32_t request) {
   Entry e;
   if (index < 0) return e;
-  const int64_t page = index / list.page;
+  const int64_t page = list.page_shift >= 0 ? index >> list.page_shift : index / list.page;
   if (list.block_table) {
     if (page >= list.table_width || request < 0 || request >= list.table_rows) return e;
     const int64_t found = list.block_table[request * list.table_stride + page];
@@ -100,8 +102,17 @@ struct AttendKernel : Kernel<Shape, Params> {
 
 std::span<const AttendKernel> kernels();
 
-// One (token, head)'s softmax state over part of the lists, before division by the sum.
-// m: largest scaled logit (natural units), l: sum of e^{s - m}; o: sum of e^{s - m} V.
 inline constexpr int kValueDim = 512;  // d_v of both families
+inline constexpr int kMaxKeyDim = 576;
+
+// The specification: fp64, one token after the other, without the schedule.
+void reference(const Params& p) noexcept;
+size_t reference_workspace(const Shape& shape, int64_t tiles);
+// Portable vectors, fp32.
+void simd(const Params& p) noexcept;
+size_t simd_workspace(const Shape& shape, int64_t tiles);
+
+// Record `e` of a list as the fp32 values that every kernel starts from: d_qk of them.
+void decode(const ListView& list, const Entry& e, float* out) noexcept;
 
 }  // namespace winnow::attention

@@ -1,6 +1,7 @@
 // Gathers every stage's kernel table. Beside plan and pipeline, the one place that sees all stages.
 #include "winnow/support.h"
 
+#include "attend/kernel.h"
 #include "locate/kernel.h"
 #include "score/kernel.h"
 #include "select/kernel.h"
@@ -18,6 +19,7 @@ std::vector<KernelInfo> support() {
   list_kernels("score_select", scoring::kernels(), out);
   list_kernels("select", selection::kernels(), out);
   list_kernels("locate", location::kernels(), out);
+  list_kernels("attend", attention::kernels(), out);
   return out;
 }
 

@@ -1,0 +1,247 @@
+// attend: checks the call, chooses the kernel, lays out schedule and workspace.
+#include "winnow/attend.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+
+#include "attend/kernel.h"
+#include "core/arena.h"
+#include "core/check.h"
+#include "cpu/threads.h"
+#include "model/records.h"
+#include "plan/schedule.h"
+#include "winnow/model.h"
+#include "winnow/plan.h"
+
+namespace winnow {
+
+namespace attention {
+
+std::span<const AttendKernel> kernels() {
+  static constexpr AttendKernel table[] = {
+      {{{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd}, simd_workspace},
+      {{{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference},
+       reference_workspace},
+  };
+  return table;
+}
+
+namespace {
+
+const Model& family(CacheFormat format) {
+  return format == kV32.fp8 || format == kV32.bf16 ? kV32 : kV4;
+}
+
+bool given(const KvList& list) { return list.cache || list.indices; }
+
+ListView checked_list(const Check& check, const KvList& a, int number, int64_t tokens) {
+  const std::string name = cat("lists[", number, "].");
+  const auto field = [&](const char* f) { return name + f; };
+  const Cache cache = check.cache(a.cache, field("cache").c_str(), true);
+  check.that(cache.format != CacheFormat::kIndexKeys, field("cache").c_str(),
+             "a format that holds latent KV", "index_keys");
+  check.tensor(a.indices, field("indices").c_str(), DType::kI32, {tokens, Check::kAny});
+  check.range(a.indices.shape[1], field("indices (columns)").c_str(), 0, INT32_MAX);
+  if (a.lengths) check.strided(a.lengths, field("lengths").c_str(), DType::kI32, {tokens});
+  ListView v;
+  v.data = static_cast<const std::byte*>(cache.data);
+  v.page_stride = cache.page_stride, v.pages = cache.pages, v.page = cache.page;
+  if (std::has_single_bit(static_cast<uint32_t>(cache.page)))
+    v.page_shift = std::countr_zero(static_cast<uint32_t>(cache.page));
+  v.format = cache.format;
+  v.indices = static_cast<const int32_t*>(a.indices.data), v.index_stride = a.indices.stride[0];
+  v.width = static_cast<int32_t>(a.indices.shape[1]);
+  v.lengths = static_cast<const int32_t*>(a.lengths.data), v.length_stride = a.lengths.stride[0];
+  if (check.optional(a.block_table, field("block_table").c_str(), DType::kI32,
+                     {Check::kAny, Check::kAny})) {
+    // An empty table has no data; a table of no rows rejects every id all the same.
+    static constexpr int32_t kNone = 0;
+    v.block_table = a.block_table.data ? static_cast<const int32_t*>(a.block_table.data) : &kNone;
+    v.table_stride = a.block_table.stride[0];
+    v.table_rows = static_cast<int32_t>(std::min<int64_t>(a.block_table.shape[0], INT32_MAX));
+    v.table_width = static_cast<int32_t>(std::min<int64_t>(a.block_table.shape[1], INT32_MAX));
+  }
+  return v;
+}
+
+void check_query(const Check& check, const AttendArgs& a, Params& p) {
+  const Model& model = family(a.lists[0].cache.format);
+  const int64_t d = a.q_rope ? model.d_nope : model.d_qk;
+  check.tensor(a.q, "q", DType::kBf16, {Check::kAny, Check::kAny, d});
+  const int64_t tokens = check.range(a.q.shape[0], "q (tokens)", 0, INT32_MAX - 1);
+  const int64_t heads = check.range(a.q.shape[1], "q (heads)", kMinHeads, kMaxHeads);
+  p.tokens = static_cast<int32_t>(tokens), p.heads = static_cast<int32_t>(heads);
+  p.q = static_cast<const bf16*>(a.q.data);
+  p.q_token_stride = a.q.stride[0], p.q_head_stride = a.q.stride[1];
+  if (check.optional(a.q_rope, "q_rope", DType::kBf16, {tokens, heads, model.d_rope})) {
+    p.q_rope = static_cast<const bf16*>(a.q_rope.data);
+    p.rope_token_stride = a.q_rope.stride[0], p.rope_head_stride = a.q_rope.stride[1];
+  } else {
+    p.q_rope = p.q ? p.q + model.d_nope : nullptr;
+    p.rope_token_stride = p.q_token_stride, p.rope_head_stride = p.q_head_stride;
+  }
+}
+
+void check_lists(const Check& check, const AttendArgs& a, Params& p) {
+  p.list_count = given(a.lists[1]) ? 2 : 1;
+  for (int i = 0; i < p.list_count; ++i) p.lists[i] = checked_list(check, a.lists[i], i, p.tokens);
+  if (p.list_count == 2) {
+    const CacheFormat f0 = p.lists[0].format, f1 = p.lists[1].format;
+    check.that(family(f0).name == family(f1).name, "lists[1].cache",
+               cat("a format of ", family(f0).name, ", as lists[0]"), cat(name_of(f1)));
+    check.range(int64_t{p.lists[0].width} + p.lists[1].width, "lists (columns)", 0, INT32_MAX);
+  }
+  if (p.lists[0].block_table || p.lists[1].block_table)
+    check.that(static_cast<bool>(a.requests), "requests",
+               cat("[", p.tokens, "] int32, which logical ids need"), "nothing");
+  if (a.requests) {
+    check.strided(a.requests, "requests", DType::kI32, {p.tokens});
+    p.requests = static_cast<const int32_t*>(a.requests.data);
+    p.request_stride = a.requests.stride[0];
+  }
+}
+
+void check_results(const Check& check, const AttendArgs& a, Params& p) {
+  const int64_t tokens = p.tokens, heads = p.heads;
+  if (check.optional(a.sink, "sink", DType::kF32, {heads}))
+    p.sink = static_cast<const float*>(a.sink.data);
+  check.output(a.out, "out", DType::kBf16, {tokens, heads, kValueDim});
+  check.tensor(a.out, "out", DType::kBf16, {tokens, heads, kValueDim});
+  p.out = static_cast<bf16*>(a.out.data);
+  p.out_token_stride = a.out.stride[0], p.out_head_stride = a.out.stride[1];
+  if (a.lse) {
+    check.output(a.lse, "lse", DType::kF32, {tokens, heads});
+    p.lse = static_cast<float*>(a.lse.data);
+    p.lse_token_stride = a.lse.stride[0], p.lse_head_stride = a.lse.stride[1];
+  }
+  if (a.max_logit) {
+    check.output(a.max_logit, "max_logit", DType::kF32, {tokens, heads});
+    p.max_logit = static_cast<float*>(a.max_logit.data);
+    p.max_token_stride = a.max_logit.stride[0], p.max_head_stride = a.max_logit.stride[1];
+  }
+  p.empty_lse = a.empty_lse_negative ? -std::numeric_limits<float>::infinity()
+                                     : std::numeric_limits<float>::infinity();
+}
+
+// A call whose arguments are right: parameters, kernel, and the workspace's layout.
+class Call {
+ public:
+  explicit Call(const AttendArgs& a) : plan_(a.plan) {
+    check_.that(given(a.lists[0]), "lists[0]", "a list", "none");
+    check_query(check_, a, p_);
+    check_lists(check_, a, p_);
+    check_results(check_, a, p_);
+    p_.scale = a.scale;
+    const Target& target = plan_ ? plan_->options().target : a.target;
+    p_.device = target.device;
+    shape_ = {.formats = {p_.lists[0].format, p_.lists[1].format},
+              .list_count = p_.list_count,
+              .heads = p_.heads,
+              .tokens = p_.tokens,
+              .width = p_.lists[0].width + p_.lists[1].width};
+    if (p_.list_count == 1) shape_.formats[1] = shape_.formats[0];
+    if (plan_) check_plan();
+    kernel_ = plan_ ? static_cast<const AttendKernel*>(plan_->chosen(Stage::kAttend))
+                    : &choose("attend", kernels(), shape_, target);
+    if (plan_ && kernel_->fits)
+      if (const std::string why = kernel_->fits(shape_); !why.empty())
+        check_.fail("lists", cat("what the plan's kernel, ", kernel_->name, ", can read"), why);
+  }
+
+  size_t workspace_bytes() const {
+    Arena arena;
+    carve(arena);
+    return arena.bytes();
+  }
+
+  void run(std::span<std::byte> workspace) {
+    Arena arena(workspace);
+    const planning::ScheduleMemory memory = carve(arena, &p_.workspace);
+    if (plan_) p_.schedule = plan_->schedule();
+    else if (on_cpu()) p_.schedule = planning::make_schedule(schedule_shape(), ends(), memory);
+    winnow::run("attend", *kernel_, p_);
+  }
+
+  bool on_cpu() const { return p_.device.kind == DeviceKind::kCpu; }
+  const Check& check() const { return check_; }
+
+ private:
+  void check_plan() const {
+    const PlanOptions& o = plan_->options();
+    check_.that(plan_->tokens() == p_.tokens, "plan",
+                cat("a plan refilled for ", p_.tokens, " tokens"),
+                cat("one for ", plan_->tokens()));
+    check_.that(o.heads == p_.heads, "plan", cat("a plan for ", p_.heads, " heads"),
+                cat("one for ", o.heads));
+    // The schedule covers this many positions of a token.
+    check_.that(shape_.width <= o.topk + o.extra_topk, "lists (columns)",
+                cat("at most ", o.topk + o.extra_topk, ", as planned"), cat(shape_.width));
+  }
+
+  planning::ScheduleShape schedule_shape() const {
+    return {.tokens = p_.tokens,
+            .widths = {p_.lists[0].width, p_.lists[1].width},
+            .workers = host::threads()};
+  }
+
+  // What the balance of the workers rests on: the lengths, where one list has them.
+  std::span<const int32_t> ends() const {
+    const ListView& list = p_.lists[0];
+    if (p_.list_count > 1 || !list.lengths || list.length_stride != 1) return {};
+    return {list.lengths, static_cast<size_t>(p_.tokens)};
+  }
+
+  // Schedule (when there is no plan to bring one), then the kernel's own.
+  planning::ScheduleMemory carve(Arena& arena, std::span<std::byte>* rest = nullptr) const {
+    planning::ScheduleMemory m;
+    int64_t tiles = plan_ ? static_cast<int64_t>(plan_->schedule().tiles.size()) : 0;
+    if (!plan_ && on_cpu()) {
+      const planning::ScheduleShape s = schedule_shape();
+      tiles = planning::max_tiles(s);
+      m.tiles = {arena.take<Tile>(tiles), static_cast<size_t>(tiles)};
+      m.worker_starts = {arena.take<int32_t>(s.workers + 1), static_cast<size_t>(s.workers) + 1};
+      m.split_starts = {arena.take<int32_t>(s.tokens + 1), static_cast<size_t>(s.tokens) + 1};
+    }
+    const size_t bytes = kernel_->workspace(shape_, tiles);
+    std::byte* own = arena.take<std::byte>(bytes);
+    if (rest) *rest = {own, bytes};
+    return m;
+  }
+
+  const Check check_{"attend"};
+  const Plan* plan_;
+  Params p_;
+  Shape shape_;
+  const AttendKernel* kernel_ = nullptr;
+};
+
+struct Free {
+  void operator()(void* p) const { std::free(p); }
+};
+
+}  // namespace
+}  // namespace attention
+
+void attend(const AttendArgs& args) {
+  attention::Call call(args);
+  const size_t bytes = call.workspace_bytes();
+  if (args.workspace.empty() && !args.plan && call.on_cpu()) {
+    const std::unique_ptr<std::byte, attention::Free> own(
+        static_cast<std::byte*>(std::malloc(bytes)));
+    if (!own) throw Error(ErrorCode::kRuntime, cat("attend: no memory for ", bytes, " bytes"));
+    call.run({own.get(), bytes});
+    return;
+  }
+  call.check().that(args.workspace.size() >= bytes, "workspace", cat("at least ", bytes, " bytes"),
+                    std::to_string(args.workspace.size()));
+  call.run(args.workspace);
+}
+
+size_t attend_workspace_bytes(const AttendArgs& args) {
+  return attention::Call(args).workspace_bytes();
+}
+
+}  // namespace winnow

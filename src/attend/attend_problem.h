@@ -1,0 +1,236 @@
+// A case of attend_cases.h with contents, and its answer by the book: fp64, two passes, one entry
+// after the other. Slots that no list may read hold NaN.
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <optional>
+
+#include "attend/attend_cases.h"
+#include "attend/kernel.h"
+#include "core/formats.h"
+#include "testing.h"
+#include "winnow/attend.h"
+#include "winnow/model.h"
+#include "winnow/write.h"
+
+namespace winnow::attention {
+
+using winnow::testing::draw;
+using winnow::testing::Guarded;
+using winnow::testing::normal;
+using winnow::testing::Rng;
+
+inline constexpr float kInf = std::numeric_limits<float>::infinity();
+
+inline const Model& model_of_format(CacheFormat f) {
+  return f == kV32.fp8 || f == kV32.bf16 ? kV32 : kV4;
+}
+
+// One list's cache and indices.
+struct ProblemList {
+  CaseList c;
+  Cache cache;
+  std::unique_ptr<Guarded<uint8_t>> bytes;
+  std::unique_ptr<Guarded<int32_t>> indices, lengths, table;
+  int64_t table_rows = 2, table_width = 0;
+
+  ProblemList(const Case& all, const CaseList& list, Rng& rng) : c(list) {
+    const int64_t stride = page_bytes(c.format, c.page) + (all.strided ? 4608 : 0);
+    const int64_t slots = c.pages * c.page;
+    // All ones: NaN as e4m3, as bf16, as fp32 and as ue8m0.
+    bytes = std::make_unique<Guarded<uint8_t>>(c.pages * stride, 0xff);
+    cache = {bytes->data(), c.format, c.pages, c.page, stride};
+    write_records(all, rng);
+    // Every other slot holds a record.
+    const auto live = [&] { return 2 * draw(rng, 0, (slots + 1) / 2 - 1); };
+
+    table_width = (slots + c.page - 1) / c.page + 1;
+    table = std::make_unique<Guarded<int32_t>>(table_rows * table_width);
+    const auto bad_pages = testing::hostile(c.pages);
+    for (int64_t r = 0; r < table_rows; ++r)
+      for (int64_t i = 0; i < table_width; ++i)
+        (*table)[r * table_width + i] =
+            i < c.pages ? static_cast<int32_t>((i + r) % c.pages) : bad_pages[i % bad_pages.size()];
+
+    indices = std::make_unique<Guarded<int32_t>>(all.tokens * c.width);
+    lengths = std::make_unique<Guarded<int32_t>>(all.tokens);
+    const int64_t limit = c.logical ? table_width * c.page : slots;
+    const auto bad = testing::hostile(limit);
+    for (int64_t t = 0; t < all.tokens; ++t) {
+      const int64_t length[] = {c.width - c.width / 3, 0, c.width + 7, -3, 1};
+      (*lengths)[t] = static_cast<int32_t>(length[t % 5]);
+      for (int64_t k = 0; k < c.width; ++k) {
+        // Behind the length: slots that hold NaN. Before it: one entry in ten is hostile.
+        const bool behind = c.lengths && k >= (*lengths)[t];
+        int64_t index = slots < 2 || draw(rng, 0, 9) == 0 ? bad[draw(rng, 0, bad.size() - 1)]
+                        : behind                          ? live() ^ 1
+                                                          : live();
+        if (behind && index == slots) index = INT32_MAX;
+        // A shifted page of an odd size moves a live slot to a dead one: move it back.
+        if (c.logical && index >= 0 && index < slots && !behind) index = logical(index, t % 2);
+        (*indices)[t * c.width + k] = static_cast<int32_t>(index);
+      }
+    }
+  }
+
+  // The id that request r's table row maps to this slot.
+  int64_t logical(int64_t slot, int64_t r) const {
+    return ((slot / c.page - r + c.pages) % c.pages) * c.page + slot % c.page;
+  }
+
+  void write_records(const Case& all, Rng& rng) {
+    const int64_t slots = c.pages * c.page, n = (slots + 1) / 2;
+    const int64_t d = model_of_format(c.format).d_qk;
+    std::vector<bf16> kv(n * d);
+    std::vector<int64_t> where(n);
+    for (int64_t i = 0; i < n; ++i) {
+      where[i] = 2 * i;
+      for (int64_t j = 0; j < d; ++j) {
+        // Magnitudes vary from tile to tile.
+        float x = normal(rng) * std::ldexp(1.0f, static_cast<int>((i + j / 64) % 5) - 2);
+        if (all.logits == Logits::kEqual && i > 0) x = to_float(kv[j]);
+        if (all.logits == Logits::kDominant && i != n / 2) x *= 0.1f;
+        if (all.logits == Logits::kDominant && i == n / 2) x = 3.0f + x;
+        if (all.logits == Logits::kWide) x *= 20;
+        kv[i * d + j] = to_bf16(x);
+      }
+    }
+    if (n > 0)
+      winnow::write({.kv = tensor(kv.data(), {n, d}),
+                     .slots = tensor(where.data(), {n}),
+                     .cache = cache,
+                     .target = {.kernel = "reference"}});
+  }
+
+  KvList view(int64_t tokens) {
+    KvList l{.cache = cache, .indices = tensor(indices->data(), {tokens, c.width})};
+    if (c.lengths) l.lengths = tensor(lengths->data(), {tokens});
+    if (c.logical) l.block_table = tensor(table->data(), {table_rows, table_width});
+    return l;
+  }
+
+  // The record that column k of token t means, if it is valid: the contract, spelled out.
+  std::optional<Entry> entry(int64_t t, int64_t k, int64_t request) const {
+    const int64_t index = (*indices)[t * c.width + k];
+    if (c.lengths && k >= (*lengths)[t]) return {};
+    if (index < 0) return {};
+    if (!c.logical) {
+      if (index >= c.pages * c.page) return {};
+      return Entry{index / c.page, static_cast<int32_t>(index % c.page)};
+    }
+    if (index / c.page >= table_width || request < 0 || request >= table_rows) return {};
+    const int64_t page = (*table)[request * table_width + index / c.page];
+    if (page < 0 || page >= c.pages) return {};
+    return Entry{page, static_cast<int32_t>(index % c.page)};
+  }
+};
+
+struct Answer {
+  std::vector<float> out, lse, max_logit;  // [T, H, 512], [T, H], [T, H]
+};
+
+struct Problem {
+  Case c;
+  const Model& model;
+  Rng rng;
+  std::vector<std::unique_ptr<ProblemList>> lists;
+  int64_t q_head, q_token, rope_head, rope_token;  // strides
+  Guarded<bf16> q, rope;
+  Guarded<int32_t> requests;
+  Guarded<float> sink;
+
+  explicit Problem(const Case& c_)
+      : c(c_),
+        model(model_of_format(c.list[0].format)),
+        rng(c.tokens * 7919 + c.heads * 31 + c.list[0].width),
+        q_head((c.split_query ? model.d_nope : model.d_qk) + (c.strided ? 24 : 0)),
+        q_token(q_head * c.heads + (c.strided ? 40 : 0)),
+        rope_head(model.d_rope + (c.strided ? 8 : 0)),
+        rope_token(rope_head * c.heads + (c.strided ? 16 : 0)),
+        q(c.tokens * q_token, 0xff),
+        rope(c.tokens * rope_token, 0xff),
+        requests(c.tokens),
+        sink(c.heads) {
+    for (int i = 0; i < c.lists; ++i)
+      lists.push_back(std::make_unique<ProblemList>(c, c.list[i], rng));
+    const float size = c.logits == Logits::kHuge ? 1e30f : 1.0f;
+    for (int64_t t = 0; t < c.tokens; ++t) {
+      // Row 2 of the tables does not exist: one token in eight has no valid logical id.
+      requests[t] = static_cast<int32_t>(t % 8 == 7 ? 2 : t % 2);
+      for (int64_t h = 0; h < c.heads; ++h)
+        for (int64_t d = 0; d < model.d_qk; ++d) query(t, h, d) = to_bf16(normal(rng) * size);
+    }
+    const float sinks[] = {-kInf, 0.5f, 3.0f, kInf, -2.0f};
+    for (int64_t h = 0; h < c.heads; ++h) sink[h] = sinks[h % 5];
+  }
+
+  bf16& query(int64_t t, int64_t h, int64_t d) {
+    if (c.split_query && d >= model.d_nope)
+      return rope[t * rope_token + h * rope_head + d - model.d_nope];
+    return q[t * q_token + h * q_head + d];
+  }
+
+  AttendArgs args() {
+    AttendArgs a{.q = tensor(q.data(), {c.tokens, c.heads, model.d_qk}, {q_token, q_head, 1}),
+                 .scale = c.scale};
+    if (c.split_query) {
+      a.q.shape[2] = model.d_nope;
+      a.q_rope = tensor(rope.data(), {c.tokens, c.heads, model.d_rope}, {rope_token, rope_head, 1});
+    }
+    bool logical = false;
+    for (int i = 0; i < c.lists; ++i) {
+      a.lists[i] = lists[i]->view(c.tokens);
+      logical |= c.list[i].logical;
+    }
+    if (logical) a.requests = tensor(requests.data(), {c.tokens});
+    if (c.sink) a.sink = tensor(sink.data(), {c.heads});
+    return a;
+  }
+
+  Answer expected() {
+    Answer r;
+    for (int64_t t = 0; t < c.tokens; ++t) {
+      // Decode the token's valid entries once.
+      std::vector<float> keys;
+      for (const auto& l : lists)
+        for (int64_t k = 0; k < l->c.width; ++k)
+          if (const auto e = l->entry(t, k, requests[t])) {
+            keys.resize(keys.size() + model.d_qk);
+            const ListView view{.data = static_cast<const std::byte*>(l->cache.data),
+                                .page_stride = l->cache.page_stride,
+                                .page = l->cache.page,
+                                .format = l->c.format};
+            decode(view, *e, keys.data() + keys.size() - model.d_qk);
+          }
+      for (int64_t h = 0; h < c.heads; ++h) row(t, h, keys, r);
+    }
+    return r;
+  }
+
+ private:
+  void row(int64_t t, int64_t h, const std::vector<float>& keys, Answer& r) {
+    const int64_t n = static_cast<int64_t>(keys.size()) / model.d_qk;
+    std::vector<double> s(n), o(kValueDim);
+    double max = -kInf, sum = 0;
+    for (int64_t j = 0; j < n; ++j) {
+      for (int64_t d = 0; d < model.d_qk; ++d)
+        s[j] += double{to_float(query(t, h, d))} * keys[j * model.d_qk + d];
+      max = std::max(max, s[j] *= c.scale);
+    }
+    for (int64_t j = 0; j < n; ++j) {
+      const double p = std::exp(s[j] - max);
+      sum += p;
+      for (int d = 0; d < kValueDim; ++d) o[d] += p * keys[j * model.d_qk + d];
+    }
+    const double lse = max + std::log(sum);
+    double factor = n == 0 ? 0 : 1 / sum;
+    if (c.sink && n > 0) factor /= 1 + std::exp(sink[h] - lse);
+    for (const double x : o) r.out.push_back(static_cast<float>(x * factor));
+    r.lse.push_back(n == 0 ? kInf : static_cast<float>(lse));
+    r.max_logit.push_back(static_cast<float>(max));
+  }
+};
+
+}  // namespace winnow::attention

@@ -1,0 +1,83 @@
+// attend, as specified: fp64 logits, softmax and sums over the values that the records hold.
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <limits>
+
+#include "attend/kernel.h"
+#include "core/arena.h"
+#include "core/formats.h"
+#include "model/records.h"
+
+namespace winnow::attention {
+
+namespace {
+
+struct Sum {  // of one head
+  double o[kValueDim];
+  double m, l, max;
+};
+
+void add(Sum& sum, double s, const float* v) {
+  sum.max = s > sum.max || std::isnan(s) ? s : sum.max;
+  // Clamped to finite values: -inf weighs nothing, +inf weighs e^0, no infinity meets another.
+  const double m = std::clamp(s > sum.m ? s : sum.m, -DBL_MAX, DBL_MAX);
+  const double alpha = std::exp(sum.m - m), p = std::exp(std::min(s, DBL_MAX) - m);
+  sum.l = sum.l * alpha + p;
+  for (int i = 0; i < kValueDim; ++i) sum.o[i] = sum.o[i] * alpha + p * v[i];
+  sum.m = m;
+}
+
+void write(const Params& p, int64_t t, int h, const Sum& sum) {
+  const bool empty = sum.l == 0;
+  const double lse = sum.m + std::log(sum.l);
+  // out = o / (l + e^{sink - m}) = o / l * e^lse / (e^lse + e^sink)
+  const double sink = p.sink && !empty ? std::exp(p.sink[h] - sum.m) : 0;
+  bf16* out = p.out + t * p.out_token_stride + h * p.out_head_stride;
+  for (int i = 0; i < kValueDim; ++i)
+    out[i] = to_bf16(empty ? 0.0f : static_cast<float>(sum.o[i] / (sum.l + sink)));
+  if (p.lse)
+    p.lse[t * p.lse_token_stride + h * p.lse_head_stride] =
+        empty ? p.empty_lse : static_cast<float>(std::isinf(sum.max) ? sum.max : lse);
+  if (p.max_logit)
+    p.max_logit[t * p.max_token_stride + h * p.max_head_stride] = static_cast<float>(sum.max);
+}
+
+}  // namespace
+
+size_t reference_workspace(const Shape& shape, int64_t) {
+  Arena arena;
+  arena.take<Sum>(shape.heads);
+  return arena.bytes();
+}
+
+void reference(const Params& p) noexcept {
+  Sum* sums = Arena(p.workspace).take<Sum>(p.heads);
+  const auto [d_nope, d_rope] = with_latent(p.lists[0].format, [](auto r) {
+    return std::pair{decltype(r)::kNope, decltype(r)::kRope};
+  });
+  for (int64_t t = 0; t < p.tokens; ++t) {
+    std::fill_n(sums, p.heads, Sum{{}, -DBL_MAX, 0, -std::numeric_limits<double>::infinity()});
+    const int32_t request = p.requests ? p.requests[t * p.request_stride] : 0;
+    for (int i = 0; i < p.list_count; ++i) {
+      for (int32_t c = 0; c < columns(p.lists[i], t); ++c) {
+        const int32_t index = p.lists[i].indices[t * p.lists[i].index_stride + c];
+        const Entry e = resolve(p.lists[i], index, request);
+        if (e.page < 0) continue;
+        float k[kMaxKeyDim];
+        decode(p.lists[i], e, k);
+        for (int h = 0; h < p.heads; ++h) {
+          const bf16* q = p.q + t * p.q_token_stride + h * p.q_head_stride;
+          const bf16* rope = p.q_rope + t * p.rope_token_stride + h * p.rope_head_stride;
+          double dot = 0;
+          for (int d = 0; d < d_nope; ++d) dot += double{to_float(q[d])} * k[d];
+          for (int d = 0; d < d_rope; ++d) dot += double{to_float(rope[d])} * k[d_nope + d];
+          add(sums[h], p.scale * dot, k);
+        }
+      }
+    }
+    for (int h = 0; h < p.heads; ++h) write(p, t, h, sums[h]);
+  }
+}
+
+}  // namespace winnow::attention

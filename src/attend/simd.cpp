@@ -1,0 +1,350 @@
+// attend with portable vectors, fp32. Per tile: take 64 valid records at a time, dequantise each
+// once for all heads, S = K Q^T, online softmax, O += P V.
+//
+// Layout. Keys are rows of fp32 and serve both products as they are; queries are transposed once
+// per token, so that S has a row per key and a lane per head. Then the softmax runs down the
+// columns (no sums across lanes), and both products are the same small routine: broadcast a scalar
+// of the left operand, multiply with vectors of the right one.
+//
+// Budget, AVX-512, per d or key step of an 8 x 2 tile: 16 FMA, 2 vector loads, 8 broadcasts; loads
+// take 5 cycles, FMA 16 (one port) or 8 (two). Key chunk of 64 x 64 (16 KB) + query chunk (8 KB)
+// stay in L1; all scratch for 128 heads (480 KB) and O (264 KB) in L2.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "attend/tiles.h"
+#include "core/arena.h"
+#include "model/records.h"
+
+// Accumulators are arrays of vectors, which sizeless (SVE) vectors cannot form.
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "attend/simd.cpp"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+
+#include "attend/vectors-inl.h"
+
+#ifndef WINNOW_ATTEND_SIMD_ONCE
+#define WINNOW_ATTEND_SIMD_ONCE
+namespace winnow::attention {
+namespace {
+
+constexpr int kBlock = 64;       // records per block
+constexpr int kChunk = 64;       // d of a step of S: divides 576 and 512
+constexpr int kKeyStride = 592;  // floats; 37 cache lines, odd, so that 64 rows fill all L1 sets
+static_assert(kBlock <= kMaxBlock && kMaxKeyDim % kChunk == 0 && kKeyStride >= kMaxKeyDim);
+
+struct Scratch {
+  float* keys;                 // [kBlock][kKeyStride]
+  float* queries;              // panels of heads, each [d_qk][panel width]
+  float* logits;               // [kBlock][width]: S, then P
+  float *m, *l, *max, *alpha;  // [width]
+  int64_t width;               // heads, rounded up to any vector
+
+  Scratch(Arena arena, int32_t heads) : width((heads + 31) / 32 * 32) {
+    keys = arena.take<float>(kBlock * kKeyStride);
+    queries = arena.take<float>(kMaxKeyDim * width);
+    logits = arena.take<float>(kBlock * width);
+    for (float** row : {&m, &l, &max, &alpha}) *row = arena.take<float>(width);
+    bytes = arena.bytes();
+  }
+  size_t bytes;
+};
+
+// C[R rows] += A B over `steps`: element (row, step) of A at a[row * ARow + step * a_step].
+struct Product {
+  const float *a, *b;
+  float* c;
+  int64_t a_step, b_step, c_row;
+  int64_t steps;
+  bool fresh;  // C starts from zero
+};
+
+}  // namespace
+}  // namespace winnow::attention
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace winnow::attention::HWY_NAMESPACE {
+
+// Rows x 2 vectors of accumulators, two of B and a broadcast must fit the registers.
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_ARCH_ARM_A64
+constexpr int kRows = 8;
+#else
+constexpr int kRows = 4;
+#endif
+using Full = hn::ScalableTag<float>;
+constexpr size_t kLanes = hn::MaxLanes(Full());
+using Half = hn::CappedTag<float, std::max<size_t>(kLanes / 2, 4)>;
+using Quarter = hn::CappedTag<float, std::max<size_t>(kLanes / 4, 4)>;
+
+template <int R, int V, int ARow, class D>
+HWY_INLINE void multiply(D d, const Product& p) {
+  constexpr int kWide = hn::MaxLanes(D());
+  hn::Vec<D> acc[R][V];
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v)
+      acc[r][v] = p.fresh ? hn::Zero(d) : hn::LoadU(d, p.c + r * p.c_row + v * kWide);
+  const float *a = p.a, *b = p.b;
+  for (int64_t k = 0; k < p.steps; ++k, a += p.a_step, b += p.b_step) {
+    hn::Vec<D> right[V];
+    for (int v = 0; v < V; ++v) right[v] = hn::LoadU(d, b + v * kWide);
+    for (int r = 0; r < R; ++r) {
+      const auto left = hn::Set(d, a[r * ARow]);
+      for (int v = 0; v < V; ++v) acc[r][v] = hn::MulAdd(left, right[v], acc[r][v]);
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < V; ++v) hn::StoreU(acc[r][v], d, p.c + r * p.c_row + v * kWide);
+}
+
+// Calls f(tag, vectors, first head) for panels that cover the heads with little waste.
+template <class F>
+HWY_INLINE void for_panels(int64_t heads, F&& f) {
+  constexpr int64_t L = kLanes;
+  for (int64_t h = 0; h < heads;) {
+    const int64_t left = heads - h;
+    if (left > L + L / 2) f(Full(), std::integral_constant<int, 2>(), h), h += 2 * L;
+    else if (left > L / 2) f(Full(), std::integral_constant<int, 1>(), h), h += L;
+    else if (left > L / 4)
+      f(Half(), std::integral_constant<int, 1>(), h), h += hn::MaxLanes(Half());
+    else f(Quarter(), std::integral_constant<int, 1>(), h), h += hn::MaxLanes(Quarter());
+  }
+}
+
+// The token's queries, transposed into panels; heads past the last are zero.
+void pack_queries(const Params& p, int64_t token, int64_t d_nope, float* out) {
+  const bf16* q = p.q + token * p.q_token_stride;
+  const bf16* rope = p.q_rope + token * p.rope_token_stride;
+  for_panels(p.heads, [&](auto tag, auto vectors, int64_t first) {
+    const int64_t wide = hn::MaxLanes(decltype(tag)()) * vectors;
+    for (int64_t i = 0; i < wide; ++i) {
+      const int64_t h = first + i;
+      const bool there = h < p.heads;
+      for (int64_t d = 0; d < d_nope; ++d)
+        out[d * wide + i] = there ? to_float(q[h * p.q_head_stride + d]) : 0.0f;
+      for (int64_t d = 0; d < V32::kRope; ++d)
+        out[(d_nope + d) * wide + i] = there ? to_float(rope[h * p.rope_head_stride + d]) : 0.0f;
+    }
+    out += (d_nope + V32::kRope) * wide;
+  });
+}
+
+// Whether the e4m3 codes (and scales, given as floats) take the fast path: no NaN code, and scales
+// whose 256-fold is finite.
+template <class R>
+HWY_INLINE bool plain(const uint8_t* codes, const float* scales) {
+  for (int i = 0; i < R::kTiles; ++i)
+    if (!(std::fabs(scales[i]) <= 1e36f)) return false;
+  const hn::CappedTag<uint8_t, 64> d;
+  const auto all = hn::Set(d, uint8_t{0x7f});
+  auto found = hn::Zero(d);
+  for (size_t i = 0; i < R::kNope; i += hn::Lanes(d)) {
+    const auto equal = hn::Eq(hn::And(hn::LoadU(d, codes + i), all), all);
+    found = hn::Or(found, hn::VecFromMask(d, equal));
+  }
+  return hn::AllTrue(d, hn::Eq(found, hn::Zero(d)));
+}
+
+// Records of a list as fp32 rows.
+template <class R>
+void load_rows(const ListView& list, const Entry* rows, int32_t count, float* out) {
+  const Full d;
+  for (int32_t n = 0; n < count; ++n, out += kKeyStride) {
+    const std::byte* page = list.data + rows[n].page * list.page_stride;
+    const int64_t off = rows[n].offset;
+    if constexpr (R::kQuantized) {
+      const hn::Rebind<int8_t, Full> d8;
+      const hn::Rebind<int16_t, Full> d16;
+      const hn::Rebind<hwy::float16_t, Full> dh;
+      const auto* codes = reinterpret_cast<const int8_t*>(page + R::row(off, list.page));
+      const auto* stored =
+          reinterpret_cast<const typename R::Scale*>(page + R::scales(off, list.page));
+      float scales[R::kTiles];
+      for (int i = 0; i < R::kTiles; ++i)
+        if constexpr (sizeof(stored[0]) == 1) scales[i] = from_ue8m0(stored[i]);
+        else scales[i] = stored[i];
+      if (!plain<R>(reinterpret_cast<const uint8_t*>(codes), scales)) {
+        decode(list, rows[n], out);
+        continue;
+      }
+      // An e4m3 code is an fp16 one with three exponent bits less: shifted into place it is worth
+      // 2^-8 of its value, exactly, subnormals included.
+      for (int i = 0; i < R::kTiles; ++i) {
+        const auto scale = hn::Set(d, scales[i] * 256.0f);
+        for (size_t j = i * R::kTile; j < size_t(i + 1) * R::kTile; j += kLanes) {
+          const auto wide = hn::PromoteTo(d16, hn::LoadU(d8, codes + j));
+          const auto half = hn::And(hn::ShiftLeft<7>(wide), hn::Set(d16, int16_t(0xbf80)));
+          hn::StoreU(hn::Mul(hn::PromoteTo(d, hn::BitCast(dh, half)), scale), d, out + j);
+        }
+      }
+      const auto* rope = reinterpret_cast<const bf16*>(page + R::rope(off, list.page));
+      for (size_t j = 0; j < R::kRope; j += kLanes)
+        hn::StoreU(load_bf16(d, rope + j), d, out + R::kNope + j);
+    } else {
+      const auto* row = reinterpret_cast<const bf16*>(page + R::row(off, list.page));
+      for (size_t j = 0; j < R::kDim; j += kLanes) hn::StoreU(load_bf16(d, row + j), d, out + j);
+    }
+  }
+}
+
+// Asks for the records of the next block while this one is worked on.
+void prefetch_rows(const Params& p, const Rows& rows) {
+  for (int32_t n = 0; n < rows.count; ++n) {
+    const ListView& list = p.lists[n >= rows.cut];
+    with_latent(list.format, [&](auto record) {
+      using R = decltype(record);
+      const std::byte* page = list.data + rows.row[n].page * list.page_stride;
+      const std::byte* row = page + R::row(rows.row[n].offset, list.page);
+      for (int64_t b = 0; b < R::kRowBytes; b += 64) __builtin_prefetch(row + b, 0, 2);
+      if constexpr (R::kQuantized)
+        __builtin_prefetch(page + R::scales(rows.row[n].offset, list.page), 0, 2);
+    });
+  }
+}
+
+// S of `count` keys, in chunks of d that keep both operands in L1.
+void logits(const Scratch& s, int64_t heads, int64_t d_qk, int32_t count) {
+  for (int64_t d0 = 0; d0 < d_qk; d0 += kChunk) {
+    const float* panel = s.queries;
+    for_panels(heads, [&](auto tag, auto vectors, int64_t first) {
+      const int64_t wide = hn::MaxLanes(decltype(tag)()) * vectors;
+      for (int32_t k = 0; k < count; k += kRows)
+        multiply<kRows, vectors, kKeyStride>(tag, {.a = s.keys + k * kKeyStride + d0,
+                                                   .b = panel + d0 * wide,
+                                                   .c = s.logits + k * s.width + first,
+                                                   .a_step = 1,
+                                                   .b_step = wide,
+                                                   .c_row = s.width,
+                                                   .steps = kChunk,
+                                                   .fresh = d0 == 0});
+      panel += d_qk * wide;
+    });
+  }
+}
+
+// S -> P, and the running maximum and sum of every head. alpha is what the sums so far shrink by.
+void softmax(const Scratch& s, int32_t count, float scale) {
+  const Full d;
+  const auto factor = hn::Set(d, scale), top = hn::Set(d, FLT_MAX);
+  for (int64_t h = 0; h < s.width; h += kLanes) {
+    auto block = hn::Set(d, -std::numeric_limits<float>::infinity());
+    for (int32_t k = 0; k < count; ++k) {
+      float* at = s.logits + k * s.width + h;
+      const auto v = hn::Mul(hn::LoadU(d, at), factor);
+      hn::StoreU(v, d, at);
+      block = hn::Max(block, v);
+    }
+    hn::StoreU(hn::Max(hn::LoadU(d, s.max + h), block), d, s.max + h);
+    // Clamped: m starts at -FLT_MAX and never reaches +inf, so that no difference is inf - inf.
+    const auto old = hn::LoadU(d, s.m + h), m = hn::Max(old, hn::Min(block, top));
+    const auto alpha = exp_negative(d, hn::Sub(old, m));
+    auto sum = hn::Mul(hn::LoadU(d, s.l + h), alpha);
+    for (int32_t k = 0; k < count; ++k) {
+      float* at = s.logits + k * s.width + h;
+      const auto v = hn::LoadU(d, at);
+      const auto x = hn::Sub(hn::IfThenElse(hn::Gt(v, top), top, v), m);
+      const auto p = exp_negative(d, x);
+      hn::StoreU(p, d, at);
+      sum = hn::Add(sum, p);
+    }
+    hn::StoreU(m, d, s.m + h);
+    hn::StoreU(sum, d, s.l + h);
+    hn::StoreU(alpha, d, s.alpha + h);
+  }
+}
+
+// O = O alpha + P V. A chunk of V's columns stays in L1 for all heads.
+void values(const Scratch& s, int32_t heads, int32_t count, Partial* parts) {
+  const Full d;
+  constexpr int64_t kRow = sizeof(Partial) / sizeof(float);
+  for (int32_t h = 0; h < heads; ++h) {
+    if (s.alpha[h] == 1.0f) continue;  // the maximum stayed, as it mostly does
+    const auto alpha = hn::Set(d, s.alpha[h]);
+    for (size_t i = 0; i < kValueDim; i += kLanes)
+      hn::StoreU(hn::Mul(hn::LoadU(d, parts[h].o + i), alpha), d, parts[h].o + i);
+  }
+  for (size_t column = 0; column < kValueDim; column += 2 * kLanes) {
+    Product p{.a = s.logits,
+              .b = s.keys + column,
+              .c = parts[0].o + column,
+              .a_step = s.width,
+              .b_step = kKeyStride,
+              .c_row = kRow,
+              .steps = count,
+              .fresh = false};
+    const auto step = [&](int32_t rows) { p.a += rows, p.c += rows * kRow; };
+    int32_t h = 0;
+    for (; h + kRows <= heads; h += kRows) multiply<kRows, 2, 1>(d, p), step(kRows);
+    if (heads - h >= 4) multiply<4, 2, 1>(d, p), step(4), h += 4;
+    if (heads - h >= 2) multiply<2, 2, 1>(d, p), step(2), h += 2;
+    if (heads - h >= 1) multiply<1, 2, 1>(d, p);
+  }
+}
+
+void simd_tile(const Params& p, const TileJob& job, std::byte* memory) {
+  const auto [d_qk, d_nope] = with_latent(p.lists[0].format, [](auto r) {
+    return std::pair{decltype(r)::kDqk, decltype(r)::kNope};
+  });
+  const Scratch s(Arena({memory, SIZE_MAX / 2}), p.heads);
+  if (job.new_query) pack_queries(p, job.token, d_nope, s.queries);
+  std::memset(s.logits, 0, kBlock * s.width * sizeof(float));  // lanes without a head stay 0
+  std::fill_n(s.m, s.width, kFloor);
+  std::fill_n(s.l, s.width, 0.0f);
+  std::fill_n(s.max, s.width, -std::numeric_limits<float>::infinity());
+  for (int32_t h = 0; h < p.heads; ++h) std::memset(job.parts[h].o, 0, sizeof(job.parts[h].o));
+
+  Cursor cursor(p, job);
+  Rows blocks[2];
+  cursor.fill(blocks[0], kBlock);
+  for (int turn = 0; blocks[turn].count > 0; turn ^= 1) {
+    const Rows& rows = blocks[turn];
+    // Dequantise this block, ask for the next.
+    const auto load = [&](int list, int32_t from, int32_t to) {
+      with_latent(p.lists[list].format, [&](auto record) {
+        load_rows<decltype(record)>(p.lists[list], rows.row + from, to - from,
+                                    s.keys + from * kKeyStride);
+      });
+    };
+    load(0, 0, rows.cut);
+    load(1, rows.cut, rows.count);
+    cursor.fill(blocks[turn ^ 1], kBlock);
+    prefetch_rows(p, blocks[turn ^ 1]);
+    // Rows up to a whole group take part in S and are not looked at afterwards.
+    for (int32_t n = rows.count; n % kRows; ++n)
+      std::memset(s.keys + n * kKeyStride, 0, kMaxKeyDim * sizeof(float));
+    logits(s, p.heads, d_qk, rows.count);
+    softmax(s, rows.count, p.scale);
+    values(s, p.heads, rows.count, job.parts);
+  }
+  for (int32_t h = 0; h < p.heads; ++h)
+    job.parts[h].m = s.m[h], job.parts[h].l = s.l[h], job.parts[h].max = s.max[h];
+}
+
+}  // namespace winnow::attention::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace winnow::attention {
+
+HWY_EXPORT(simd_tile);
+
+namespace {
+
+constexpr TileKernel kSimd{[](int32_t heads) { return Scratch(Arena(), heads).bytes; },
+                           [](const Params& p, const TileJob& job, std::byte* scratch) noexcept {
+                             HWY_DYNAMIC_DISPATCH(simd_tile)(p, job, scratch);
+                           }};
+
+}  // namespace
+
+void simd(const Params& p) noexcept { run_tiles(p, kSimd); }
+size_t simd_workspace(const Shape& shape, int64_t tiles) {
+  return tile_workspace(shape, tiles, kSimd);
+}
+
+}  // namespace winnow::attention
+#endif  // HWY_ONCE

@@ -1,0 +1,84 @@
+// The driver of every CPU attention kernel. A kernel supplies one function, "attend to this range
+// of this token's lists"; the driver runs the schedule on the workers, keeps partial results,
+// merges them in split order and writes out, lse and max_logit.
+//
+// What is stored. A token whose tiles all belong to one worker is folded in that worker's scratch.
+// A token cut between workers leaves parts in the workspace: its first worker folds its own tiles
+// into one part, later workers store tile by tile, and a second pass continues the fold. So the
+// order of additions is split 0, 1, 2, ... whoever does them: with a fixed split, results are
+// bitwise the same for any batch and any number of workers.
+#pragma once
+
+#include <cfloat>
+#include <cstddef>
+#include <cstdint>
+
+#include "attend/kernel.h"
+
+namespace winnow::attention {
+
+// One head's softmax state over part of a token's lists. 33 cache lines: an odd number, so that
+// the rows of a head group do not fall on the same few sets of the L1 cache.
+struct alignas(64) Partial {
+  float o[kValueDim];  // sum of e^{s - m} V
+  float m;             // reference of the exponents: finite, at least kFloor (or NaN)
+  float l;             // sum of e^{s - m}; 0: nothing was read, or every logit was -inf
+  float max;           // largest logit
+  float pad[13];
+};
+static_assert(sizeof(Partial) == 33 * 64);
+
+// References start here and are clamped to [-FLT_MAX, FLT_MAX], so that no infinity is ever
+// subtracted from another: a logit of -inf weighs nothing, one of +inf weighs e^0.
+inline constexpr float kFloor = -FLT_MAX;
+
+// Up to kMaxBlock valid records. Those of list 0 come first.
+inline constexpr int32_t kMaxBlock = 128;
+struct Rows {
+  Entry row[kMaxBlock];
+  int32_t count = 0;
+  int32_t cut = 0;  // rows [0, cut) are of list 0, [cut, count) of list 1
+};
+
+struct TileJob {
+  int64_t token;
+  int32_t begin, end;  // positions of the lists, laid end to end
+  bool new_query;      // false: this worker's scratch still holds what it made of this token's q
+  Partial* parts;      // [heads], to be filled; contents undefined before
+};
+
+// Walks the valid entries of a tile in order. Kernels take them block by block.
+class Cursor {
+ public:
+  Cursor(const Params& p, const TileJob& job) noexcept;
+  // The next valid entries, at most `limit` <= kMaxBlock of them; the number found, 0 at the end.
+  int32_t fill(Rows& rows, int32_t limit) noexcept;
+
+ private:
+  struct Range {
+    const int32_t* index = nullptr;  // next column
+    const int32_t* end = nullptr;
+  };
+  const Params& p_;
+  Range range_[2];
+  int32_t request_ = 0;
+};
+
+// A kernel, as the driver sees it. tile() trusts its job and allocates nothing; `scratch` has the
+// bytes that scratch() asks for, aligned to 64, and belongs to the calling worker.
+struct TileKernel {
+  size_t (*scratch)(int32_t heads);
+  void (*tile)(const Params& p, const TileJob& job, std::byte* scratch) noexcept;
+};
+
+void run_tiles(const Params& p, const TileKernel& kernel) noexcept;
+
+// Workspace for calls of this shape whose schedules have at most `tiles` tiles.
+size_t tile_workspace(const Shape& shape, int64_t tiles, const TileKernel& kernel);
+
+// acc = acc + part, one head.
+void fold(Partial& acc, const Partial& part) noexcept;
+// Divides, applies the sink, and writes one (token, head).
+void finish(const Params& p, int64_t token, int32_t head, const Partial& part) noexcept;
+
+}  // namespace winnow::attention
