@@ -20,15 +20,18 @@ class Arena {
   // count objects of T, aligned to 64 bytes; null when measuring.
   template <class T>
   T* take(size_t count) {
-    T* p = base_ && used_ + count * sizeof(T) <= limit_ ? reinterpret_cast<T*>(base_ + used_)
-                                                        : nullptr;
-    used_ += (count * sizeof(T) + kAlign - 1) / kAlign * kAlign;
+    const bool fits = used_ <= limit_ && count <= (limit_ - used_) / sizeof(T);
+    T* p = base_ && fits ? reinterpret_cast<T*>(base_ + used_) : nullptr;
+    // A sum beyond the address space sticks at a size that nobody has.
+    const bool possible = used_ < kMost && count < (kMost - used_) / sizeof(T);
+    used_ = possible ? used_ + (count * sizeof(T) + kAlign - 1) / kAlign * kAlign : kMost;
     return p;
   }
   // Bytes that a workspace of any alignment needs for the takes so far.
   size_t bytes() const { return used_ + kAlign; }
 
  private:
+  static constexpr size_t kMost = SIZE_MAX / 2;
   std::byte* base_ = nullptr;
   size_t limit_ = 0, used_ = 0;
 };

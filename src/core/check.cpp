@@ -56,6 +56,7 @@ void Check::layout(const Tensor& t, const char* argument, DType dtype,
   };
   if (t.rank != static_cast<int>(shape.size()) || t.dtype != dtype) mismatch();
   int64_t extent = 1;  // elements from the first to one past the last
+  int64_t count = 1;   // of elements: more than the extent when a stride is 0
   for (int i = 0; i < t.rank; ++i) {
     const int64_t want = shape.begin()[i];
     if (t.shape[i] < 0 || (want >= 0 && t.shape[i] != want)) mismatch();
@@ -64,7 +65,8 @@ void Check::layout(const Tensor& t, const char* argument, DType dtype,
     int64_t step = 0;
     const bool overflow =
         t.shape[i] > 0 &&
-        (__builtin_mul_overflow(t.shape[i] - 1, t.stride[i], &step) ||
+        (__builtin_mul_overflow(count, t.shape[i], &count) ||
+         __builtin_mul_overflow(t.shape[i] - 1, t.stride[i], &step) ||
          __builtin_add_overflow(extent, step, &extent) || extent > INT64_MAX / 16);
     if (overflow) fail(argument, "an extent within 64 bits", shape_of(t));
   }

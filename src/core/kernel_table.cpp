@@ -11,25 +11,27 @@ namespace winnow::detail {
 
 namespace {
 
-// WINNOW_KERNEL is a list of "kernel" (every stage that has it) or "stage=kernel".
-struct Forced {
-  std::string_view name;
-  bool strict = false;  // must exist in this stage
-};
-
-Forced forced_by_environment(std::string_view stage) {
+// WINNOW_KERNEL is a list of "kernel" (for every stage that has it on the call's device) or
+// "stage=kernel" (which must exist there, and counts more). Of several the last wins.
+std::string_view forced_by_environment(std::string_view stage,
+                                       std::span<const Candidate> candidates, DeviceKind device) {
+  const auto known = [&](std::string_view name) {
+    for (const Candidate& c : candidates)
+      if (name == c.entry->name && c.entry->device == device) return true;
+    return false;
+  };
   const char* env = std::getenv("WINNOW_KERNEL");
-  Forced forced;
-  std::string_view rest = env ? env : "";
+  std::string_view forced, rest = env ? env : "";
+  bool strict = false;
   while (!rest.empty()) {
     const size_t comma = rest.find(',');
     const std::string_view item = rest.substr(0, comma);
     rest = comma == std::string_view::npos ? std::string_view() : rest.substr(comma + 1);
     const size_t equals = item.find('=');
     if (equals == std::string_view::npos) {
-      if (!forced.strict && !item.empty()) forced.name = item;
+      if (!strict && known(item)) forced = item;
     } else if (item.substr(0, equals) == stage) {
-      forced = {item.substr(equals + 1), true};
+      forced = item.substr(equals + 1), strict = true;
     }
   }
   return forced;
@@ -39,21 +41,16 @@ Forced forced_by_environment(std::string_view stage) {
 
 size_t choose(const char* stage, std::span<const Candidate> candidates, const Target& target,
               std::string* reasons) {
-  Forced forced = target.kernel ? Forced{target.kernel, true} : forced_by_environment(stage);
-  bool known = false;
-  for (const Candidate& c : candidates)
-    known |= forced.name == c.entry->name && c.entry->device == target.device.kind;
-  if (!known && !forced.strict) forced.name = {};
-
+  const std::string_view forced =
+      target.kernel ? target.kernel : forced_by_environment(stage, candidates, target.device.kind);
   std::string skipped;
   for (size_t i = 0; i < candidates.size(); ++i) {
     const KernelEntry& k = *candidates[i].entry;
     std::string why;
     if (k.device != target.device.kind)
       why = cat("runs on ", k.device == DeviceKind::kCpu ? "the CPU" : "CUDA");
-    else if (!forced.name.empty() && forced.name != k.name)
-      why = cat("'", forced.name, "' was asked for");
-    else if (forced.name.empty() && k.on_request) why = "runs on request only";
+    else if (!forced.empty() && forced != k.name) why = cat("'", forced, "' was asked for");
+    else if (forced.empty() && k.on_request) why = "runs on request only";
     else if (why = k.machine(); why.empty()) why = candidates[i].misfit;
     if (why.empty()) {
       if (std::getenv("WINNOW_VERBOSE"))

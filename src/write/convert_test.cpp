@@ -133,6 +133,20 @@ TEST_P(QuantizeTest, MatchesTheFormula) {
   check_quantize(std::vector<float>(50, NAN), GetParam(), "all NaN");
 }
 
+// With 448 among the values the factor is 1: every code and every rounding boundary, as they are.
+TEST_P(QuantizeTest, EveryRoundingBoundary) {
+  if (const std::string why = testing::why_not("quantize", GetParam()); !why.empty())
+    GTEST_SKIP() << why;
+  std::vector<float> x = {448.0f, 0x1p-10f, 0x1.8p-10f, FLT_MIN, FLT_TRUE_MIN};
+  for (uint8_t code = 0; code < 0x7e; ++code) {
+    const float low = to_float(e4m3{code}), high = to_float(e4m3{static_cast<uint8_t>(code + 1)});
+    const float tie = low + (high - low) / 2;
+    for (float v : {low, tie, std::nextafter(tie, 0.0f), std::nextafter(tie, 500.0f)})
+      x.push_back(v), x.push_back(-v);
+  }
+  check_quantize(x, GetParam(), "boundaries");
+}
+
 TEST(QuantizeErrors, NameTheArgument) {
   Guarded<float> x(24), scale(1);
   Guarded<e4m3> out(24);

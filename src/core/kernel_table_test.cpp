@@ -1,0 +1,138 @@
+// Choosing a kernel: order, machine, shape, request, environment, and what the error says.
+#include "core/kernel_table.h"
+
+#include <cstdlib>
+
+#include "testing.h"
+#include "winnow/error.h"
+
+namespace winnow {
+namespace {
+
+struct Shape {
+  int heads = 8;
+};
+struct Params {
+  Device device;
+};
+using K = Kernel<Shape, Params>;
+
+std::string no_tiles() { return "this CPU has no tiles"; }
+std::string few_heads(const Shape& s) { return s.heads > 16 ? "more than 16 heads" : ""; }
+void nothing(const Params&) noexcept {}
+
+const K table[] = {
+    {{"gpu", DeviceKind::kCuda, false, detail::any_machine}, nullptr, nothing},
+    {{"tiles", DeviceKind::kCpu, false, no_tiles}, nullptr, nothing},
+    {{"small", DeviceKind::kCpu, false, detail::any_machine}, few_heads, nothing},
+    {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, nothing},
+    {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, nothing},
+};
+
+// Sets WINNOW_KERNEL for the life of the object.
+class Environment {
+ public:
+  explicit Environment(const char* value) { setenv("WINNOW_KERNEL", value, 1); }
+  ~Environment() { unsetenv("WINNOW_KERNEL"); }
+};
+
+std::string pick(Target target = {}, Shape shape = {}, const char* stage = "stage") {
+  return choose(stage, std::span<const K>(table), shape, target).name;
+}
+
+TEST(KernelTable, TakesTheFirstThatFits) {
+  unsetenv("WINNOW_KERNEL");
+  EXPECT_EQ(pick(), "small");
+  EXPECT_EQ(pick({}, {17}), "simd");
+  EXPECT_EQ(pick({.device = cuda()}), "gpu");
+  std::string reasons;
+  choose("stage", std::span<const K>(table), Shape{17}, Target{}, &reasons);
+  EXPECT_EQ(reasons,
+            " gpu (runs on CUDA); tiles (this CPU has no tiles); small (more than 16 heads)");
+}
+
+TEST(KernelTable, RequestsAreStrict) {
+  EXPECT_EQ(pick({.kernel = "reference"}), "reference");
+  EXPECT_EQ(pick({.kernel = "simd"}), "simd");
+  const auto refuse = [](Target target, Shape shape, std::initializer_list<const char*> words) {
+    testing::expect_error([&] { pick(target, shape); }, words);
+  };
+  // Every kernel is listed with its reason.
+  refuse({.kernel = "fastest"}, {},
+         {"stage: no kernel fits: gpu (runs on CUDA); tiles ('fastest' was asked for); small",
+          "simd ('fastest'", "reference ('fastest' was asked for)"});
+  refuse({.kernel = "tiles"}, {},
+         {"tiles (this CPU has no tiles)", "simd ('tiles' was asked for)"});
+  refuse({.kernel = "small"}, {32}, {"small (more than 16 heads)"});
+  refuse({.kernel = "gpu"}, {}, {"gpu (runs on CUDA)"});
+  refuse({.device = cuda(), .kernel = "simd"}, {}, {"gpu ('simd' was asked for)", "the CPU"});
+  try {
+    pick({.kernel = "fastest"});
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::kUnsupported);
+  }
+}
+
+TEST(KernelTable, EnvironmentNamesAKernelForAllStagesThatHaveIt) {
+  {
+    const Environment e("reference");
+    EXPECT_EQ(pick(), "reference");
+    EXPECT_EQ(pick({.kernel = "simd"}), "simd");  // a call's own wish counts more
+    EXPECT_EQ(pick({.device = cuda()}), "gpu");   // that device has no kernel of the name
+  }
+  {
+    const Environment e("amx");  // another stage's kernel
+    EXPECT_EQ(pick(), "small");
+  }
+  {
+    const Environment e("");
+    EXPECT_EQ(pick(), "small");
+  }
+  {
+    const Environment e("amx,simd,avx512");  // of several, those that the stage has
+    EXPECT_EQ(pick(), "simd");
+  }
+  {
+    const Environment e("simd,reference");  // the last wins
+    EXPECT_EQ(pick(), "reference");
+  }
+  {
+    const Environment e("tiles");  // known, but not here: no silent other choice
+    testing::expect_error([] { pick(); }, {"tiles (this CPU has no tiles)"});
+  }
+}
+
+TEST(KernelTable, EnvironmentNamesAStage) {
+  const Environment e("stage=simd,reference,other=small,third=none");
+  EXPECT_EQ(pick(), "simd");  // the stage's own entry counts more, wherever it stands
+  EXPECT_EQ(pick({}, {}, "other"), "small");
+  EXPECT_EQ(pick({}, {}, "fourth"), "reference");
+  testing::expect_error([] { pick({}, {}, "third"); },
+                        {"third: no kernel fits", "simd ('none' was asked for)"});
+}
+
+TEST(KernelTable, ListsItself) {
+  std::vector<KernelInfo> list;
+  list_kernels("stage", std::span<const K>(table), list);
+  ASSERT_EQ(list.size(), 5u);
+  EXPECT_EQ(list[0].device, "cuda");
+  EXPECT_EQ(list[1].kernel, "tiles");
+  EXPECT_FALSE(list[1].available);
+  EXPECT_EQ(list[1].reason, "this CPU has no tiles");
+  EXPECT_TRUE(list[3].available);
+  EXPECT_EQ(list[3].stage, "stage");
+}
+
+TEST(Support, EveryStageEndsWithItsReference) {
+  const std::vector<KernelInfo> all = support();
+  for (size_t i = 0; i < all.size(); ++i)
+    if (i + 1 == all.size() || all[i + 1].stage != all[i].stage) {
+      EXPECT_EQ(all[i].kernel, "reference") << all[i].stage;
+      EXPECT_TRUE(all[i].available) << all[i].stage;
+    }
+  EXPECT_FALSE(cpu_name().empty());
+  EXPECT_STREQ(version(), "0.1.0");
+}
+
+}  // namespace
+}  // namespace winnow
