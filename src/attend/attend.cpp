@@ -129,7 +129,7 @@ void check_results(const Check& check, const AttendArgs& a, Params& p) {
 // A call whose arguments are right: parameters, kernel, and the workspace's layout.
 class Call {
  public:
-  explicit Call(const AttendArgs& a) : plan_(a.plan) {
+  explicit Call(const AttendArgs& a) : plan_(a.plan), part_(a.part) {
     check_.that(given(a.lists[0]), "lists[0]", "a list", "none");
     check_query(check_, a, p_);
     check_lists(check_, a, p_);
@@ -160,7 +160,7 @@ class Call {
   void run(std::span<std::byte> workspace) {
     Arena arena(workspace);
     const planning::ScheduleMemory memory = carve(arena, &p_.workspace);
-    if (plan_) p_.schedule = plan_->schedule();
+    if (plan_) p_.schedule = plan_->schedule(part_);
     else if (on_cpu()) p_.schedule = planning::make_schedule(schedule_shape(), ends(), memory);
     winnow::run("attend", *kernel_, p_);
   }
@@ -171,14 +171,17 @@ class Call {
  private:
   void check_plan() const {
     const PlanOptions& o = plan_->options();
-    check_.that(plan_->tokens() == p_.tokens, "plan",
+    check_.range(part_, "part", 0, static_cast<int64_t>(plan_->parts().size()) - 1);
+    const Part& part = plan_->parts()[part_];
+    check_.that(part.last_token - part.first_token == p_.tokens, "plan",
                 cat("a plan refilled for ", p_.tokens, " tokens"),
-                cat("one for ", plan_->tokens()));
+                cat("one for ", part.last_token - part.first_token));
     check_.that(o.heads == p_.heads, "plan", cat("a plan for ", p_.heads, " heads"),
                 cat("one for ", o.heads));
     // The schedule covers this many positions of a token.
-    check_.that(shape_.width <= o.topk + o.extra_topk, "lists (columns)",
-                cat("at most ", o.topk + o.extra_topk, ", as planned"), cat(shape_.width));
+    const int32_t planned = p_.tokens > 0 ? plan_->schedule(part_).tiles.back().end : INT32_MAX;
+    check_.that(shape_.width <= planned, "lists (columns)",
+                cat("at most ", planned, ", as planned"), cat(shape_.width));
   }
 
   planning::ScheduleShape schedule_shape() const {
@@ -197,7 +200,7 @@ class Call {
   // Schedule (when there is no plan to bring one), then the kernel's own.
   planning::ScheduleMemory carve(Arena& arena, std::span<std::byte>* rest = nullptr) const {
     planning::ScheduleMemory m;
-    int64_t tiles = plan_ ? static_cast<int64_t>(plan_->schedule().tiles.size()) : 0;
+    int64_t tiles = plan_ ? static_cast<int64_t>(plan_->schedule(part_).tiles.size()) : 0;
     if (!plan_ && on_cpu()) {
       const planning::ScheduleShape s = schedule_shape();
       tiles = planning::max_tiles(s);
@@ -213,6 +216,7 @@ class Call {
 
   const Check check_{"attend"};
   const Plan* plan_;
+  const int32_t part_;
   Params p_;
   Shape shape_;
   const AttendKernel* kernel_ = nullptr;

@@ -7,10 +7,13 @@
 #include <utility>
 #include <vector>
 
+#include "attend/kernel.h"
+#include "core/arena.h"
 #include "core/check.h"
 #include "cpu/threads.h"
 #include "locate/kernel.h"
 #include "plan/batch.h"
+#include "score/kernel.h"
 #include "select/kernel.h"
 #include "write/kernel.h"
 
@@ -120,10 +123,30 @@ ScheduleShape schedule_shape(const PlanOptions& o, bool gathered, int64_t tokens
 Choice choose_kernels(const PlanOptions& o) {
   Chooser chooser{o.target};
   chooser.pick(Stage::kWrite, "write", storage::kernels(), {{}});
-  chooser.pick(Stage::kSelect, "select", selection::kernels(),
-               {{{o.max_tokens, o.max_context / o.ratio,
-                  o.model.lists == 2 ? std::max(o.extra_topk, 1) : o.topk}}});
+  const int64_t keys = o.max_context / o.ratio;
+  const int32_t picked = o.model.lists == 2 ? o.extra_topk : o.topk;  // by the indexer
+  const scoring::Shape score_shape{o.index_heads, o.max_tokens, keys, picked};
+  const auto& score = chooser.pick(Stage::kScore, "score", scoring::kernels(), {score_shape});
+  chooser.pick(Stage::kSelect, "select", selection::kernels(), {{o.max_tokens, keys, picked}});
   chooser.pick(Stage::kLocate, "locate", location::kernels(), {{}});
+
+  const auto width = [&](bool gathered) {
+    const ScheduleShape s = schedule_shape(o, gathered, o.max_tokens);
+    return s.widths[0] + s.widths[1];
+  };
+  std::vector<attention::Shape> shapes = {
+      {{o.format, o.format}, o.extra_topk > 0 ? 2 : 1, o.heads, o.max_tokens, width(false)}};
+  const bool separate = o.mode == Mode::kSeparate;
+  if (separate)
+    shapes.push_back({{o.model.bf16, o.model.bf16}, 1, o.heads, o.max_tokens, width(true)});
+  const auto& attend = chooser.pick(Stage::kAttend, "attend", attention::kernels(), shapes);
+
+  // Stages run one after the other: the largest need serves them all.
+  const int64_t tiles = max_tiles(schedule_shape(o, separate, o.max_tokens));
+  size_t& bytes = chooser.choice.workspace_bytes;
+  bytes = score.workspace(score_shape);
+  for (const attention::Shape& s : shapes) bytes = std::max(bytes, attend.workspace(s, tiles));
+  bytes += Arena::kAlign;  // the callee aligns it
   Check("plan").that(!o.target.kernel || chooser.known, "target.kernel", "a kernel of some stage",
                      o.target.kernel ? o.target.kernel : "");
   return std::move(chooser.choice);

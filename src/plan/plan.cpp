@@ -20,8 +20,8 @@ struct Plan::State {
   // The current batch. Vectors keep their capacity's size; the counts say how much of them counts.
   int32_t requests = 0, tokens = 0;
   BatchSplit split;
-  std::vector<int32_t> query_lens, seq_lens;                                // by request
-  std::vector<int32_t> request_ids, positions, key_ends, prefill_requests;  // by token
+  std::vector<int32_t> query_lens, seq_lens;                                      // by request
+  std::vector<int32_t> request_ids, positions, ends, key_ends, prefill_requests;  // by token
   std::vector<int32_t> starts, compressed_lens, gather_starts, gather_lens,
       gather_rows;  // prefills
   std::vector<Part> parts;
@@ -50,7 +50,7 @@ void Plan::State::allocate() {
       most_tiles <= INT32_MAX, "max_tokens", "at most 2147483647 tiles",
       cat(most_tiles, " (max_tokens ", o.max_tokens, ", split_size ", o.split_size, ")"));
   for (auto* v : {&query_lens, &seq_lens}) v->resize(o.max_requests);
-  for (auto* v : {&request_ids, &positions, &key_ends}) v->resize(o.max_tokens);
+  for (auto* v : {&request_ids, &positions, &ends, &key_ends}) v->resize(o.max_tokens);
   if (separate()) {
     prefill_requests.resize(o.max_tokens);
     chunks.resize(o.max_requests);
@@ -123,6 +123,7 @@ void Plan::State::fill(const Batch& batch) noexcept {
   const std::span<const int32_t> query_starts = batch.query_starts;
   std::fill_n(positions.begin(), tokens, -1);
   std::fill_n(request_ids.begin(), tokens, 0);
+  std::fill_n(ends.begin(), tokens, 0);
   std::fill_n(key_ends.begin(), tokens, 0);
   if (separate()) std::fill_n(prefill_requests.begin(), tokens, -1);
   for (int32_t r = 0; r < requests; ++r) {
@@ -133,7 +134,8 @@ void Plan::State::fill(const Batch& batch) noexcept {
       request_ids[t] = r;
       if (seq_lens[r] == 0) continue;  // a padded request
       positions[t] = seq_lens[r] - query_lens[r] + i;
-      key_ends[t] = (positions[t] + 1) / options.ratio;
+      ends[t] = positions[t] + 1;
+      key_ends[t] = ends[t] / options.ratio;
       if (separate() && r >= split.decodes) prefill_requests[t] = r - split.decodes;
     }
   }
@@ -146,7 +148,7 @@ void Plan::State::fill(const Batch& batch) noexcept {
     const planning::ScheduleShape shape =
         planning::schedule_shape(options, part.gathered, part.last_token - part.first_token);
     schedules[p] = planning::make_schedule(
-        shape, std::span(positions).subspan(part.first_token, shape.tokens), memory);
+        shape, std::span(ends).subspan(part.first_token, shape.tokens), memory);
     memory.tiles = memory.tiles.subspan(schedules[p].tiles.size());
     memory.worker_starts = memory.worker_starts.subspan(schedules[p].worker_starts.size());
     memory.split_starts = memory.split_starts.subspan(schedules[p].split_starts.size());

@@ -274,7 +274,8 @@ TEST(Plan, KernelsAreChosenOnce) {
   name = "xxxxxxxxx";  // the plan keeps a copy
   EXPECT_STREQ(asked.options().target.kernel, "reference");
   Plan moved = std::move(asked);
-  for (const Stage stage : {Stage::kWrite, Stage::kSelect, Stage::kLocate}) {
+  for (int s = 0; s < kStages; ++s) {
+    const Stage stage = static_cast<Stage>(s);
     ASSERT_NE(moved.chosen(stage), nullptr);
     EXPECT_STREQ(moved.kernel(stage), "reference");
     EXPECT_NE(moved.reasons(stage).find("was asked for"), std::string::npos);

@@ -32,15 +32,14 @@ int64_t max_tiles(const ScheduleShape& s) noexcept {
   return s.tokens * std::max<int64_t>(1, ceil_div(width, s.split_size));
 }
 
-Schedule make_schedule(const ScheduleShape& s, std::span<const int32_t> positions,
+Schedule make_schedule(const ScheduleShape& s, std::span<const int32_t> ends,
                        const ScheduleMemory& memory) noexcept {
   const int32_t width = s.widths[0] + s.widths[1];
   const auto blocks = [&](int64_t t) -> int64_t {
-    if (positions.empty()) return ceil_div(width, kBlock);
-    const int64_t end = std::max<int64_t>(positions[t], -1) + 1;
-    return ceil_div(
-        std::min<int64_t>(s.widths[0], end) + std::min<int64_t>(s.widths[1], end / s.ratio),
-        kBlock);
+    if (ends.empty()) return ceil_div(width, kBlock);
+    const int32_t end = std::max(ends[t], 0);
+    return ceil_div(int64_t{std::min(s.widths[0], end)} + std::min(s.widths[1], end / s.ratio),
+                    kBlock);
   };
   int64_t total = 0;
   for (int64_t t = 0; t < s.tokens; ++t) total += blocks(t);

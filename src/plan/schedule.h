@@ -31,12 +31,12 @@ struct ScheduleMemory {
   std::span<int32_t> split_starts;
 };
 
-// Fills `memory` and returns views of the filled parts. The work of a token at position p is
-// estimated as min(width, p + 1) of the first list and min(width, (p + 1) / ratio) of the second
-// (`positions` empty: the full widths), in blocks of 64; padding (p < 0) is free but has a tile.
-// Only the balance rests on the estimate: a token's tiles cover its full width exactly once, in
-// order. Balanced: no worker has more blocks than the mean + 1 + mean / 8. Allocates nothing.
-Schedule make_schedule(const ScheduleShape& shape, std::span<const int32_t> positions,
+// Fills `memory` and returns views of the filled parts. The work of token t is estimated as
+// min(width, ends[t]) of the first list and min(width, ends[t] / ratio) of the second (`ends`
+// empty: the full widths), in blocks of 64; no work (padding) is free but has a tile. Only the
+// balance rests on the estimate: a token's tiles cover its full width exactly once, in order.
+// Balanced: no worker has more blocks than the mean + 1 + mean / 8. Allocates nothing.
+Schedule make_schedule(const ScheduleShape& shape, std::span<const int32_t> ends,
                        const ScheduleMemory& memory) noexcept;
 
 }  // namespace winnow::planning

@@ -17,10 +17,8 @@ struct Made {
   Guarded<int32_t> worker_starts, split_starts;
   Schedule schedule;
 
-  // `ends`: one past the position of each token.
-  Made(const ScheduleShape& s, std::vector<int32_t> ends)
+  Made(const ScheduleShape& s, const std::vector<int32_t>& ends)
       : tiles(max_tiles(s)), worker_starts(s.workers + 1), split_starts(s.tokens + 1) {
-    for (int32_t& e : ends) --e;
     schedule = make_schedule(s, ends,
                              {{tiles.data(), tiles.size()},
                               {worker_starts.data(), worker_starts.size()},
