@@ -6,14 +6,14 @@
 #include <cstdlib>
 #include <new>
 
-#ifdef WINNOW_CUDA
+#ifdef WINNOW_WITH_CUDA
 #include <cuda_runtime_api.h>
 #endif
 
 namespace winnow::testing {
 
 inline bool device_present() {
-#ifdef WINNOW_CUDA
+#ifdef WINNOW_WITH_CUDA
   static const bool present = [] {
     int count = 0;
     return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
@@ -25,7 +25,7 @@ inline bool device_present() {
 }
 
 inline void* allocate(size_t bytes) {
-#ifdef WINNOW_CUDA
+#ifdef WINNOW_WITH_CUDA
   if (void* p = nullptr;
       device_present() && cudaHostAlloc(&p, bytes, cudaHostAllocMapped) == cudaSuccess)
     return p;
@@ -34,7 +34,7 @@ inline void* allocate(size_t bytes) {
 }
 
 inline void release(void* p) {
-#ifdef WINNOW_CUDA
+#ifdef WINNOW_WITH_CUDA
   if (device_present()) {
     cudaFreeHost(p);
     return;
@@ -45,7 +45,7 @@ inline void release(void* p) {
 
 // Waits for the device, so that results can be read. False if the device reported an error.
 inline bool device_finished() {
-#ifdef WINNOW_CUDA
+#ifdef WINNOW_WITH_CUDA
   if (device_present()) return cudaDeviceSynchronize() == cudaSuccess;
 #endif
   return true;
@@ -56,7 +56,7 @@ inline bool device_finished() {
 class DeviceWorkspace {
  public:
   explicit DeviceWorkspace(size_t bytes) : bytes_(bytes) {
-#ifdef WINNOW_CUDA
+#ifdef WINNOW_WITH_CUDA
     if (device_present() && bytes > 0) {
       cudaMalloc(&data_, bytes);
       cudaMemset(data_, 0, bytes);
@@ -66,7 +66,7 @@ class DeviceWorkspace {
     data_ = ::operator new(bytes + 1);
   }
   ~DeviceWorkspace() {
-#ifdef WINNOW_CUDA
+#ifdef WINNOW_WITH_CUDA
     if (device_present()) {
       cudaFree(data_);
       return;

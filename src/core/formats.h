@@ -6,15 +6,18 @@
 #include <cmath>
 #include <cstdint>
 
+#include "core/hd.h"
 #include "winnow/tensor.h"
 
 namespace winnow {
 
-inline float to_float(float x) { return x; }  // for code over any of the types
-inline float to_float(bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
+WINNOW_HD inline float to_float(float x) { return x; }  // for code over any of the types
+WINNOW_HD inline float to_float(bf16 x) {
+  return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16);
+}
 
 // Round to nearest even; NaN stays NaN (quieted), overflow becomes infinity.
-inline bf16 to_bf16(float x) {
+WINNOW_HD inline bf16 to_bf16(float x) {
   const uint32_t u = std::bit_cast<uint32_t>(x);
   if ((u & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((u >> 16) | 0x40)};
   return {static_cast<uint16_t>((u + 0x7fff + ((u >> 16) & 1)) >> 16)};
@@ -22,7 +25,7 @@ inline bf16 to_bf16(float x) {
 
 inline constexpr float kE4m3Max = 448.0f;
 
-inline float to_float(e4m3 x) {
+WINNOW_HD inline float to_float(e4m3 x) {
   const int sign = x.bits >> 7, exponent = (x.bits >> 3) & 15, mantissa = x.bits & 7;
   if (exponent == 15 && mantissa == 7)
     return std::bit_cast<float>(0x7fc00000u | uint32_t(sign) << 31);
@@ -32,7 +35,7 @@ inline float to_float(e4m3 x) {
 }
 
 // Round to nearest even, saturating to +-448 (infinities too); NaN keeps its sign: 0x7f or 0xff.
-inline e4m3 to_e4m3(float x) {
+WINNOW_HD inline e4m3 to_e4m3(float x) {
   const uint8_t sign = std::signbit(x) ? 0x80 : 0;
   const float a = std::fabs(x);
   if (std::isnan(x)) return {static_cast<uint8_t>(sign | 0x7f)};
@@ -46,18 +49,18 @@ inline e4m3 to_e4m3(float x) {
 }
 
 // ue8m0: 2^(byte - 127); 255 is NaN. 2^-127 is a subnormal float and exact.
-inline float from_ue8m0(uint8_t byte) {
+WINNOW_HD inline float from_ue8m0(uint8_t byte) {
   const uint32_t bits = byte == 255 ? 0x7fc00000u : byte == 0 ? 0x00400000u : uint32_t(byte) << 23;
   return std::bit_cast<float>(bits);
 }
 
 // The ue8m0 byte of a power of two between 2^-126 and 2^127.
-inline uint8_t to_ue8m0(float power_of_two) {
+WINNOW_HD inline uint8_t to_ue8m0(float power_of_two) {
   return static_cast<uint8_t>(std::bit_cast<uint32_t>(power_of_two) >> 23);
 }
 
 // Exponent of the smallest power of two >= x, for finite x > 0, exactly (no logarithm).
-inline int ceil_log2(float x) {
+WINNOW_HD inline int ceil_log2(float x) {
   if (x < 0x1p-126f) return ceil_log2(x * 0x1p64f) - 64;  // a subnormal becomes normal, exactly
   const uint32_t u = std::bit_cast<uint32_t>(x);
   return static_cast<int>(u >> 23) - 127 + ((u & 0x7fffff) != 0);

@@ -55,7 +55,7 @@ const K& choose(const char* stage, std::span<const K> table, const typename K::S
 // Runs a chosen kernel on the device of the call and reports a failed launch.
 template <class K>
 void run(const char* stage, const K& kernel, const typename K::Params& params) {
-#ifdef WINNOW_CUDA
+#ifdef WINNOW_WITH_CUDA
   if (kernel.device == DeviceKind::kCuda) {
     const gpu::Current current(params.device);
     kernel.run(params);

@@ -11,7 +11,7 @@ namespace location {
 
 std::span<const LocateKernel> kernels() {
   static constexpr LocateKernel table[] = {
-#ifdef WINNOW_CUDA
+#ifdef WINNOW_WITH_CUDA
       {{"sm90", DeviceKind::kCuda, false, gpu::missing}, nullptr, sm90},
 #endif
       {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd},

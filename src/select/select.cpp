@@ -13,6 +13,9 @@ namespace selection {
 
 std::span<const SelectKernel> kernels() {
   static constexpr SelectKernel table[] = {
+#ifdef WINNOW_WITH_CUDA
+      {{"sm90", DeviceKind::kCuda, false, gpu::missing}, nullptr, sm90},
+#endif
       {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd},
       {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference},
   };

@@ -11,6 +11,9 @@ namespace storage {
 
 std::span<const JoinKernel> join_kernels() {
   static constexpr JoinKernel table[] = {
+#ifdef WINNOW_WITH_CUDA
+      {{"sm90", DeviceKind::kCuda, false, gpu::missing}, nullptr, sm90::join},
+#endif
       {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd::join},
       {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference::join},
   };
@@ -19,6 +22,9 @@ std::span<const JoinKernel> join_kernels() {
 
 std::span<const QuantizeKernel> quantize_kernels() {
   static constexpr QuantizeKernel table[] = {
+#ifdef WINNOW_WITH_CUDA
+      {{"sm90", DeviceKind::kCuda, false, gpu::missing}, nullptr, sm90::quantize},
+#endif
       {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd::quantize},
       {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference::quantize},
   };

@@ -10,6 +10,9 @@ namespace storage {
 
 std::span<const GatherKernel> gather_kernels() {
   static constexpr GatherKernel table[] = {
+#ifdef WINNOW_WITH_CUDA
+      {{"sm90", DeviceKind::kCuda, false, gpu::missing}, nullptr, sm90::gather},
+#endif
       {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd::gather},
       {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference::gather},
   };

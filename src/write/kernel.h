@@ -21,7 +21,7 @@ struct Quantizer {
   bool power_of_two = false;
 };
 
-inline float scale_of(const Quantizer& q, float amax) {
+WINNOW_HD inline float scale_of(const Quantizer& q, float amax) {
   const float floored = q.floor_amax && amax < q.floor ? q.floor : amax;
   float s = floored / kE4m3Max;
   if (!q.floor_amax && s < q.floor) s = q.floor;
@@ -50,10 +50,10 @@ struct Params {
 };
 
 // Writes one scale as the record stores it: fp32, or ue8m0 (s is a power of two then).
-inline void put_scale(float* to, float s) { *to = s; }
-inline void put_scale(uint8_t* to, float s) { *to = to_ue8m0(s); }
-inline float get_scale(const float* from) { return *from; }
-inline float get_scale(const uint8_t* from) { return from_ue8m0(*from); }
+WINNOW_HD inline void put_scale(float* to, float s) { *to = s; }
+WINNOW_HD inline void put_scale(uint8_t* to, float s) { *to = to_ue8m0(s); }
+WINNOW_HD inline float get_scale(const float* from) { return *from; }
+WINNOW_HD inline float get_scale(const uint8_t* from) { return from_ue8m0(*from); }
 
 struct GatherParams {
   Pages cache;
@@ -76,7 +76,7 @@ struct Run {
 };
 
 // `before` is the sum of the lengths of the requests before, and takes this one's.
-inline Run run_of(const GatherParams& p, int64_t request, int64_t& before) {
+WINNOW_HD inline Run run_of(const GatherParams& p, int64_t request, int64_t& before) {
   const int64_t length = p.lengths[request * p.length_stride];
   Run r{p.starts ? p.starts[request * p.start_stride] : 0,
         p.out_starts ? p.out_starts[request * p.out_start_stride] : before, 0};
@@ -91,7 +91,7 @@ inline Run run_of(const GatherParams& p, int64_t request, int64_t& before) {
 }
 
 // The page of a request's token, or null if the table has none or it is outside the cache.
-inline const std::byte* page_of(const GatherParams& p, int64_t request, int64_t token) {
+WINNOW_HD inline const std::byte* page_of(const GatherParams& p, int64_t request, int64_t token) {
   if (token < 0 || token / p.cache.page >= p.table_width) return nullptr;
   const int64_t id = p.table[request * p.table_stride + token / p.cache.page];
   if (id < 0 || id >= p.cache.pages) return nullptr;
@@ -140,5 +140,11 @@ void gather(const GatherParams& p) noexcept;
 void join(const JoinParams& p) noexcept;
 void quantize(const QuantizeParams& p) noexcept;
 }  // namespace simd
+namespace sm90 {  // CUDA builds
+void write(const Params& p) noexcept;
+void gather(const GatherParams& p) noexcept;
+void join(const JoinParams& p) noexcept;
+void quantize(const QuantizeParams& p) noexcept;
+}  // namespace sm90
 
 }  // namespace winnow::storage

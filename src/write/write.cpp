@@ -15,6 +15,9 @@ namespace storage {
 
 std::span<const WriteKernel> kernels() {
   static constexpr WriteKernel table[] = {
+#ifdef WINNOW_WITH_CUDA
+      {{"sm90", DeviceKind::kCuda, false, gpu::missing}, nullptr, sm90::write},
+#endif
       {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd::write},
       {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference::write},
   };
