@@ -89,10 +89,14 @@ typedef struct winnow_score_select_args {
   const winnow_score_args* score; /* logits stays empty */
   winnow_tensor ids;              /* [T, K] int32 */
   bool relative;
+  void* workspace; /* null: a CPU call without a plan makes its own */
+  size_t workspace_bytes;
 } winnow_score_select_args;
 #define WINNOW_SCORE_SELECT_ARGS_INIT \
   { .struct_size = sizeof(winnow_score_select_args) }
 winnow_status winnow_score_select(const winnow_score_select_args* args);
+winnow_status winnow_score_select_workspace_bytes(const winnow_score_select_args* args,
+                                                  size_t* out);
 
 typedef struct winnow_select_args {
   size_t struct_size;

@@ -48,16 +48,17 @@ winnow_status failed() noexcept {
 }
 
 Tensor In::operator()(const winnow_tensor& t, const char* argument) const {
-  check_.range(t.rank, (std::string(argument) + ".rank").c_str(), 0, 4);
-  Tensor r{t.data, choice(t.dtype, (std::string(argument) + ".dtype").c_str(), DType::kU8), t.rank};
+  if (t.rank < 0 || t.rank > 4)
+    check_.range(t.rank, std::string(cat(argument, ".rank")).c_str(), 0, 4);
+  Tensor r{t.data, choice(t.dtype, argument, DType::kU8, ".dtype"), t.rank};
   std::copy_n(t.shape, t.rank, r.shape.begin());
   std::copy_n(t.stride, t.rank, r.stride.begin());
   return r;
 }
 
 Cache In::operator()(const winnow_cache& c, const char* argument) const {
-  const auto format = choice(c.format, (std::string(argument) + ".format").c_str(), CacheFormat::kIndexKeys);
-  return {c.data, format, c.pages, c.page, c.page_stride};
+  return {c.data, choice(c.format, argument, CacheFormat::kIndexKeys, ".format"), c.pages, c.page,
+          c.page_stride};
 }
 
 Target In::operator()(const winnow_target& t) const {

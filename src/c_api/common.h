@@ -33,10 +33,13 @@ class In {
     check_.that(out != nullptr || count == 0, argument, "data", "a null pointer");
     return {out, static_cast<size_t>(count)};
   }
-  // An enumerator, by its number; `last` is the largest.
+  // An enumerator, by its number; `last` is the largest. The name is put together only to fail.
   template <class E>
-  E choice(int32_t value, const char* argument, E last) const {
-    return static_cast<E>(check_.range(value, argument, 0, static_cast<int32_t>(last)));
+  E choice(int32_t value, const char* argument, E last, const char* member = "") const {
+    if (value < 0 || value > static_cast<int32_t>(last))
+      check_.range(value, std::string(cat(argument, member)).c_str(), 0,
+                   static_cast<int32_t>(last));
+    return static_cast<E>(value);
   }
   template <class T>
   T& given(T* pointer, const char* argument) const {
@@ -46,8 +49,8 @@ class In {
   template <class T>
   const T& sized(const T* args) const {
     given(args, "args");
-    check_.that(args->struct_size == sizeof(T), "struct_size", std::to_string(sizeof(T)),
-                std::to_string(args->struct_size));
+    check_.that(args->struct_size == sizeof(T), "struct_size", cat(sizeof(T)),
+                cat(args->struct_size));
     return *args;
   }
   static const Plan* plan(const winnow_plan* p) { return p ? &p->plan : nullptr; }

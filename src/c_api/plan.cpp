@@ -59,7 +59,7 @@ template <class From, class To, class F>
 void give(const std::vector<From>& found, std::span<To> out, int64_t& count, const In& in, F&& to) {
   count = static_cast<int64_t>(found.size());
   in.check().that(found.size() <= out.size(), "capacity", winnow::cat("at least ", found.size()),
-                  std::to_string(out.size()));
+                  winnow::cat(out.size()));
   std::transform(found.begin(), found.end(), out.begin(), to);
 }
 

@@ -28,6 +28,13 @@ winnow::ScoreArgs score_args(const winnow_score_args& a, const In& in) {
           .target = in(a.target)};
 }
 
+winnow::ScoreSelectArgs score_select_args(const winnow_score_select_args& a, const In& in) {
+  return {.score = score_args(in.sized(a.score), in),
+          .ids = in(a.ids, "ids"),
+          .relative = a.relative,
+          .workspace = in.bytes(a.workspace, a.workspace_bytes)};
+}
+
 }  // namespace
 
 extern "C" {
@@ -83,9 +90,14 @@ winnow_status winnow_score(const winnow_score_args* args) {
 
 winnow_status winnow_score_select(const winnow_score_select_args* args) {
   return guarded("score_select", args, [](const winnow_score_select_args& a, const In& in) {
-    winnow::score_select({.score = score_args(in.sized(a.score), in),
-                          .ids = in(a.ids, "ids"),
-                          .relative = a.relative});
+    winnow::score_select(score_select_args(a, in));
+  });
+}
+
+winnow_status winnow_score_select_workspace_bytes(const winnow_score_select_args* args,
+                                                  size_t* out) {
+  return guarded("score_select", args, [&](const winnow_score_select_args& a, const In& in) {
+    in.given(out, "out") = winnow::score_select_workspace_bytes(score_select_args(a, in));
   });
 }
 
