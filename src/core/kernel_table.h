@@ -52,19 +52,24 @@ const K& choose(const char* stage, std::span<const K> table, const typename K::S
   return table[detail::choose(stage, {candidates, n}, target, reasons)];
 }
 
-// Runs a chosen kernel on the device of the call and reports a failed launch.
-template <class K>
-void run(const char* stage, const K& kernel, const typename K::Params& params) {
+// Calls `body`, which runs a chosen kernel, on the device of the call, and reports a failed launch.
+template <class F>
+void launch([[maybe_unused]] const char* stage, [[maybe_unused]] const detail::KernelEntry& kernel,
+            [[maybe_unused]] const Device& device, F&& body) {
 #ifdef WINNOW_WITH_CUDA
   if (kernel.device == DeviceKind::kCuda) {
-    const gpu::Current current(params.device);
-    kernel.run(params);
+    const gpu::Current current(device);
+    body();
     gpu::check_launch(stage);
     return;
   }
 #endif
-  (void)stage;
-  kernel.run(params);
+  body();
+}
+
+template <class K>
+void run(const char* stage, const K& kernel, const typename K::Params& params) {
+  launch(stage, kernel, params.device, [&] { kernel.run(params); });
 }
 
 // The kernels of a table as support() reports them.

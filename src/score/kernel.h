@@ -107,6 +107,22 @@ std::span<const ScoreKernel> kernels();
 void reference(const Params& p) noexcept;
 void simd(const Params& p) noexcept;
 
+// Tokens [first, first + count) of a call.
+inline Params wave_of(const Params& p, int64_t first, int64_t count) {
+  Params wave = p;
+  wave.tokens = count;
+  wave.q += first * wave.q_token_stride, wave.weights += first * wave.weight_stride;
+  if (wave.requests) wave.requests += first * wave.request_stride;
+  if (wave.ranges.starts) wave.ranges.starts += first * wave.ranges.start_stride;
+  if (wave.ranges.ends) wave.ranges.ends += first * wave.ranges.end_stride;
+  return wave;
+}
+
+// CUDA builds. Logits of a few rows live in the workspace between the two kernels of a wave.
+void score_sm90(const Params& p) noexcept;
+void select_sm90(const ScoreKernel& kernel, const SelectParams& p) noexcept;
+size_t sm90_workspace(const Shape& shape);
+
 // score_select() on the CPU, with any kernel: rows of logits for a few tokens at a time live in the
 // workspace and are selected from before the next tokens come.
 size_t waves_workspace(const Shape& shape);

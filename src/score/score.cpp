@@ -15,6 +15,11 @@ namespace scoring {
 
 std::span<const ScoreKernel> kernels() {
   static const ScoreKernel table[] = {
+#ifdef WINNOW_WITH_CUDA
+      {{{"sm90", DeviceKind::kCuda, false, gpu::missing}, nullptr, score_sm90},
+       sm90_workspace,
+       select_sm90},
+#endif
       {{{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd},
        waves_workspace,
        in_waves},
@@ -113,7 +118,7 @@ void score(const ScoreArgs& args) {
   p.ranges.limit = check.range(args.logits.shape[1], "logits columns", 0, INT32_MAX);
   p.logits = static_cast<float*>(args.logits.data), p.logit_stride = args.logits.stride[0];
   p.clean = args.clean;
-  scoring::kernel_for("score", args, scoring::shape_for(p, 0)).run(p);
+  run("score", scoring::kernel_for("score", args, scoring::shape_for(p, 0)), p);
 }
 
 void score_select(const ScoreSelectArgs& args) {
@@ -145,7 +150,7 @@ void score_select(const ScoreSelectArgs& args) {
   }
   check.that(p.workspace.size() >= least, "workspace", cat("at least ", least, " bytes"),
              cat(p.workspace.size()));
-  kernel.run_select(kernel, p);
+  launch("score_select", kernel, p.score.device, [&] { kernel.run_select(kernel, p); });
 }
 
 size_t score_select_workspace_bytes(const ScoreSelectArgs& args) {

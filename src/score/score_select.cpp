@@ -48,12 +48,7 @@ void in_waves(const ScoreKernel& kernel, const SelectParams& p) noexcept {
   const int64_t rows = std::max<int64_t>(1, std::min(room, kWaveLogits) / longest);
 
   for (int64_t first = 0; first < p.score.tokens; first += rows) {
-    Params wave = p.score;
-    wave.tokens = std::min(rows, p.score.tokens - first);
-    wave.q += first * wave.q_token_stride, wave.weights += first * wave.weight_stride;
-    if (wave.requests) wave.requests += first * wave.request_stride;
-    if (wave.ranges.starts) wave.ranges.starts += first * wave.ranges.start_stride;
-    if (wave.ranges.ends) wave.ranges.ends += first * wave.ranges.end_stride;
+    Params wave = wave_of(p.score, first, std::min(rows, p.score.tokens - first));
     wave.logits = logits, wave.logit_stride = longest;
     wave.clean = false, wave.from_start = true;
     kernel.run(wave);

@@ -106,8 +106,9 @@ TEST_P(SelectTest, MatchesAFullSort) {
   Guarded<int32_t> ids(c.tokens * c.topk);
   SelectArgs a = p.args();
   a.ids = tensor(ids.data(), {c.tokens, c.topk});
-  a.target.kernel = kernel.c_str();
+  a.target = testing::target("select", kernel);
   select(a);
+  ASSERT_TRUE(testing::device_finished());
   for (int64_t t = 0; t < c.tokens; ++t) {
     const std::vector<int32_t> got(ids.data() + t * c.topk, ids.data() + (t + 1) * c.topk);
     const auto want = p.expected(t);
@@ -118,7 +119,7 @@ TEST_P(SelectTest, MatchesAFullSort) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, SelectTest,
-                         ::testing::Combine(::testing::ValuesIn(testing::cpu_kernels("select")),
+                         ::testing::Combine(::testing::ValuesIn(testing::kernels("select")),
                                             ::testing::ValuesIn(selection::cases())),
                          [](const auto& info) {
                            return std::get<0>(info.param) + "_" + std::get<1>(info.param).name;
