@@ -7,7 +7,12 @@
 
 namespace winnow {
 
+class Plan;
+
+// Every struct's `plan` is optional: kernel and device come from it instead of `target`.
+
 struct CompressedSlotsArgs {
+  const Plan* plan = nullptr;
   Tensor positions;    // [T] int32; negative: padding
   Tensor requests;     // [T] int32
   Tensor block_table;  // [R, W] int32
@@ -24,6 +29,7 @@ struct CompressedSlotsArgs {
 void compressed_slots(const CompressedSlotsArgs& args);
 
 struct C128aListsArgs {
+  const Plan* plan = nullptr;
   Tensor positions;    // [T] int32; negative: padding
   Tensor requests;     // [T] int32
   Tensor block_table;  // [R, W] int32
@@ -40,10 +46,12 @@ struct C128aListsArgs {
 // hold the slots of states 0..n-1, prefill rows 0..n-1, then -1. lengths = n, 0 for padding.
 void c128a_lists(const C128aListsArgs& args);
 
-// Columns that a batch of this largest position uses: (max_position + 1) / ratio, padded to 128.
+// Columns that a batch of this largest position (>= -1) uses: (max_position + 1) / ratio, padded to
+// 128.
 int32_t c128a_width(int32_t max_position, int32_t ratio = 128);
 
 struct WindowListsArgs {
+  const Plan* plan = nullptr;
   Tensor positions;    // [T] int32; negative: padding
   Tensor requests;     // [T] int32; with block_table
   Tensor block_table;  // [R, W] int32, optional: gives physical slots instead of positions
@@ -60,10 +68,12 @@ struct WindowListsArgs {
 void window_lists(const WindowListsArgs& args);
 
 struct CombinedListsArgs {
-  Tensor topk;         // [T, K] int32: compressed rows of each token, ascending, -1 at the end
-  Tensor positions;    // [T] int32; negative: padding
-  Tensor requests;     // [T] int32: request within the chunk
-  Tensor seq_lens;     // [R] int32
+  const Plan* plan = nullptr;
+  Tensor topk;       // [T, K] int32: compressed rows of each token, ascending, -1 at the end
+  Tensor positions;  // [T] int32; negative: padding
+  Tensor requests;   // [T] int32: first_request + request within the chunk
+  int32_t first_request = 0;
+  Tensor seq_lens;     // [R] int32, of the chunk's requests
   Tensor gather_lens;  // [R] int32: window rows gathered for each request (its last tokens)
   int32_t ratio = 4;
   int32_t window = 128;
@@ -74,9 +84,10 @@ struct CombinedListsArgs {
   Target target = {};
 };
 
-// Row of a token: the first min((pos + 1) / ratio, K) of its topk + rows * request, followed at
-// once by the window rows rows * request + compressed + p - (seq_len - gather_len) for p in (pos -
-// window, pos]; then -1. lengths = the sum. Entries outside the request's own rows become -1.
+// Row of a token: the first min((pos + 1) / ratio, K) of its topk + rows * request (counted within
+// the chunk), followed at once by the window rows rows * request + compressed + p - (seq_len -
+// gather_len) for p in (pos - window, pos]; then -1. lengths = the sum. Entries outside the
+// request's own rows become -1; padding and requests outside the chunk give an empty row.
 void combined_lists(const CombinedListsArgs& args);
 
 }  // namespace winnow

@@ -18,6 +18,7 @@ struct ContextParallel {
 
 struct LocateArgs {
   const Plan* plan = nullptr;
+  int32_t part = -1;          // of the plan: the tokens of plan->parts()[part]; -1: all tokens
   Tensor ids;                 // [T, K] int32
   Tensor requests;            // [T] int32: row of the block table
   Tensor block_table;         // [R, W] int32

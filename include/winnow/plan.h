@@ -101,8 +101,9 @@ enum class Mode : uint8_t {
   kDirect,    // prefills straight from the fp8 pages as well; no workspace, no chunks
 };
 
-enum class Stage : uint8_t { kWrite, kScore, kSelect, kLocate, kAttend };
-inline constexpr int kStages = 5;
+// What a plan chooses a kernel for: the verbs, then gather() and V4's index lists.
+enum class Stage : uint8_t { kWrite, kScore, kSelect, kLocate, kAttend, kGather, kLists };
+inline constexpr int kStages = 7;
 
 struct PlanOptions {
   Model model = kV32;

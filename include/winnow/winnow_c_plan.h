@@ -15,7 +15,15 @@ enum { WINNOW_AUTO, WINNOW_BF16_CACHE, WINNOW_MIXED, WINNOW_SEPARATE, WINNOW_DIR
 typedef int32_t winnow_split_policy;
 enum { WINNOW_BALANCED, WINNOW_FIXED };
 typedef int32_t winnow_stage;
-enum { WINNOW_WRITE, WINNOW_SCORE, WINNOW_SELECT, WINNOW_LOCATE, WINNOW_ATTEND };
+enum {
+  WINNOW_WRITE,
+  WINNOW_SCORE,
+  WINNOW_SELECT,
+  WINNOW_LOCATE,
+  WINNOW_ATTEND,
+  WINNOW_GATHER,
+  WINNOW_LISTS
+};
 
 typedef struct winnow_plan winnow_plan;
 
@@ -168,6 +176,7 @@ typedef struct winnow_combined_lists_args {
   winnow_tensor topk, positions, requests; /* [T, K], [T], [T] int32 */
   winnow_tensor seq_lens, gather_lens;     /* [R] int32 */
   int32_t ratio, window, compressed, rows; /* compressed and rows: N and M of the chunk */
+  int32_t first_request;                   /* number of the chunk's first request in `requests` */
   winnow_tensor lists, lengths;            /* [T, >= ceil128(K + window)], [T] int32 */
   winnow_target target;
 } winnow_combined_lists_args;

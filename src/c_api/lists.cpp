@@ -62,6 +62,7 @@ winnow_status winnow_combined_lists(const winnow_combined_lists_args* args) {
     winnow::combined_lists({.topk = in(a.topk, "topk"),
                             .positions = in(a.positions, "positions"),
                             .requests = in(a.requests, "requests"),
+                            .first_request = a.first_request,
                             .seq_lens = in(a.seq_lens, "seq_lens"),
                             .gather_lens = in(a.gather_lens, "gather_lens"),
                             .ratio = a.ratio,

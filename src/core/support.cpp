@@ -3,6 +3,7 @@
 
 #include "attend/kernel.h"
 #include "locate/kernel.h"
+#include "plan/kernel.h"
 #include "score/kernel.h"
 #include "select/kernel.h"
 #include "write/kernel.h"
@@ -19,6 +20,7 @@ std::vector<KernelInfo> support() {
   list_kernels("score_select", scoring::kernels(), out);
   list_kernels("select", selection::kernels(), out);
   list_kernels("locate", location::kernels(), out);
+  list_kernels("lists", lists::kernels(), out);
   list_kernels("attend", attention::kernels(), out);
   return out;
 }

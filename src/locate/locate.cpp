@@ -42,9 +42,13 @@ Params checked(const LocateArgs& a) {
     check.range(a.workspace_rows, "workspace_rows", 0, INT32_MAX);
   }
   if (a.counts) check.output(a.counts, "counts", DType::kI32, {tokens});
-  if (a.plan)
-    check.that(a.plan->tokens() == tokens, "plan", cat("a plan refilled for ", tokens, " tokens"),
-               cat("one for ", a.plan->tokens()));
+  if (a.plan) {
+    check.range(a.part, "part", -1, static_cast<int64_t>(a.plan->parts().size()) - 1);
+    const Part part = a.part < 0 ? Part{0, a.plan->tokens()} : a.plan->parts()[a.part];
+    const int64_t planned = part.last_token - part.first_token;
+    check.that(planned == tokens, "plan", cat("a plan refilled for ", tokens, " tokens"),
+               cat("one for ", planned));
+  }
 
   Params p;
   p.ids = static_cast<const int32_t*>(a.ids.data), p.id_stride = a.ids.stride[0];

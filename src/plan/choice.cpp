@@ -13,6 +13,7 @@
 #include "cpu/threads.h"
 #include "locate/kernel.h"
 #include "plan/batch.h"
+#include "plan/kernel.h"
 #include "score/kernel.h"
 #include "select/kernel.h"
 #include "write/kernel.h"
@@ -123,6 +124,8 @@ ScheduleShape schedule_shape(const PlanOptions& o, bool gathered, int64_t tokens
 Choice choose_kernels(const PlanOptions& o) {
   Chooser chooser{o.target};
   chooser.pick(Stage::kWrite, "write", storage::kernels(), {{}});
+  chooser.pick(Stage::kGather, "gather", storage::gather_kernels(), {{}});
+  chooser.pick(Stage::kLists, "lists", lists::kernels(), {{}});
   const int64_t keys = o.max_context / o.ratio;
   const int32_t picked = o.model.lists == 2 ? o.extra_topk : o.topk;  // by the indexer
   const scoring::Shape score_shape{o.index_heads, o.max_tokens, keys, picked};

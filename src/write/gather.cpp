@@ -54,8 +54,10 @@ GatherParams checked(const GatherArgs& a) {
 
 void gather(const GatherArgs& args) {
   const storage::GatherParams params = storage::checked(args);
-  const Target target = args.plan ? args.plan->options().target : args.target;
-  run("gather", choose("gather", storage::gather_kernels(), storage::Shape{}, target), params);
+  const auto& kernel =
+      args.plan ? *static_cast<const storage::GatherKernel*>(args.plan->chosen(Stage::kGather))
+                : choose("gather", storage::gather_kernels(), storage::Shape{}, args.target);
+  run("gather", kernel, params);
 }
 
 }  // namespace winnow
