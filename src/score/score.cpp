@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "cpu/isa.h"
 #include "score/kernel.h"
 #include "winnow/model.h"
 #include "winnow/plan.h"
@@ -13,19 +14,36 @@ namespace winnow {
 
 namespace scoring {
 
+namespace {
+
+#if defined(__x86_64__)
+std::string lacks_avx512bf16() {
+  const host::Isa& cpu = host::isa();
+  return cpu.avx512_bf16 && cpu.avx512_vbmi ? "" : "this CPU has no AVX-512 BF16 and VBMI";
+}
+#endif
+
+}  // namespace
+
 std::span<const ScoreKernel> kernels() {
   static const ScoreKernel table[] = {
 #ifdef WINNOW_WITH_CUDA
-      {{{"sm90", DeviceKind::kCuda, false, gpu::missing}, nullptr, score_sm90},
-       sm90_workspace,
-       select_sm90},
+    {{{"sm90", DeviceKind::kCuda, false, gpu::missing}, nullptr, score_sm90},
+     sm90_workspace,
+     select_sm90},
 #endif
-      {{{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd},
-       waves_workspace,
-       in_waves},
-      {{{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference},
-       waves_workspace,
-       in_waves},
+#if defined(__x86_64__)
+    // Intel's AMX generations run VDPBF16PS slower than FMA: there it serves on request only.
+    {{{"avx512bf16", DeviceKind::kCpu, host::isa().intel, lacks_avx512bf16}, nullptr, avx512bf16},
+     waves_workspace,
+     in_waves},
+#endif
+    {{{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd},
+     waves_workspace,
+     in_waves},
+    {{{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference},
+     waves_workspace,
+     in_waves},
   };
   return table;
 }

@@ -1,7 +1,7 @@
 // score with portable vectors in fp32: heads in lanes, keys broadcast, so that a decoded key needs
 // no transposition and the sum over heads is vertical until the end. A tile is two vectors of heads
 // by four or eight keys. Budget per key and 16 heads: 128 FMAs of 16 lanes; decoding (once per
-// token block) adds about 6 instructions per 16 of the key's 128 values.
+// token block) adds about 12 instructions per 16 of the key's 128 values.
 #include <algorithm>
 
 #include "score/blocks.h"
@@ -12,6 +12,8 @@
 #define HWY_TARGET_INCLUDE "score/simd.cpp"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+
+#include "cpu/formats_simd.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace winnow::scoring::HWY_NAMESPACE {
@@ -29,11 +31,8 @@ constexpr int kKeys = 4;
 #endif
 static_assert(kGroupKeys % kKeys == 0);
 
-// e4m3's exponent and mantissa placed in an fp16 give its value times this, subnormals included.
-constexpr float kPlaced = 0x1p-8f;
-
-// Packed query: for each pair of vectors of heads [128][2 * lanes] values over kPlaced, heads
-// beyond the last zero; behind them the weights, padded likewise.
+// Packed query: for each pair of vectors of heads [128][2 * lanes] values, heads beyond the last
+// zero; behind them the weights, padded likewise.
 int64_t padded(int32_t heads) {
   const int64_t pair = 2 * static_cast<int64_t>(hn::Lanes(D()));
   return (heads + pair - 1) / pair * pair;
@@ -41,23 +40,11 @@ int64_t padded(int32_t heads) {
 
 void decode(const Run& run, std::byte* out) {
   const D d;
-  const hn::Rebind<uint16_t, D> d16;
-  const hn::Rebind<hwy::float16_t, D> dh;
-  const hn::Rebind<uint8_t, D> d8;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  const auto nan = hn::Set(d16, 0x7f);
   float* to = reinterpret_cast<float*>(out);
-  for (int64_t j = 0; j < run.count; ++j, to += kDim) {
-    const uint8_t* row = run.rows + j * run.row_stride;
-    for (int64_t i = 0; i < kDim; i += lanes) {
-      const auto code = hn::PromoteTo(d16, hn::LoadU(d8, row + i));
-      const auto magnitude = hn::And(code, nan);
-      const auto sign = hn::ShiftLeft<8>(hn::Xor(code, magnitude));
-      const auto not_a_number = hn::VecFromMask(d16, hn::Eq(magnitude, nan));
-      const auto half = hn::Or(hn::Or(hn::ShiftLeft<7>(magnitude), sign), not_a_number);
-      hn::StoreU(hn::PromoteTo(d, hn::BitCast(dh, half)), d, to + i);
-    }
-  }
+  for (int64_t j = 0; j < run.count; ++j, to += kDim)
+    for (int64_t i = 0; i < kDim; i += lanes)
+      hn::Store(host::HWY_NAMESPACE::load_e4m3(d, run.rows + j * run.row_stride + i), d, to + i);
 }
 
 void pack(const Params& p, int64_t token, std::byte* out) {
@@ -70,7 +57,7 @@ void pack(const Params& p, int64_t token, std::byte* out) {
     decode({.rows = p.q + token * p.q_token_stride + h * p.q_head_stride, .count = 1},
            reinterpret_cast<std::byte*>(row));
     float* column = q + h / pair * pair * kDim + h % pair;
-    for (int i = 0; i < kDim; ++i) column[i * pair] = row[i] * (1 / kPlaced / kPlaced);
+    for (int i = 0; i < kDim; ++i) column[i * pair] = row[i];
     w[h] = p.weights[token * p.weight_stride + h];
   }
 }
