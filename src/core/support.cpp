@@ -1,6 +1,7 @@
 // Gathers every stage's kernel table. Beside plan and pipeline, the one place that sees all stages.
 #include "winnow/support.h"
 
+#include "absorb/kernel.h"
 #include "attend/kernel.h"
 #include "locate/kernel.h"
 #include "plan/kernel.h"
@@ -22,6 +23,8 @@ std::vector<KernelInfo> support() {
   list_kernels("locate", location::kernels(), out);
   list_kernels("lists", lists::kernels(), out);
   list_kernels("attend", attention::kernels(), out);
+  list_kernels("absorb", absorption::kernels(), out);
+  list_kernels("dequantize_weight", absorption::dequantize_kernels(), out);
   return out;
 }
 
