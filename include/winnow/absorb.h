@@ -1,5 +1,7 @@
 // absorb: the projections around sparse MLA. Loading and splitting kv_b_proj, moving queries into
 // the latent space and outputs out of it, and decompressing latents for per-head attention.
+// Weights may have any strides; of rows (queries, outputs, latents) the last dimension is
+// contiguous. A row's result does not depend on the other rows of the call.
 #pragma once
 
 #include "winnow/tensor.h"
@@ -20,8 +22,8 @@ void dequantize_weight(const DequantizeWeightArgs& args);
 struct SplitKvBArgs {
   Tensor weight;  // [L, H, P + V] bf16, any strides. A checkpoint's kv_b_proj.weight, [H * (P + V),
                   // L] in memory, is the view {L, H, P + V} with strides {1, (P + V) * L, L}
-  Tensor w_uk;  // [L, H, P] bf16, out
-  Tensor w_uv;  // [L, H, V] bf16, out
+  Tensor w_uk;    // [L, H, P] bf16, out
+  Tensor w_uv;    // [L, H, V] bf16, out
   Target target = {};
 };
 
@@ -35,7 +37,7 @@ struct AbsorbQueryArgs {
   Target target = {};
 };
 
-// out[t, h, l] = sum_p q_nope[t, h, p] * w_uk[l, h, p], fp32 sums.
+// out[t, h, l] = sum_p q_nope[t, h, p] * w_uk[l, h, p], fp32 sums. Cost: 2 * T * H * L * P FLOP.
 void absorb_query(const AbsorbQueryArgs& args);
 
 struct ProjectOutputArgs {
@@ -45,7 +47,7 @@ struct ProjectOutputArgs {
   Target target = {};
 };
 
-// out[t, h, v] = sum_l attn[t, h, l] * w_uv[l, h, v], fp32 sums.
+// out[t, h, v] = sum_l attn[t, h, l] * w_uv[l, h, v], fp32 sums. Cost: 2 * T * H * L * V FLOP.
 void project_output(const ProjectOutputArgs& args);
 
 struct DecompressArgs {
@@ -57,7 +59,8 @@ struct DecompressArgs {
   Target target = {};
 };
 
-// Per-head keys and values of latent rows, for attend_mha().
+// Per-head keys and values of latent rows, for attend_mha(). R is what latent's rows are longer
+// than w_uk's first dimension. Cost: 2 * N * H * L * (P + V) FLOP.
 void decompress(const DecompressArgs& args);
 
 }  // namespace winnow

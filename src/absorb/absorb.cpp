@@ -97,7 +97,7 @@ void split_kv_b(const SplitKvBArgs& args) {
   check.output(args.w_uk, "w_uk", DType::kBf16, {latent, heads, kAny});
   const int64_t nope = args.w_uk.shape[2];
   check.that(nope <= args.weight.shape[2], "w_uk", "at most as many columns per head as weight has",
-             std::to_string(nope));
+             cat(nope));
   check.output(args.w_uv, "w_uv", DType::kBf16, {latent, heads, args.weight.shape[2] - nope});
   Params p;
   p.copies = {copy(args.weight, 0, args.w_uk), copy(args.weight, nope, args.w_uv)};
@@ -136,8 +136,9 @@ void decompress(const DecompressArgs& args) {
   check.strided(args.w_uv, "w_uv", DType::kBf16, {w[0], w[1], kAny});
   check.tensor(args.latent, "latent", DType::kBf16, {kAny, kAny});
   const int64_t rows = args.latent.shape[0], rope = args.latent.shape[1] - w[0];
-  check.that(rope >= 0, "latent", cat("at least ", w[0], " columns, as w_uk has rows"),
-             shape_of(args.latent));
+  if (rope < 0)
+    check.fail("latent", cat("at least ", w[0], " columns, as w_uk has rows"),
+               shape_of(args.latent));
   output(check, args.k, "k", {rows, w[1], w[2] + rope});
   output(check, args.v, "v", {rows, w[1], args.w_uv.shape[2]});
 

@@ -83,7 +83,7 @@ void quantize(const QuantizeArgs& args) {
   const Check check("quantize");
   check.that(static_cast<bool>(args.x), "x", "a tensor", "nothing");
   const bool is_bf16 = args.x.dtype == DType::kBf16;
-  check.that(is_bf16 || args.x.dtype == DType::kF32, "x", "bf16 or f32", shape_of(args.x));
+  check.that(is_bf16 || args.x.dtype == DType::kF32, "x", "bf16 or f32", name_of(args.x.dtype));
   storage::same_shape(check, args.x, "x", args.x.dtype, args.x);
   storage::contiguous(check, args.x, "x");
   storage::same_shape(check, args.out, "out", DType::kE4m3, args.x);

@@ -57,10 +57,10 @@ Params checked(const WriteArgs& a) {
   });
   const auto rows = [&](const Tensor& t, const char* argument) {
     check.that(t.shape[0] >= tokens, argument, cat("at least ", tokens, " rows, one for each slot"),
-               std::to_string(t.shape[0]));
+               cat(t.shape[0]));
   };
   if (a.rope) {
-    check.that(rope > 0, "rope", "nothing: index keys have no RoPE part", shape_of(a.rope));
+    if (rope == 0) check.fail("rope", "nothing: index keys have no RoPE part", shape_of(a.rope));
     check.tensor(a.rope, "rope", DType::kBf16, {Check::kAny, rope});
     rows(a.rope, "rope");
   }
