@@ -31,9 +31,10 @@ struct ScoreArgs {
 // logits[t, j] = s_k[j] * sum_h weights[t, h] * max(0, q[t, h] . k[j]) for start_t <= j < end_t,
 // fp32; max(0, NaN) is 0, as fmax has it. Ranges are clamped to [0, N). A paged key whose page id
 // is missing or outside the cache, and every key of a token whose request is outside the table,
-// gives -inf. A logit does not depend on the other tokens and keys of the call. Error of every
-// kernel, u = 2^-24: |s_k| * sum_h |w_h| * (128 u * sum_i |q_hi k_i| + (H_I + 2) u * max(0, q_h .
-// k)). Cost: 2 * 128 * H_I FLOP and 132 B per key; keys are read once per block of tokens.
+// gives -inf. A logit does not depend on the other tokens and keys of the call. Error of the CPU
+// kernels, u = 2^-24: |s_k| * sum_h |w_h| * (128 u * sum_i |q_hi k_i| + (H_I + 2) u * max(0, q_h .
+// k)); Hopper's tensor core adds fp8 products with 14 bits, which adds |s_k| * sum_h |w_h| * 132 *
+// 2^-13 * (the largest product or partial sum of the head). Cost: 2 * 128 * H_I FLOP and 132 B per key; keys are read once per block of tokens.
 void score(const ScoreArgs& args);
 
 struct ScoreSelectArgs {

@@ -15,6 +15,7 @@ namespace winnow::scoring {
 
 struct Expected {
   double value = 0, bound = 0;
+  double coarse = 0;  // bound of tensor cores that add fp8 products with 14 bits
 };
 
 struct Problem {
@@ -101,20 +102,25 @@ struct Problem {
   Expected expected(int64_t t, int64_t j) const {
     const auto [key, key_scale] = key_of(t, j);
     if (!key) return {-std::numeric_limits<double>::infinity(), 0};
-    double sum = 0, loss = 0;
+    double sum = 0, loss = 0, coarse = 0;
     for (int64_t h = 0; h < c.heads; ++h) {
-      double dot = 0, size = 0;
+      double dot = 0, size = 0, largest = 0;
       for (int64_t i = 0; i < kDim; ++i) {
         const double product =
             value_of(q[(t * (c.heads + c.padding) + h) * kDim + i]) * value_of(key[i]);
         dot += product, size += std::fabs(product);
+        largest = std::max({largest, std::fabs(product), std::fabs(dot)});
       }
       const double w = weights[t * (c.heads + c.padding) + h], relu = dot > 0 ? dot : 0;
       sum += w * relu;
+      // Four steps align 32 products and the sum so far to the largest of them and cut at 2^-13 of
+      // it.
+      coarse += std::fabs(w) * 4 * 33 * 0x1p-13 * largest;
       loss += std::fabs(w) * (relu > 0 || size > 0 ? 128 * size + (c.heads + 2) * relu : 0);
     }
     return {key_scale * sum,
-            std::fabs(key_scale) * (loss * 0x1p-24 + c.heads * 0x1p-149) + 0x1p-149};
+            std::fabs(key_scale) * (loss * 0x1p-24 + c.heads * 0x1p-149) + 0x1p-149,
+            std::fabs(key_scale) * coarse};
   }
 
  private:

@@ -18,10 +18,10 @@ namespace {
 
 cudaStream_t stream_of(const Device& d) { return static_cast<cudaStream_t>(d.stream); }
 
-// to_e4m3() by the conversion unit, which drops a NaN's sign.
-__device__ __forceinline__ uint8_t quantized(float x) {
+// to_e4m3(scaled) by the conversion unit. Arithmetic drops a NaN's sign, so it comes from x itself.
+__device__ __forceinline__ uint8_t quantized(float x, float scaled) {
   if (isnan(x)) return signbit(x) ? 0xff : 0x7f;
-  return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
+  return __nv_cvt_float_to_fp8(scaled, __NV_SATFINITE, __NV_E4M3);
 }
 
 __device__ __forceinline__ float magnitude(float x) {
@@ -59,7 +59,7 @@ __global__ void write_records(const __grid_constant__ Params p) {
       const float s = scale_of(p.quantizer, warp_max(amax));
       auto* codes = reinterpret_cast<uint8_t*>(page + R::row(off, p.cache.page));
       for (int i = 0; i < kEach; ++i)
-        codes[warp * R::kTile + lane * kEach + i] = quantized(__fdiv_rn(x[i], s));
+        codes[warp * R::kTile + lane * kEach + i] = quantized(x[i], __fdiv_rn(x[i], s));
       if (lane == 0) {
         std::byte* scales = page + R::scales(off, p.cache.page);
         put_scale(reinterpret_cast<typename R::Scale*>(scales) + warp, s);
@@ -157,7 +157,7 @@ __global__ void quantize_all(const __grid_constant__ QuantizeParams p) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kQuantizeThreads;
   const float s = factor(*p.scale);
   for (int64_t i = blockIdx.x * kQuantizeThreads + threadIdx.x; i < p.count; i += step)
-    p.out[i].bits = quantized(value_at(p, i) * s);
+    p.out[i].bits = quantized(value_at(p, i), value_at(p, i) * s);
 }
 
 __global__ void finish_scale(float* scale) { *scale = __fdiv_rn(1.0f, factor(*scale)); }
