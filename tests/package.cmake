@@ -67,6 +67,17 @@ foreach(language cpp c)
   endwhile()
 endforeach()
 
+# README's table of kernels is what the program prints.
+if(TARGET winnow-cli AND NOT WINNOW_CUDA)
+  add_test(NAME readme_support_table
+           COMMAND ${CMAKE_COMMAND} -Dprogram=$<TARGET_FILE:winnow-cli> -Dreadme=${readme}
+                   -P ${CMAKE_CURRENT_SOURCE_DIR}/support_table.cmake)
+endif()
+
+if(WINNOW_EXAMPLES)
+  add_test(NAME example_cpp COMMAND example_cpp)
+endif()
+
 add_test(NAME files_under_500_lines
          COMMAND ${CMAKE_COMMAND} -Droot=${PROJECT_SOURCE_DIR}
                  -P ${CMAKE_CURRENT_SOURCE_DIR}/lines.cmake)
