@@ -29,6 +29,7 @@
 
 #ifndef WINNOW_ATTEND_SIMD_ONCE
 #define WINNOW_ATTEND_SIMD_ONCE
+#define WINNOW_UNROLL _Pragma("GCC unroll 16")
 namespace winnow::attention {
 namespace {
 
@@ -84,21 +85,29 @@ using Quarter = hn::CappedTag<float, std::max<size_t>(kLanes / 4, 4)>;
 template <int R, int V, int ARow, class D>
 HWY_INLINE void multiply(D d, const Product& p) {
   constexpr int kWide = hn::MaxLanes(D());
+  // Unrolled by request: at -O2 the accumulators would live in memory.
   hn::Vec<D> acc[R][V];
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < V; ++v)
+  WINNOW_UNROLL for (int r = 0; r < R; ++r) {
+    WINNOW_UNROLL for (int v = 0; v < V; ++v) {
       acc[r][v] = p.fresh ? hn::Zero(d) : hn::LoadU(d, p.c + r * p.c_row + v * kWide);
+    }
+  }
   const float *a = p.a, *b = p.b;
   for (int64_t k = 0; k < p.steps; ++k, a += p.a_step, b += p.b_step) {
     hn::Vec<D> right[V];
-    for (int v = 0; v < V; ++v) right[v] = hn::LoadU(d, b + v * kWide);
-    for (int r = 0; r < R; ++r) {
+    WINNOW_UNROLL for (int v = 0; v < V; ++v) right[v] = hn::LoadU(d, b + v * kWide);
+    WINNOW_UNROLL for (int r = 0; r < R; ++r) {
       const auto left = hn::Set(d, a[r * ARow]);
-      for (int v = 0; v < V; ++v) acc[r][v] = hn::MulAdd(left, right[v], acc[r][v]);
+      WINNOW_UNROLL for (int v = 0; v < V; ++v) {
+        acc[r][v] = hn::MulAdd(left, right[v], acc[r][v]);
+      }
     }
   }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < V; ++v) hn::StoreU(acc[r][v], d, p.c + r * p.c_row + v * kWide);
+  WINNOW_UNROLL for (int r = 0; r < R; ++r) {
+    WINNOW_UNROLL for (int v = 0; v < V; ++v) {
+      hn::StoreU(acc[r][v], d, p.c + r * p.c_row + v * kWide);
+    }
+  }
 }
 
 // Calls f(tag, vectors, first head) for panels that cover the heads with little waste.
