@@ -151,17 +151,25 @@ class Call {
         check_.fail("lists", cat("what the plan's kernel, ", kernel_->name, ", can read"), why);
   }
 
+  // The kernel's own, behind the schedule of a call that has no plan to bring one.
   size_t workspace_bytes() const {
+    const size_t own = kernel_->workspace(shape_, tiles());
+    if (!plans_itself()) return own;
     Arena arena;
-    carve(arena);
+    carve_schedule(arena);
+    arena.take<std::byte>(own);
     return arena.bytes();
   }
 
   void run(std::span<std::byte> workspace) {
-    Arena arena(workspace);
-    const planning::ScheduleMemory memory = carve(arena, &p_.workspace);
+    p_.workspace = workspace;
     if (plan_) p_.schedule = plan_->schedule(part_);
-    else if (on_cpu()) p_.schedule = planning::make_schedule(schedule_shape(), ends(), memory);
+    if (plans_itself()) {
+      Arena arena(workspace);
+      p_.schedule = planning::make_schedule(schedule_shape(), ends(), carve_schedule(arena));
+      const size_t own = kernel_->workspace(shape_, tiles());
+      p_.workspace = {arena.take<std::byte>(own), own};
+    }
     winnow::run("attend", *kernel_, p_);
   }
 
@@ -171,17 +179,19 @@ class Call {
  private:
   void check_plan() const {
     const PlanOptions& o = plan_->options();
-    check_.range(part_, "part", 0, static_cast<int64_t>(plan_->parts().size()) - 1);
-    const Part& part = plan_->parts()[part_];
-    check_.that(part.last_token - part.first_token == p_.tokens, "plan",
-                cat("a plan refilled for ", p_.tokens, " tokens"),
-                cat("one for ", part.last_token - part.first_token));
+    const std::span<const Part> parts = plan_->parts();
+    check_.range(part_, "part", 0, static_cast<int64_t>(parts.size()) - 1);
+    const int32_t tokens = parts[part_].last_token - parts[part_].first_token;
+    check_.that(tokens == p_.tokens, "plan",
+                cat("a plan whose part ", part_, " has ", p_.tokens, " tokens"),
+                cat("one of ", tokens));
     check_.that(o.heads == p_.heads, "plan", cat("a plan for ", p_.heads, " heads"),
                 cat("one for ", o.heads));
-    // The schedule covers this many positions of a token.
-    const int32_t planned = p_.tokens > 0 ? plan_->schedule(part_).tiles.back().end : INT32_MAX;
-    check_.that(shape_.width <= planned, "lists (columns)",
-                cat("at most ", planned, ", as planned"), cat(shape_.width));
+    // Every token's tiles cover the same positions.
+    const Schedule schedule = plan_->schedule(part_);
+    const int32_t width = schedule.tiles.empty() ? INT32_MAX : schedule.tiles.back().end;
+    check_.that(shape_.width <= width, "lists (columns)", cat("at most ", width, ", as planned"),
+                std::to_string(shape_.width));
   }
 
   planning::ScheduleShape schedule_shape() const {
@@ -197,26 +207,22 @@ class Call {
     return {list.lengths, static_cast<size_t>(p_.tokens)};
   }
 
-  // Schedule (when there is no plan to bring one), then the kernel's own.
-  planning::ScheduleMemory carve(Arena& arena, std::span<std::byte>* rest = nullptr) const {
-    planning::ScheduleMemory m;
-    int64_t tiles = plan_ ? static_cast<int64_t>(plan_->schedule(part_).tiles.size()) : 0;
-    if (!plan_ && on_cpu()) {
-      const planning::ScheduleShape s = schedule_shape();
-      tiles = planning::max_tiles(s);
-      m.tiles = {arena.take<Tile>(tiles), static_cast<size_t>(tiles)};
-      m.worker_starts = {arena.take<int32_t>(s.workers + 1), static_cast<size_t>(s.workers) + 1};
-      m.split_starts = {arena.take<int32_t>(s.tokens + 1), static_cast<size_t>(s.tokens) + 1};
-    }
-    const size_t bytes = kernel_->workspace(shape_, tiles);
-    std::byte* own = arena.take<std::byte>(bytes);
-    if (rest) *rest = {own, bytes};
-    return m;
+  bool plans_itself() const { return !plan_ && on_cpu(); }
+  int64_t tiles() const {
+    if (plan_) return static_cast<int64_t>(plan_->schedule(part_).tiles.size());
+    return on_cpu() ? planning::max_tiles(schedule_shape()) : 0;
+  }
+  planning::ScheduleMemory carve_schedule(Arena& arena) const {
+    const auto take = [&]<class T>(T, int64_t n) {
+      return std::span<T>(arena.take<T>(n), static_cast<size_t>(n));
+    };
+    const planning::ScheduleShape s = schedule_shape();
+    return {take(Tile(), tiles()), take(int32_t(), s.workers + 1), take(int32_t(), s.tokens + 1)};
   }
 
   const Check check_{"attend"};
   const Plan* plan_;
-  const int32_t part_;
+  int32_t part_;
   Params p_;
   Shape shape_;
   const AttendKernel* kernel_ = nullptr;
