@@ -1,10 +1,8 @@
 // attend with portable vectors, fp32. Per tile: take 64 valid records at a time, dequantise each
 // once for all heads, S = K Q^T, online softmax, O += P V.
 //
-// Layout. Keys are rows of fp32 and serve both products as they are; queries are transposed once
-// per token, so that S has a row per key and a lane per head. Then the softmax runs down the
-// columns (no sums across lanes), and both products are the same small routine: broadcast a scalar
-// of the left operand, multiply with vectors of the right one.
+// Layout. Keys are rows of fp32 and serve both products (products-inl.h) as they are; queries are
+// transposed once per token, so that S has a row per key and a lane per head.
 //
 // Budget, AVX-512, per d or key step of an 8 x 2 tile: 16 FMA, 2 vector loads, 8 broadcasts; loads
 // take 5 cycles, FMA 16 (one port) or 8 (two). Key chunk of 64 x 64 (16 KB) + query chunk (8 KB)
@@ -25,11 +23,10 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 
-#include "attend/vectors-inl.h"
+#include "attend/products-inl.h"
 
 #ifndef WINNOW_ATTEND_SIMD_ONCE
 #define WINNOW_ATTEND_SIMD_ONCE
-#define WINNOW_UNROLL _Pragma("GCC unroll 16")
 namespace winnow::attention {
 namespace {
 
@@ -39,29 +36,16 @@ constexpr int kKeyStride = 592;  // floats; 37 cache lines, odd, so that 64 rows
 static_assert(kBlock <= kMaxBlock && kMaxKeyDim % kChunk == 0 && kKeyStride >= kMaxKeyDim);
 
 struct Scratch {
-  float* keys;                 // [kBlock][kKeyStride]
-  float* queries;              // panels of heads, each [d_qk][panel width]
-  float* logits;               // [kBlock][width]: S, then P
-  float *m, *l, *max, *alpha;  // [width]
-  int64_t width;               // heads, rounded up to any vector
+  float* keys;     // [kBlock][kKeyStride]
+  float* queries;  // panels of heads, each [d_qk][panel width]
+  Columns heads;   // S and its softmax
+  size_t bytes;
 
-  Scratch(Arena arena, int32_t heads) : width((heads + 31) / 32 * 32) {
+  Scratch(Arena arena, int32_t count) : heads(arena, kBlock, count) {
     keys = arena.take<float>(kBlock * kKeyStride);
-    queries = arena.take<float>(kMaxKeyDim * width);
-    logits = arena.take<float>(kBlock * width);
-    for (float** row : {&m, &l, &max, &alpha}) *row = arena.take<float>(width);
+    queries = arena.take<float>(kMaxKeyDim * heads.width);
     bytes = arena.bytes();
   }
-  size_t bytes;
-};
-
-// C[R rows] += A B over `steps`: element (row, step) of A at a[row * ARow + step * a_step].
-struct Product {
-  const float *a, *b;
-  float* c;
-  int64_t a_step, b_step, c_row;
-  int64_t steps;
-  bool fresh;  // C starts from zero
 };
 
 }  // namespace
@@ -70,59 +54,6 @@ struct Product {
 
 HWY_BEFORE_NAMESPACE();
 namespace winnow::attention::HWY_NAMESPACE {
-
-// Rows x 2 vectors of accumulators, two of B and a broadcast must fit the registers.
-#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_ARCH_ARM_A64
-constexpr int kRows = 8;
-#else
-constexpr int kRows = 4;
-#endif
-using Full = hn::ScalableTag<float>;
-constexpr size_t kLanes = hn::MaxLanes(Full());
-using Half = hn::CappedTag<float, std::max<size_t>(kLanes / 2, 4)>;
-using Quarter = hn::CappedTag<float, std::max<size_t>(kLanes / 4, 4)>;
-
-template <int R, int V, int ARow, class D>
-HWY_INLINE void multiply(D d, const Product& p) {
-  constexpr int kWide = hn::MaxLanes(D());
-  // Unrolled by request: at -O2 the accumulators would live in memory.
-  hn::Vec<D> acc[R][V];
-  WINNOW_UNROLL for (int r = 0; r < R; ++r) {
-    WINNOW_UNROLL for (int v = 0; v < V; ++v) {
-      acc[r][v] = p.fresh ? hn::Zero(d) : hn::LoadU(d, p.c + r * p.c_row + v * kWide);
-    }
-  }
-  const float *a = p.a, *b = p.b;
-  for (int64_t k = 0; k < p.steps; ++k, a += p.a_step, b += p.b_step) {
-    hn::Vec<D> right[V];
-    WINNOW_UNROLL for (int v = 0; v < V; ++v) right[v] = hn::LoadU(d, b + v * kWide);
-    WINNOW_UNROLL for (int r = 0; r < R; ++r) {
-      const auto left = hn::Set(d, a[r * ARow]);
-      WINNOW_UNROLL for (int v = 0; v < V; ++v) {
-        acc[r][v] = hn::MulAdd(left, right[v], acc[r][v]);
-      }
-    }
-  }
-  WINNOW_UNROLL for (int r = 0; r < R; ++r) {
-    WINNOW_UNROLL for (int v = 0; v < V; ++v) {
-      hn::StoreU(acc[r][v], d, p.c + r * p.c_row + v * kWide);
-    }
-  }
-}
-
-// Calls f(tag, vectors, first head) for panels that cover the heads with little waste.
-template <class F>
-HWY_INLINE void for_panels(int64_t heads, F&& f) {
-  constexpr int64_t L = kLanes;
-  for (int64_t h = 0; h < heads;) {
-    const int64_t left = heads - h;
-    if (left > L + L / 2) f(Full(), std::integral_constant<int, 2>(), h), h += 2 * L;
-    else if (left > L / 2) f(Full(), std::integral_constant<int, 1>(), h), h += L;
-    else if (left > L / 4)
-      f(Half(), std::integral_constant<int, 1>(), h), h += hn::MaxLanes(Half());
-    else f(Quarter(), std::integral_constant<int, 1>(), h), h += hn::MaxLanes(Quarter());
-  }
-}
 
 // The token's queries, transposed into panels; heads past the last are zero.
 void pack_queries(const Params& p, int64_t token, int64_t d_nope, float* out) {
@@ -224,73 +155,14 @@ void logits(const Scratch& s, int64_t heads, int64_t d_qk, int32_t count) {
       for (int32_t k = 0; k < count; k += kRows)
         multiply<kRows, vectors, kKeyStride>(tag, {.a = s.keys + k * kKeyStride + d0,
                                                    .b = panel + d0 * wide,
-                                                   .c = s.logits + k * s.width + first,
+                                                   .c = s.heads.logits + k * s.heads.width + first,
                                                    .a_step = 1,
                                                    .b_step = wide,
-                                                   .c_row = s.width,
+                                                   .c_row = s.heads.width,
                                                    .steps = kChunk,
                                                    .fresh = d0 == 0});
       panel += d_qk * wide;
     });
-  }
-}
-
-// S -> P, and the running maximum and sum of every head. alpha is what the sums so far shrink by.
-void softmax(const Scratch& s, int32_t count, float scale) {
-  const Full d;
-  const auto factor = hn::Set(d, scale), top = hn::Set(d, FLT_MAX);
-  for (int64_t h = 0; h < s.width; h += kLanes) {
-    auto block = hn::Set(d, -std::numeric_limits<float>::infinity());
-    for (int32_t k = 0; k < count; ++k) {
-      float* at = s.logits + k * s.width + h;
-      const auto v = hn::Mul(hn::LoadU(d, at), factor);
-      hn::StoreU(v, d, at);
-      block = hn::Max(block, v);
-    }
-    hn::StoreU(hn::Max(hn::LoadU(d, s.max + h), block), d, s.max + h);
-    // Clamped: m starts at -FLT_MAX and never reaches +inf, so that no difference is inf - inf.
-    const auto old = hn::LoadU(d, s.m + h), m = hn::Max(old, hn::Min(block, top));
-    const auto alpha = exp_negative(d, hn::Sub(old, m));
-    auto sum = hn::Mul(hn::LoadU(d, s.l + h), alpha);
-    for (int32_t k = 0; k < count; ++k) {
-      float* at = s.logits + k * s.width + h;
-      const auto v = hn::LoadU(d, at);
-      const auto x = hn::Sub(hn::IfThenElse(hn::Gt(v, top), top, v), m);
-      const auto p = exp_negative(d, x);
-      hn::StoreU(p, d, at);
-      sum = hn::Add(sum, p);
-    }
-    hn::StoreU(m, d, s.m + h);
-    hn::StoreU(sum, d, s.l + h);
-    hn::StoreU(alpha, d, s.alpha + h);
-  }
-}
-
-// O = O alpha + P V. A chunk of V's columns stays in L1 for all heads.
-void values(const Scratch& s, int32_t heads, int32_t count, Partial* parts) {
-  const Full d;
-  constexpr int64_t kRow = sizeof(Partial) / sizeof(float);
-  for (int32_t h = 0; h < heads; ++h) {
-    if (s.alpha[h] == 1.0f) continue;  // the maximum stayed, as it mostly does
-    const auto alpha = hn::Set(d, s.alpha[h]);
-    for (size_t i = 0; i < kValueDim; i += kLanes)
-      hn::StoreU(hn::Mul(hn::LoadU(d, parts[h].o + i), alpha), d, parts[h].o + i);
-  }
-  for (size_t column = 0; column < kValueDim; column += 2 * kLanes) {
-    Product p{.a = s.logits,
-              .b = s.keys + column,
-              .c = parts[0].o + column,
-              .a_step = s.width,
-              .b_step = kKeyStride,
-              .c_row = kRow,
-              .steps = count,
-              .fresh = false};
-    const auto step = [&](int32_t rows) { p.a += rows, p.c += rows * kRow; };
-    int32_t h = 0;
-    for (; h + kRows <= heads; h += kRows) multiply<kRows, 2, 1>(d, p), step(kRows);
-    if (heads - h >= 4) multiply<4, 2, 1>(d, p), step(4), h += 4;
-    if (heads - h >= 2) multiply<2, 2, 1>(d, p), step(2), h += 2;
-    if (heads - h >= 1) multiply<1, 2, 1>(d, p);
   }
 }
 
@@ -300,10 +172,7 @@ void simd_tile(const Params& p, const TileJob& job, std::byte* memory) {
   });
   const Scratch s(Arena({memory, SIZE_MAX / 2}), p.heads);
   if (job.new_query) pack_queries(p, job.token, d_nope, s.queries);
-  std::memset(s.logits, 0, kBlock * s.width * sizeof(float));  // lanes without a head stay 0
-  std::fill_n(s.m, s.width, kFloor);
-  std::fill_n(s.l, s.width, 0.0f);
-  std::fill_n(s.max, s.width, -std::numeric_limits<float>::infinity());
+  s.heads.reset(kBlock);
   for (int32_t h = 0; h < p.heads; ++h) std::memset(job.parts[h].o, 0, sizeof(job.parts[h].o));
 
   Cursor cursor(p, job);
@@ -326,11 +195,17 @@ void simd_tile(const Params& p, const TileJob& job, std::byte* memory) {
     for (int32_t n = rows.count; n % kRows; ++n)
       std::memset(s.keys + n * kKeyStride, 0, kMaxKeyDim * sizeof(float));
     logits(s, p.heads, d_qk, rows.count);
-    softmax(s, rows.count, p.scale);
-    values(s, p.heads, rows.count, job.parts);
+    softmax(s.heads, rows.count, p.scale);
+    add_values(s.heads, {.v = s.keys,
+                         .o = job.parts[0].o,
+                         .v_row = kKeyStride,
+                         .o_row = sizeof(Partial) / sizeof(float),
+                         .size = kValueDim,
+                         .columns = p.heads,
+                         .keys = rows.count});
   }
   for (int32_t h = 0; h < p.heads; ++h)
-    job.parts[h].m = s.m[h], job.parts[h].l = s.l[h], job.parts[h].max = s.max[h];
+    job.parts[h].m = s.heads.m[h], job.parts[h].l = s.heads.l[h], job.parts[h].max = s.heads.max[h];
 }
 
 }  // namespace winnow::attention::HWY_NAMESPACE
