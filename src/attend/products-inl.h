@@ -18,11 +18,11 @@
 #define WINNOW_UNROLL _Pragma("GCC unroll 16")
 namespace winnow::attention {
 
-// C[R rows] += A B over `steps`: element (row, step) of A at a[row * ARow + step * a_step].
+// C[R rows] += A B over `steps`: element (row, step) of A at a[row * a_row + step * a_step].
 struct Product {
   const float *a, *b;
   float* c;
-  int64_t a_step, b_step, c_row;
+  int64_t a_row, a_step, b_step, c_row;
   int64_t steps;
   bool fresh;  // C starts from zero
 };
@@ -45,7 +45,15 @@ struct Columns {
   }
 };
 
-// O += P V: `columns` rows of C.
+// S = K Q^T.
+struct Keys {
+  const float* k;        // [count][row]
+  const float* queries;  // panels of columns, each [size][panel width]
+  int64_t row, size;     // floats between keys; d_qk
+  int32_t columns, count;
+};
+
+// O += P V.
 struct Values {
   const float* v;  // [keys][v_row]
   float* o;        // [columns][o_row]
@@ -78,7 +86,7 @@ constexpr size_t kLanes = hn::MaxLanes(Full());
 using Half = hn::CappedTag<float, std::max<size_t>(kLanes / 2, 4)>;
 using Quarter = hn::CappedTag<float, std::max<size_t>(kLanes / 4, 4)>;
 
-template <int R, int V, int ARow, class D>
+template <int R, int V, class D>
 HWY_INLINE void multiply(D d, const Product& p) {
   constexpr int kWide = hn::MaxLanes(D());
   // Unrolled by request: at -O2 the accumulators would live in memory.
@@ -93,7 +101,7 @@ HWY_INLINE void multiply(D d, const Product& p) {
     hn::Vec<D> right[V];
     WINNOW_UNROLL for (int v = 0; v < V; ++v) right[v] = hn::LoadU(d, b + v * kWide);
     WINNOW_UNROLL for (int r = 0; r < R; ++r) {
-      const auto left = hn::Set(d, a[r * ARow]);
+      const auto left = hn::Set(d, a[r * p.a_row]);
       WINNOW_UNROLL for (int v = 0; v < V; ++v) {
         acc[r][v] = hn::MulAdd(left, right[v], acc[r][v]);
       }
@@ -117,6 +125,29 @@ HWY_INLINE void for_panels(int64_t columns, F&& f) {
     else if (left > L / 4)
       f(Half(), std::integral_constant<int, 1>(), h), h += hn::MaxLanes(Half());
     else f(Quarter(), std::integral_constant<int, 1>(), h), h += hn::MaxLanes(Quarter());
+  }
+}
+
+// S = K Q^T of `count` keys, in chunks of d that keep both operands in L1. Rows of K up to a whole
+// group of kRows take part; their logits mean nothing.
+HWY_INLINE void logits(const Columns& s, const Keys& x) {
+  constexpr int64_t kChunk = 64;
+  for (int64_t d0 = 0; d0 < x.size; d0 += kChunk) {
+    const float* panel = x.queries;
+    for_panels(x.columns, [&](auto tag, auto vectors, int64_t first) {
+      const int64_t wide = hn::MaxLanes(decltype(tag)()) * vectors;
+      for (int32_t k = 0; k < x.count; k += kRows)
+        multiply<kRows, vectors>(tag, {.a = x.k + k * x.row + d0,
+                                       .b = panel + d0 * wide,
+                                       .c = s.logits + k * s.width + first,
+                                       .a_row = x.row,
+                                       .a_step = 1,
+                                       .b_step = wide,
+                                       .c_row = s.width,
+                                       .steps = std::min(kChunk, x.size - d0),
+                                       .fresh = d0 == 0});
+      panel += x.size * wide;
+    });
   }
 }
 
@@ -165,6 +196,7 @@ HWY_INLINE void add_values(const Columns& s, const Values& x) {
     Product p{.a = s.logits,
               .b = x.v + j,
               .c = x.o + j,
+              .a_row = 1,
               .a_step = s.width,
               .b_step = x.v_row,
               .c_row = x.o_row,
@@ -172,10 +204,10 @@ HWY_INLINE void add_values(const Columns& s, const Values& x) {
               .fresh = false};
     const auto step = [&](int32_t rows) { p.a += rows, p.c += rows * x.o_row; };
     int32_t i = 0;
-    for (; i + kRows <= x.columns; i += kRows) multiply<kRows, 2, 1>(d, p), step(kRows);
-    if (x.columns - i >= 4) multiply<4, 2, 1>(d, p), step(4), i += 4;
-    if (x.columns - i >= 2) multiply<2, 2, 1>(d, p), step(2), i += 2;
-    if (x.columns - i >= 1) multiply<1, 2, 1>(d, p);
+    for (; i + kRows <= x.columns; i += kRows) multiply<kRows, 2>(d, p), step(kRows);
+    if (x.columns - i >= 4) multiply<4, 2>(d, p), step(4), i += 4;
+    if (x.columns - i >= 2) multiply<2, 2>(d, p), step(2), i += 2;
+    if (x.columns - i >= 1) multiply<1, 2>(d, p);
   }
 }
 

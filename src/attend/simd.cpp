@@ -31,9 +31,8 @@ namespace winnow::attention {
 namespace {
 
 constexpr int kBlock = 64;       // records per block
-constexpr int kChunk = 64;       // d of a step of S: divides 576 and 512
 constexpr int kKeyStride = 592;  // floats; 37 cache lines, odd, so that 64 rows fill all L1 sets
-static_assert(kBlock <= kMaxBlock && kMaxKeyDim % kChunk == 0 && kKeyStride >= kMaxKeyDim);
+static_assert(kBlock <= kMaxBlock && kKeyStride >= kMaxKeyDim);
 
 struct Scratch {
   float* keys;     // [kBlock][kKeyStride]
@@ -146,26 +145,6 @@ void prefetch_rows(const Params& p, const Rows& rows) {
   }
 }
 
-// S of `count` keys, in chunks of d that keep both operands in L1.
-void logits(const Scratch& s, int64_t heads, int64_t d_qk, int32_t count) {
-  for (int64_t d0 = 0; d0 < d_qk; d0 += kChunk) {
-    const float* panel = s.queries;
-    for_panels(heads, [&](auto tag, auto vectors, int64_t first) {
-      const int64_t wide = hn::MaxLanes(decltype(tag)()) * vectors;
-      for (int32_t k = 0; k < count; k += kRows)
-        multiply<kRows, vectors, kKeyStride>(tag, {.a = s.keys + k * kKeyStride + d0,
-                                                   .b = panel + d0 * wide,
-                                                   .c = s.heads.logits + k * s.heads.width + first,
-                                                   .a_step = 1,
-                                                   .b_step = wide,
-                                                   .c_row = s.heads.width,
-                                                   .steps = kChunk,
-                                                   .fresh = d0 == 0});
-      panel += d_qk * wide;
-    });
-  }
-}
-
 void simd_tile(const Params& p, const TileJob& job, std::byte* memory) {
   const auto [d_qk, d_nope] = with_latent(p.lists[0].format, [](auto r) {
     return std::pair{decltype(r)::kDqk, decltype(r)::kNope};
@@ -194,7 +173,12 @@ void simd_tile(const Params& p, const TileJob& job, std::byte* memory) {
     // Rows up to a whole group take part in S and are not looked at afterwards.
     for (int32_t n = rows.count; n % kRows; ++n)
       std::memset(s.keys + n * kKeyStride, 0, kMaxKeyDim * sizeof(float));
-    logits(s, p.heads, d_qk, rows.count);
+    logits(s.heads, {.k = s.keys,
+                     .queries = s.queries,
+                     .row = kKeyStride,
+                     .size = d_qk,
+                     .columns = p.heads,
+                     .count = rows.count});
     softmax(s.heads, rows.count, p.scale);
     add_values(s.heads, {.v = s.keys,
                          .o = job.parts[0].o,

@@ -3,6 +3,9 @@
 
 #include "absorb/kernel.h"
 #include "attend/kernel.h"
+#include "attend/mask_kernel.h"
+#include "attend/merge_kernel.h"
+#include "attend/mha_kernel.h"
 #include "locate/kernel.h"
 #include "plan/kernel.h"
 #include "score/kernel.h"
@@ -23,6 +26,9 @@ std::vector<KernelInfo> support() {
   list_kernels("locate", location::kernels(), out);
   list_kernels("lists", lists::kernels(), out);
   list_kernels("attend", attention::kernels(), out);
+  list_kernels("mha", mha::kernels(), out);
+  list_kernels("mask", masking::kernels(), out);
+  list_kernels("merge", merging::kernels(), out);
   list_kernels("absorb", absorption::kernels(), out);
   list_kernels("dequantize_weight", absorption::dequantize_kernels(), out);
   return out;
