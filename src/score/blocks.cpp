@@ -46,15 +46,20 @@ class Call {
   }
 
   void run() {
-    std::atomic<int64_t> next{0};
     host::parallel_for(std::min<int64_t>(host::threads(), tasks_), [&](int64_t, int) {
-      Scratch s;
-      for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks_;)
-        run_task(task, s);
+      const auto share = [](void* call) { static_cast<Call*>(call)->drain(); };
+      if (e_.around) e_.around(share, this);
+      else drain();
     });
   }
 
  private:
+  void drain() {
+    Scratch s;
+    for (int64_t task; (task = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_;)
+      run_task(task, s);
+  }
+
   // One piece of the keys for every run of tokens of the block that shares a request.
   void run_task(int64_t task, Scratch& s) const {
     const int64_t block = task / pieces_, first_token = block * per_block_;
@@ -127,6 +132,7 @@ class Call {
   int64_t query_bytes_, per_block_ = 1;
   int64_t first_ = 0, last_ = 0;  // keys that any token wants
   int64_t piece_ = 0, pieces_ = 0, tasks_ = 0;
+  std::atomic<int64_t> next_{0};
 };
 
 }  // namespace

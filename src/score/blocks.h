@@ -30,6 +30,8 @@ struct Engine {
   void (*pack)(const Params& p, int64_t token, std::byte* out) noexcept;
   void (*decode)(const Run& run, std::byte* out) noexcept;
   void (*block)(const Block& b) noexcept;
+  // Runs a worker's whole share, for engines that set the thread up first; may be null.
+  void (*around)(void (*work)(void*), void* context) noexcept = nullptr;
 };
 
 // score() by an engine, over all tokens and keys.

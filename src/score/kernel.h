@@ -107,6 +107,7 @@ std::span<const ScoreKernel> kernels();
 void reference(const Params& p) noexcept;
 void simd(const Params& p) noexcept;
 void avx512bf16(const Params& p) noexcept;
+void amx(const Params& p) noexcept;
 
 // Tokens [first, first + count) of a call.
 inline Params wave_of(const Params& p, int64_t first, int64_t count) {

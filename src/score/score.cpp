@@ -21,6 +21,10 @@ std::string lacks_avx512bf16() {
   const host::Isa& cpu = host::isa();
   return cpu.avx512_bf16 && cpu.avx512_vbmi ? "" : "this CPU has no AVX-512 BF16 and VBMI";
 }
+std::string lacks_amx() {
+  const host::Isa& cpu = host::isa();
+  return cpu.amx_bf16 && cpu.avx512_vbmi ? "" : "this CPU has no AMX";
+}
 #endif
 
 }  // namespace
@@ -33,6 +37,7 @@ std::span<const ScoreKernel> kernels() {
      select_sm90},
 #endif
 #if defined(__x86_64__)
+    {{{"amx", DeviceKind::kCpu, false, lacks_amx}, nullptr, amx}, waves_workspace, in_waves},
     // Intel's AMX generations run VDPBF16PS slower than FMA: there it serves on request only.
     {{{"avx512bf16", DeviceKind::kCpu, host::isa().intel, lacks_avx512bf16}, nullptr, avx512bf16},
      waves_workspace,
