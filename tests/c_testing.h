@@ -52,12 +52,15 @@ static inline void fill(uint16_t* out, int64_t count, float value) {
 
 #define SHAPE(...) \
   (const int64_t[]) { __VA_ARGS__ }
+WINNOW_PLACE(1)
 static inline winnow_tensor bf16(const void* p, int32_t rank, const int64_t* shape) {
   return winnow_tensor_of(p, WINNOW_BF16, rank, shape);
 }
+WINNOW_PLACE(1)
 static inline winnow_tensor f32(const void* p, int32_t rank, const int64_t* shape) {
   return winnow_tensor_of(p, WINNOW_F32, rank, shape);
 }
+WINNOW_PLACE(1)
 static inline winnow_tensor i32(const void* p, int32_t rank, const int64_t* shape) {
   return winnow_tensor_of(p, WINNOW_I32, rank, shape);
 }

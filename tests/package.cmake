@@ -76,6 +76,7 @@ endif()
 
 if(WINNOW_EXAMPLES)
   add_test(NAME example_cpp COMMAND example_cpp)
+  add_test(NAME example_c COMMAND example_c)
 endif()
 
 add_test(NAME files_under_500_lines

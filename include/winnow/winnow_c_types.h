@@ -36,7 +36,15 @@ typedef struct winnow_tensor { /* all zero: not given */
   int64_t shape[4], stride[4]; /* strides count elements */
 } winnow_tensor;
 
+/* A pointer taken as a place, not read: compilers then do not ask for what stands there. */
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 11
+#define WINNOW_PLACE(parameter) __attribute__((access(none, parameter)))
+#else
+#define WINNOW_PLACE(parameter)
+#endif
+
 /* A contiguous view. */
+WINNOW_PLACE(1)
 static inline winnow_tensor winnow_tensor_of(const void* data, winnow_dtype dtype, int32_t rank,
                                              const int64_t* shape) {
   winnow_tensor t = {(void*)data, dtype, rank, {0, 0, 0, 0}, {0, 0, 0, 0}};
