@@ -56,7 +56,7 @@ std::string Deviation::text(const Tensor& like) const {
   return s + line;
 }
 
-Deviation compare(const Tensor& got, const Tensor& want, const Bar& bar) {
+Deviation compare(const Tensor& got, const Tensor& want, const Bar& bar, const Tensor& magnitude) {
   const Check check("compare");
   bool same = got.rank == want.rank;
   for (int d = 0; same && d < got.rank; ++d) same = got.shape[d] == want.shape[d];
@@ -75,6 +75,7 @@ Deviation compare(const Tensor& got, const Tensor& want, const Bar& bar) {
       const double d = std::abs(a - b);
       // 0 bounds (kExact) leave the share infinite: nothing but equality passes.
       share = std::min(d / bar.absolute, d / (bar.relative * std::abs(b)));
+      if (magnitude) share = std::min(share, d / (kCancellation * element(magnitude, i)));
       r.largest = std::max(r.largest, d);
       dot += a * b, norms += a * a + b * b;
     }

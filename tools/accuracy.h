@@ -18,6 +18,10 @@ struct Bar {
   double absolute, relative;
   double cosine = std::numeric_limits<double>::infinity();
 };
+// Where values of both signs cancel, the error follows the sum of magnitudes, not the result. Two
+// kernels that each round P and the output to bf16 (2^-9 of every term at most) differ by up to
+// 4 * 2^-9 of sum_j p_j |v_j|.
+inline constexpr double kCancellation = 0x1p-7;
 inline constexpr Bar kDecodeOut{1e-3, 2.01 / 128, 5e-6};
 inline constexpr Bar kDecodeLse{1e-6, 8.01 / 65536};
 inline constexpr Bar kPrefillOut{8e-4, 3.01 / 128, 7e-6};
@@ -40,7 +44,10 @@ struct Deviation {
 
 // Compares two tensors of one shape; any dtype, any strides. Infinities and NaN must match in place
 // (NaN equals NaN); they count in `wrong` with an infinite share when they do not.
-Deviation compare(const Tensor& got, const Tensor& want, const Bar& bar);
+// `magnitude`, of the same shape, holds sum_j p_j |v_j|: an element also passes below kCancellation
+// times it.
+Deviation compare(const Tensor& got, const Tensor& want, const Bar& bar,
+                  const Tensor& magnitude = {});
 
 // Row-major index -> "[2, 0, 17]".
 std::string place(const Tensor& t, int64_t index);

@@ -1,0 +1,203 @@
+#include "harness.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+#include "cpu/threads.h"
+#include "peers.h"
+#include "roofs.h"
+#include "winnow/error.h"
+#include "winnow/support.h"
+
+namespace winnow::bench {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+struct Registered {
+  std::string stage, set;
+  std::function<void(Runner&)> run;
+};
+std::vector<Registered>& registry() {
+  static std::vector<Registered> suites;
+  return suites;
+}
+
+// Evicts what the last run left: every worker writes through its share of twice the last-level
+// cache, which clears the shared cache and the worker's own.
+class Flush {
+ public:
+  void operator()() {
+    const int64_t workers = host::threads(), share = (2 * cache_bytes() / workers + 63) / 64 * 64;
+    if (!memory_) memory_ = std::make_unique_for_overwrite<char[]>(share * workers);
+    ++value_;
+    host::parallel_for(workers, [&](int64_t w, int) {
+      std::memset(memory_.get() + w * share, value_, static_cast<size_t>(share));
+    });
+  }
+
+ private:
+  std::unique_ptr<char[]> memory_;
+  char value_ = 0;
+};
+
+std::vector<double> time_on_cpu(const std::function<void()>& run, const Method& method) {
+  static Flush flush;
+  run();  // page faults, threads, first-use tables
+  std::vector<double> us;
+  const auto begin = Clock::now();
+  while (static_cast<int64_t>(us.size()) < method.max_runs &&
+         (static_cast<int64_t>(us.size()) < method.min_runs ||
+          seconds_since(begin) < method.seconds)) {
+    if (method.cold) flush();
+    const auto start = Clock::now();
+    run();
+    us.push_back(1e6 * seconds_since(start));
+  }
+  return us;
+}
+
+std::vector<Backend>& backends() {
+  static std::vector<Backend> list = {
+      {"cpu", time_on_cpu, measure_cpu_roofs, [] { return cpu_name(); }, false}};
+  return list;
+}
+
+double percentile(const std::vector<double>& sorted, double p) {
+  return sorted[static_cast<size_t>(p * static_cast<double>(sorted.size() - 1) + 0.5)];
+}
+
+}  // namespace
+
+void add_backend(Backend backend) { backends().push_back(std::move(backend)); }
+
+const Backend* find_backend(const std::string& device) {
+  for (const Backend& b : backends())
+    if (b.device == device) return &b;
+  return nullptr;
+}
+
+int64_t cache_bytes() {
+  static const int64_t bytes = [] {
+    const long found = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    return found > 0 ? static_cast<int64_t>(found) : int64_t{64} << 20;
+  }();
+  return bytes;
+}
+
+Suite::Suite(std::string stage, std::string set, std::function<void(Runner&)> run) {
+  registry().push_back({std::move(stage), std::move(set), std::move(run)});
+}
+
+std::vector<std::string> stages() {
+  std::vector<std::string> out;
+  for (const char* stage : {"write", "plan", "score", "select", "locate", "attend", "absorb"})
+    for (const Registered& r : registry())
+      if (r.stage == stage && (out.empty() || out.back() != stage)) out.push_back(stage);
+  return out;
+}
+
+std::vector<std::string> sets() {
+  std::vector<std::string> out;
+  for (const Registered& r : registry())
+    if (std::find(out.begin(), out.end(), r.set) == out.end()) out.push_back(r.set);
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+std::vector<Result> run_suites(Runner& runner, const std::vector<std::string>& only) {
+  for (const std::string& stage : only.empty() ? stages() : only) {
+    runner.begin(stage);
+    for (const Registered& r : registry())
+      if (r.stage == stage && r.set == runner.options().set) r.run(runner);
+  }
+  return runner.finish();
+}
+
+Runner::Runner(Options options)
+    : options_(std::move(options)), backend_(find_backend(options_.device)) {
+  if (!backend_)
+    throw Error(ErrorCode::kUnsupported,
+                "bench: device: this build cannot time on '" + options_.device + "'");
+  roofs_ = backend_->roofs();
+}
+
+std::vector<std::string> Runner::kernels() const {
+  std::vector<std::string> names;
+  for (const KernelInfo& k : support()) {
+    const bool asked =
+        options_.kernel.empty() ? k.kernel != "reference" : k.kernel == options_.kernel;
+    if (k.stage == stage_ && k.device == options_.device && k.available && asked)
+      names.push_back(k.kernel);
+  }
+  return names;
+}
+
+bool Runner::wants(const Case& c) const {
+  return c.name.find(options_.filter) != std::string::npos;
+}
+
+// A kernel is held against the unit it uses: its name ends in the instruction set. Memory counts
+// when nothing is cached.
+double Runner::at_the_roof(const Case& c, bool cold) const {
+  double compute = roofs_.fma;
+  if (c.kernel.find("amx") != std::string::npos) compute = roofs_.amx;
+  else if (c.kernel.find("bf16") != std::string::npos) compute = roofs_.bf16_dot;
+  else if (c.kernel.find("sm90") != std::string::npos) compute = roofs_.tensor;
+  const double arithmetic = compute > 0 ? c.flops / compute : 0;
+  const double memory = roofs_.read > 0 && cold ? c.bytes / roofs_.read : 0;
+  return std::max(arithmetic, memory);
+}
+
+// Neighbours on a virtual machine slow a roof as they slow a case: the better of the two
+// measurements, before and after the cases, is nearer the truth.
+const std::vector<Result>& Runner::finish() {
+  const Roofs again = backend_->roofs();
+  for (double Roofs::*unit :
+       {&Roofs::fma, &Roofs::bf16_dot, &Roofs::amx, &Roofs::tensor, &Roofs::read})
+    roofs_.*unit = std::max(roofs_.*unit, again.*unit);
+  for (Result& r : results_) r.roof_share = at_the_roof(r.of, r.cold) / (1e-6 * r.us);
+  return results_;
+}
+
+void Runner::measure(const Case& c, const std::function<void()>& run) {
+  if (!wants(c)) return;
+  for (const bool cold : {true, false}) {
+    if (!(cold ? options_.cold : options_.warm)) continue;
+    Method method = options_.method;
+    method.cold = cold;
+    std::vector<double> us;
+    try {
+      us = backend_->time(run, method);
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::kUnsupported) throw;
+      std::fprintf(stderr, "left out: %s: %s\n", c.name.c_str(), e.what());
+      return;
+    }
+    std::sort(us.begin(), us.end());
+    Result r{.of = c, .stage = stage_, .device = options_.device, .cold = cold};
+    r.of.name += cold ? " cold" : " warm";
+    r.best = us.front(), r.median = percentile(us, 0.5);
+    r.spread = (percentile(us, 0.9) - percentile(us, 0.1)) / r.median;
+    r.us = backend_->use_median ? r.median : r.best;
+    r.runs = static_cast<int64_t>(us.size());
+    find_peer(r);
+    if (isatty(STDERR_FILENO))
+      std::fprintf(stderr, "\r\033[K%s %s %s: %.1f us", stage_.c_str(), r.of.name.c_str(),
+                   c.kernel.c_str(), r.us);
+    results_.push_back(std::move(r));
+  }
+  if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K");
+}
+
+}  // namespace winnow::bench

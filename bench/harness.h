@@ -1,0 +1,113 @@
+// The benchmark form: cases register, the harness times them, compares them with the machine's
+// measured roofs and with the peers' stored figures, and prints or stores the table.
+//
+// A stage's src/<stage>/<verb>_bench.cpp registers a suite and measures its cases:
+//
+//   const bench::Suite suite("attend", "default", [](bench::Runner& runner) {
+//     for (const std::string& kernel : runner.kernels())
+//       runner.measure({.name = "decode", .kernel = kernel, ...}, [&] { attend(args); });
+//   });
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace winnow::bench {
+
+// What is measured. 0 and "" stand for "not applicable" (null in the JSON).
+struct Case {
+  std::string name;  // the harness appends " cold" or " warm"
+  std::string kernel;
+  std::string model;
+  int64_t heads = 0, topk = 0, extra = 0, batch = 0, s_q = 0, context = 0;
+  double flops = 0;  // of one run
+  double bytes = 0;  // that one run has to move when nothing is cached
+};
+
+struct Result {
+  Case of;
+  std::string stage, device;
+  bool cold = true;
+  double us = 0;  // best on the CPU (noisy neighbours only add), median on devices
+  double best = 0, median = 0, spread = 0;  // spread: (90th - 10th percentile) / median
+  int64_t runs = 0;
+  double roof_share = 0;  // time at the roofs / time; 0: no roof applies
+  std::string peer;
+  double peer_us = 0;
+};
+
+// Ceilings of a device, measured in the same run. 0: the machine has no such unit.
+struct Roofs {
+  double fma = 0, bf16_dot = 0, amx = 0, tensor = 0;  // FLOP/s
+  double read = 0;                                    // B/s
+};
+
+// How one sample is taken.
+struct Method {
+  bool cold = true;
+  int64_t min_runs = 5, max_runs = 100;
+  double seconds = 0.4;  // stop after this once min_runs are done
+};
+
+// What the harness needs to know of a device. The CPU's is built in; the CUDA build adds one whose
+// `time` captures the run in a graph, flushes L2 and replays it between events.
+struct Backend {
+  std::string device;  // "cpu", "cuda"
+  std::function<std::vector<double>(const std::function<void()>& run, const Method&)> time;  // us
+  std::function<Roofs()> roofs;
+  std::function<std::string()> machine;  // "NVIDIA H200, driver 580.159"; "" when there is none
+  bool use_median = true;
+};
+void add_backend(Backend backend);
+const Backend* find_backend(const std::string& device);
+
+struct Options {
+  std::string device = "cpu", set = "default";
+  std::string kernel;  // this one only; "" means every available one but the reference
+  std::string filter;  // cases whose name contains it
+  bool cold = true, warm = true;
+  Method method;
+};
+
+class Runner {
+ public:
+  explicit Runner(Options options);
+
+  // Kernels of the stage that this machine can run and the options ask for.
+  std::vector<std::string> kernels() const;
+  const Options& options() const { return options_; }
+  // Whether the options ask for this case: to spare the set-up of one that they do not.
+  bool wants(const Case& c) const;
+  // Times `run` cold and warm. A kernel that refuses the shape is noted on stderr and left out.
+  void measure(const Case& c, const std::function<void()>& run);
+
+  void begin(const std::string& stage) { stage_ = stage; }
+  const Roofs& roofs() const { return roofs_; }
+  // Measures the roofs once more, fills in the shares, and gives the results.
+  const std::vector<Result>& finish();
+
+ private:
+  double at_the_roof(const Case& c, bool cold) const;  // seconds
+
+  Options options_;
+  const Backend* backend_;
+  Roofs roofs_;
+  std::string stage_;
+  std::vector<Result> results_;
+};
+
+struct Suite {
+  Suite(std::string stage, std::string set, std::function<void(Runner&)> run);
+};
+// Stages that have a suite, in the order of the flow; sets of a stage.
+std::vector<std::string> stages();
+std::vector<std::string> sets();
+// Runs the suites of these stages (all when empty) and of the options' set.
+std::vector<Result> run_suites(Runner& runner, const std::vector<std::string>& stages);
+
+// Bytes of the last-level cache; 64 MiB when the system does not say.
+int64_t cache_bytes();
+
+}  // namespace winnow::bench

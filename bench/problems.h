@@ -1,0 +1,118 @@
+// Synthetic inputs of each stage, for the benchmarks and for the program's commands: sizes in,
+// filled buffers and the stage's arguments out. Outputs are part of a problem; its arguments point
+// into it, so a problem must stay where it is while they are used.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "buffer.h"
+#include "winnow/attend.h"
+#include "winnow/locate.h"
+#include "winnow/model.h"
+#include "winnow/score.h"
+#include "winnow/select.h"
+#include "winnow/write.h"
+
+namespace winnow::bench {
+
+struct Sizes {
+  Model model = kV32;
+  int64_t heads = 16;        // of attention
+  int64_t index_heads = 64;  // of the indexer
+  int64_t topk = 2048;       // V4: the window
+  int64_t extra = 0;         // V4: width of the compressed list
+  int64_t batch = 1, s_q = 1;
+  int64_t context = 32768;  // tokens of each request
+  int32_t page = 64;
+  bool shared = false;      // all requests read the same pages
+  bool bf16_cache = false;  // instead of fp8
+  uint64_t seed = 1;
+
+  int64_t tokens() const { return batch * s_q; }
+};
+
+// The pages of `batch` requests in a cache, in random order.
+struct Paging {
+  Paging(const Sizes& s, int64_t context);
+  int64_t pages = 0, width = 0;     // of the cache; of a table row
+  tools::Buffer<int32_t> table;     // [batch, width]
+  tools::Buffer<int32_t> requests;  // [tokens]
+
+  Tensor table_view() const { return tensor(table.data(), {batch_, width}); }
+  Tensor request_view() const {
+    return tensor(requests.data(), {static_cast<int64_t>(requests.size())});
+  }
+
+ private:
+  int64_t batch_;
+};
+
+// A cache of this format with every slot written from random values.
+struct FilledCache {
+  FilledCache(CacheFormat format, int64_t pages, int32_t page, uint64_t seed);
+  tools::Buffer<std::byte> memory;
+  Cache cache;
+};
+
+struct WriteProblem {
+  WriteProblem(const Sizes& s, CacheFormat format);
+  WriteArgs args;
+  tools::Buffer<bf16> kv;
+  tools::Buffer<int64_t> slots;
+  tools::Buffer<std::byte> memory;
+  double bytes() const;  // read and written
+};
+
+struct ScoreProblem {
+  explicit ScoreProblem(const Sizes& s);
+  ScoreArgs args;
+  Paging paging;
+  FilledCache keys;
+  tools::Buffer<e4m3> q;
+  tools::Buffer<float> weights, logits;
+  tools::Buffer<int32_t> ends;
+  tools::Buffer<int32_t> ids;   // of score_select
+  ScoreSelectArgs select_args;  // the same call, ending in ids
+  double flops() const;
+  double bytes() const;
+
+ private:
+  Sizes sizes_;
+};
+
+struct SelectProblem {
+  explicit SelectProblem(const Sizes& s);
+  SelectArgs args;
+  tools::Buffer<float> logits;
+  tools::Buffer<int32_t> ids;
+  double bytes() const;
+};
+
+struct LocateProblem {
+  explicit LocateProblem(const Sizes& s);
+  LocateArgs args;
+  Paging paging;
+  tools::Buffer<int32_t> ids, slots, counts;
+  double bytes() const;
+};
+
+struct AttendProblem {
+  explicit AttendProblem(const Sizes& s);
+  // Names the kernel and makes the workspace that it needs.
+  void use(const char* kernel);
+  AttendArgs args;
+  Paging paging, extra_paging;
+  FilledCache cache, extra_cache;
+  tools::Buffer<bf16> q, out;
+  tools::Buffer<float> lse, max_logit, sink;
+  tools::Buffer<int32_t> slots, extra_slots;
+  tools::Buffer<std::byte> workspace;
+  double flops() const;
+  double bytes() const;
+
+ private:
+  Sizes sizes_;
+};
+
+}  // namespace winnow::bench

@@ -1,0 +1,161 @@
+#include "report.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "table.h"
+#include "winnow/error.h"
+
+namespace winnow::bench {
+
+namespace {
+
+using json = nlohmann::ordered_json;
+
+json number(int64_t n) { return n == 0 ? json() : json(n); }
+json number(double x) { return x > 0 ? json(x) : json(); }
+json word(const std::string& s) { return s.empty() ? json() : json(s); }
+
+// Four significant digits: more would be noise in a stored file.
+double rounded(double x) { return std::stod(fmt::format("{:.4g}", x)); }
+
+json object_of(const Result& r) {
+  const double seconds = 1e-6 * r.us;
+  return {{"stage", r.stage},
+          {"case", r.of.name},
+          {"kernel", r.of.kernel},
+          {"device", r.device},
+          {"model", word(r.of.model)},
+          {"heads", number(r.of.heads)},
+          {"topk", number(r.of.topk)},
+          {"extra", number(r.of.extra)},
+          {"batch", number(r.of.batch)},
+          {"s_q", number(r.of.s_q)},
+          {"context", number(r.of.context)},
+          {"us", rounded(r.us)},
+          {"tflops", number(rounded(r.of.flops / seconds * 1e-12))},
+          {"gbps", number(rounded(r.of.bytes / seconds * 1e-9))},
+          {"roof_share", number(rounded(r.roof_share))},
+          {"peer", word(r.peer)},
+          {"peer_us", number(r.peer_us)},
+          {"ratio", number(r.peer_us > 0 ? rounded(r.peer_us / r.us) : 0.0)}};
+}
+
+json array_of(const std::vector<Result>& results) {
+  json array = json::array();
+  for (const Result& r : results) array.push_back(object_of(r));
+  return array;
+}
+
+std::string cell(const json& value, const char* format) {
+  return value.is_number() ? fmt::format(fmt::runtime(format), value.get<double>()) : "";
+}
+
+json roofs_of(const Roofs& r) {
+  return {{"fma_gflops", number(rounded(r.fma * 1e-9))},
+          {"bf16_dot_gflops", number(rounded(r.bf16_dot * 1e-9))},
+          {"amx_gflops", number(rounded(r.amx * 1e-9))},
+          {"tensor_gflops", number(rounded(r.tensor * 1e-9))},
+          {"read_gbps", number(rounded(r.read * 1e-9))}};
+}
+
+json header_of(const Machine& m, const Roofs& roofs) {
+  return {{"cpu", m.cpu},           {"cores", m.cores},         {"threads", m.threads},
+          {"gpu", word(m.gpu)},     {"driver", word(m.driver)}, {"commit", m.commit},
+          {"version", m.version},   {"date", m.date},           {"load", m.load},
+          {"compiler", m.compiler}, {"roofs", roofs_of(roofs)}};
+}
+
+// What of a header is there, a line each.
+std::vector<std::string> header_lines(const json& h) {
+  std::vector<std::string> lines;
+  lines.push_back(fmt::format("{}, {} cores, {} threads", h.at("cpu").get<std::string>(),
+                              h.at("cores").get<int>(), h.at("threads").get<int>()));
+  if (h.at("gpu").is_string())
+    lines.push_back(fmt::format("{}, driver {}", h["gpu"].get<std::string>(),
+                                h["driver"].is_string() ? h["driver"].get<std::string>() : "?"));
+  lines.push_back(fmt::format("winnow {} at {}, {}, {}, load {}",
+                              h.at("version").get<std::string>(), h.at("commit").get<std::string>(),
+                              h.at("compiler").get<std::string>(), h.at("date").get<std::string>(),
+                              h.at("load").get<std::string>()));
+  std::string roofs;
+  const std::pair<const char*, const char*> units[] = {
+      {"fma_gflops", "FMA {:.0f} GFLOP/s"},
+      {"bf16_dot_gflops", "bf16 dot {:.0f} GFLOP/s"},
+      {"amx_gflops", "AMX {:.0f} GFLOP/s"},
+      {"tensor_gflops", "tensor {:.0f} GFLOP/s"},
+      {"read_gbps", "read {:.1f} GB/s"}};
+  for (const auto& [key, format] : units)
+    if (h.at("roofs").at(key).is_number())
+      roofs += (roofs.empty() ? "roofs: " : ", ") + cell(h["roofs"][key], format);
+  lines.push_back(roofs);
+  return lines;
+}
+
+std::vector<std::string> row_of(const json& r) {
+  const auto text = [&](const char* key) {
+    return r.at(key).is_string() ? r[key].get<std::string>() : "";
+  };
+  return {text("stage"),
+          text("case"),
+          text("kernel"),
+          cell(r.at("us"), "{:.1f}"),
+          cell(r.at("tflops"), "{:.3f}"),
+          cell(r.at("gbps"), "{:.1f}"),
+          r.at("roof_share").is_number()
+              ? fmt::format("{:.0f} %", 100 * r["roof_share"].get<double>())
+              : "",
+          text("peer"),
+          cell(r.at("peer_us"), "{:.1f}"),
+          cell(r.at("ratio"), "{:.2f}×")};
+}
+
+const std::vector<std::string> kColumns = {"stage", "case",  "kernel", ">µs",      ">TFLOP/s",
+                                           ">GB/s", ">roof", "peer",   ">peer µs", ">ratio"};
+
+}  // namespace
+
+std::string header_text(const Machine& machine, const Roofs& roofs) {
+  std::string out;
+  for (const std::string& line : header_lines(header_of(machine, roofs))) out += line + "\n";
+  return out;
+}
+
+std::string table_text(const std::vector<Result>& results) {
+  std::vector<std::string> columns = kColumns;
+  columns.insert(columns.begin() + 4, {">median", ">spread"});
+  tools::Table table(columns);
+  for (const Result& r : results) {
+    std::vector<std::string> row = row_of(object_of(r));
+    row.insert(row.begin() + 4,
+               {fmt::format("{:.1f}", r.median), fmt::format("{:.0f} %", 100 * r.spread)});
+    table.add(std::move(row));
+  }
+  return table.text();
+}
+
+std::string json_text(const std::vector<Result>& results) {
+  return array_of(results).dump(1) + "\n";
+}
+
+std::string stored_text(const Machine& machine, const Roofs& roofs,
+                        const std::vector<Result>& results) {
+  return json{{"header", header_of(machine, roofs)}, {"results", array_of(results)}}.dump(1) + "\n";
+}
+
+std::string markdown_of(const std::string& stored) {
+  try {
+    const json file = json::parse(stored);
+    std::string out;
+    for (const std::string& line : header_lines(file.at("header"))) out += "* " + line + "\n";
+    tools::Table table(kColumns);
+    for (const json& r : file.at("results")) table.add(row_of(r));
+    return out + "\n" + table.markdown();
+  } catch (const json::exception& e) {
+    throw Error(ErrorCode::kInvalidArgument,
+                std::string("bench: not a stored result: ") + e.what());
+  }
+}
+
+}  // namespace winnow::bench

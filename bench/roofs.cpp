@@ -1,0 +1,102 @@
+// Each roof is the best of several samples of about 20 ms, all workers at once.
+#include "roofs.h"
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+
+#include "cpu/isa.h"
+#include "cpu/threads.h"
+
+namespace winnow::bench {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr int kSamples = 7;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// FLOP/s of `unit` on all workers.
+double arithmetic(double (*unit)(int64_t) noexcept) {
+  int64_t rounds = 1000;
+  for (;; rounds *= 2) {  // how many rounds take 20 ms on one worker
+    const auto start = Clock::now();
+    unit(rounds);
+    if (seconds_since(start) > 0.01) break;
+  }
+  double best = 0;
+  const int64_t workers = host::threads();
+  for (int i = 0; i < kSamples; ++i) {
+    std::unique_ptr<double[]> flops(new double[workers]);
+    const auto start = Clock::now();
+    host::parallel_for(workers, [&](int64_t w, int) { flops[w] = unit(2 * rounds); });
+    const double seconds = seconds_since(start);
+    double sum = 0;
+    for (int64_t w = 0; w < workers; ++w) sum += flops[w];
+    best = std::max(best, sum / seconds);
+  }
+  return best;
+}
+
+uint64_t sum_of(const uint64_t* data, int64_t count) {
+  uint64_t s[8] = {};
+  for (int64_t i = 0; i + 8 <= count; i += 8)
+    for (int k = 0; k < 8; ++k) s[k] += data[i + k];
+  return s[0] + s[1] + s[2] + s[3] + s[4] + s[5] + s[6] + s[7];
+}
+
+// B/s read from a buffer that the caches cannot hold, in stretches that keep every worker busy.
+double read_bandwidth() {
+  constexpr int64_t kStretch = int64_t{1} << 18;  // words: 2 MiB
+  const int64_t bytes = std::max<int64_t>(int64_t{256} << 20, 2 * cache_bytes());
+  const int64_t stretches = bytes / 8 / kStretch;
+  std::unique_ptr<uint64_t[]> data(new uint64_t[stretches * kStretch]);
+  host::parallel_for(stretches, [&](int64_t i, int) {
+    std::fill_n(data.get() + i * kStretch, kStretch, static_cast<uint64_t>(i));
+  });
+  double best = 0;
+  for (int i = 0; i < kSamples; ++i) {
+    std::unique_ptr<uint64_t[]> sums(new uint64_t[stretches]);
+    const auto start = Clock::now();
+    host::parallel_for(
+        stretches, [&](int64_t s, int) { sums[s] = sum_of(data.get() + s * kStretch, kStretch); });
+    best = std::max(best, static_cast<double>(stretches * kStretch * 8) / seconds_since(start));
+    // Keeps the sums, and so the reads, alive.
+    volatile uint64_t sink = sums[stretches / 2];
+    (void)sink;
+  }
+  return best;
+}
+
+}  // namespace
+
+double fma_portable(int64_t rounds) noexcept {
+  constexpr int kLanes = 64;
+  float x[kLanes];
+  for (int i = 0; i < kLanes; ++i) x[i] = static_cast<float>(i);
+  for (int64_t r = 0; r < rounds; ++r)
+    for (int i = 0; i < kLanes; ++i) x[i] = x[i] * 0.99f + 0.01f;
+  volatile float sink = x[rounds % kLanes];
+  (void)sink;
+  return 2.0 * kLanes * static_cast<double>(rounds);
+}
+
+Roofs measure_cpu_roofs() {
+  Roofs r;
+  const host::Isa& isa = host::isa();
+  (void)isa;
+#if defined(__x86_64__)
+  r.fma = arithmetic(isa.avx512 ? fma_avx512 : isa.avx2 ? fma_avx2 : fma_portable);
+  if (isa.avx512_bf16) r.bf16_dot = arithmetic(bf16_dot_avx512bf16);
+  if (isa.amx_bf16) r.amx = arithmetic(matrix_amx);
+#else
+  r.fma = arithmetic(fma_portable);
+#endif
+  r.read = read_bandwidth();
+  return r;
+}
+
+}  // namespace winnow::bench

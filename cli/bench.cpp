@@ -1,0 +1,105 @@
+// winnow bench: times of the stages, with the machine's roofs and the peers' figures beside them.
+#include <fmt/format.h>
+
+#include <fstream>
+#include <iterator>
+#include <memory>
+
+#include "commands.h"
+#include "harness.h"
+#include "report.h"
+#include "winnow/error.h"
+
+namespace winnow::cli {
+
+namespace {
+
+struct BenchOptions {
+  std::vector<std::string> stages;
+  bench::Options options;
+  std::string cache = "both", json, save, render, commit;
+  bool quick = false;
+};
+
+void write_file(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary);
+  if (!(file << text).flush())
+    throw Error(ErrorCode::kRuntime, "bench: " + path + ": cannot be written");
+}
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw Error(ErrorCode::kRuntime, "bench: " + path + ": cannot be read");
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// x.json -> x.md
+std::string beside(const std::string& path) {
+  return (path.ends_with(".json") ? path.substr(0, path.size() - 5) : path) + ".md";
+}
+
+void run_bench(BenchOptions o) {
+  if (!o.render.empty()) {
+    write_file(beside(o.render), bench::markdown_of(read_file(o.render)));
+    fmt::print("{}\n", beside(o.render));
+    return;
+  }
+  o.options.cold = o.cache != "warm", o.options.warm = o.cache != "cold";
+  if (o.quick) o.options.method = {.min_runs = 3, .max_runs = 10, .seconds = 0.05};
+  bench::Machine machine = bench::describe_machine();
+  if (!o.commit.empty()) machine.commit = o.commit;
+  bench::Runner runner(o.options);
+  const std::vector<bench::Result> results = bench::run_suites(runner, o.stages);
+  if (results.empty())
+    throw Error(ErrorCode::kUnsupported,
+                "bench: no case of set '" + o.options.set + "' matches what was asked for");
+  fmt::print("{}\n{}", bench::header_text(machine, runner.roofs()), bench::table_text(results));
+  if (!o.json.empty()) write_file(o.json, bench::json_text(results));
+  if (!o.save.empty()) {
+    const std::string stored = bench::stored_text(machine, runner.roofs(), results);
+    write_file(o.save, stored);
+    write_file(beside(o.save), bench::markdown_of(stored));
+  }
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, Outcome&) {
+  CLI::App* cmd =
+      app.add_subcommand("bench", "Time the stages: µs, TFLOP/s, GB/s, share of the roof");
+  cmd->footer(
+      "Best of many runs on the CPU, median on a device; roofs are measured in the same run.\n"
+      "Examples:\n"
+      "  winnow bench                             every stage\n"
+      "  winnow bench attend --filter h128        some cases of one\n"
+      "  winnow bench attend --json out.json      an array for programs\n"
+      "  winnow bench --save bench/results/x.json with machine header, and x.md beside it");
+  auto o = std::make_shared<BenchOptions>();
+  cmd->add_option("stage", o->stages, "Stages to time (all)")
+      ->check(CLI::IsMember(bench::stages()));
+  cmd->add_option("--json", o->json, "Write the results as a JSON array");
+  cmd->add_option("--save", o->save, "Write results and machine header, .json and .md");
+  cmd->add_option("--render", o->render, "Only render a saved .json as .md");
+  cmd->add_option("--device", o->options.device, "Where to run")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  cmd->add_option("--set", o->options.set, "Which set of cases")
+      ->check(CLI::IsMember(bench::sets()))
+      ->capture_default_str();
+  cmd->add_option("--kernel", o->options.kernel, "This kernel only (every available one)");
+  cmd->add_option("--filter", o->options.filter, "Only cases whose name contains this");
+  cmd->add_option("--cache", o->cache, "State of the CPU caches before a run")
+      ->check(CLI::IsMember({"cold", "warm", "both"}))
+      ->capture_default_str();
+  cmd->add_option("--runs", o->options.method.max_runs, "At most this many runs a case")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  cmd->add_option("--seconds", o->options.method.seconds, "At most about this long a case")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  cmd->add_option("--commit", o->commit, "Commit to name, where the build could not know it");
+  cmd->add_flag("--quick", o->quick, "Few runs: to see that everything works");
+  cmd->callback([o] { run_bench(*o); });
+}
+
+}  // namespace winnow::cli

@@ -1,0 +1,27 @@
+// The program's commands. Each adds itself to the app; its callback runs when it is named.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+namespace winnow::cli {
+
+// What a command leaves behind: 0 done, 1 a check failed. Bad input is an Error, which main() turns
+// into 2.
+struct Outcome {
+  int code = 0;
+};
+
+void add_run(CLI::App& app, Outcome& outcome);
+void add_verify(CLI::App& app, Outcome& outcome);
+void add_support(CLI::App& app, Outcome& outcome);
+void add_bench(CLI::App& app, Outcome& outcome);
+// One command per verb.
+void add_write(CLI::App& app, Outcome& outcome);
+void add_plan(CLI::App& app, Outcome& outcome);
+void add_score(CLI::App& app, Outcome& outcome);
+void add_select(CLI::App& app, Outcome& outcome);
+void add_locate(CLI::App& app, Outcome& outcome);
+void add_attend(CLI::App& app, Outcome& outcome);
+
+}  // namespace winnow::cli

@@ -1,0 +1,68 @@
+// winnow: run, verify, bench, support, and a command for each stage.
+//
+// Exit status: 0 done, 1 a check failed, 2 bad usage or unreadable input.
+#include <exception>
+
+#include <fmt/format.h>
+
+#include "commands.h"
+#include "winnow/support.h"
+
+namespace winnow::cli {
+namespace {
+
+int run(int argc, char** argv) {
+  CLI::App app{"winnow: sparse MLA attention for CPUs and Hopper GPUs"};
+  app.set_version_flag("--version", fmt::format("winnow {}", version()));
+  app.require_subcommand(1);
+  app.get_formatter()->column_width(28);
+  app.footer(
+      "Examples:\n"
+      "  winnow run --model v4 --check       a batch of requests through every stage\n"
+      "  winnow verify tests/data/golden     this machine's kernels against stored vectors\n"
+      "  winnow bench attend --json out.json times, share of the machine's peak, peers\n"
+      "  winnow attend --heads 12 --help     one stage alone, and its options\n\n"
+      "Environment: WINNOW_KERNEL forces a kernel, WINNOW_VERBOSE=1 says why one was chosen,\n"
+      "WINNOW_THREADS sets the number of CPU workers.");
+  Outcome outcome;
+  // add_run(app, outcome);
+  add_verify(app, outcome);
+  add_bench(app, outcome);
+  add_support(app, outcome);
+  add_write(app, outcome);
+  add_plan(app, outcome);
+  add_score(app, outcome);
+  add_select(app, outcome);
+  add_locate(app, outcome);
+  add_attend(app, outcome);
+  if (argc > 1 && argv[1][0] != '-') {
+    std::string known;
+    bool found = false;
+    for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
+      known += " " + sub->get_name(), found |= sub->get_name() == argv[1];
+    if (!found) {
+      fmt::print(stderr, "winnow: error: unknown command '{}'; there are:{}\n", argv[1], known);
+      return 2;
+    }
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
+    fmt::print(stderr, "winnow: error: {}\nSee winnow --help.\n", e.what());
+    return 2;
+  }
+  return outcome.code;
+}
+
+}  // namespace
+}  // namespace winnow::cli
+
+int main(int argc, char** argv) {
+  try {
+    return winnow::cli::run(argc, argv);
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "winnow: error: {}\n", e.what());
+    return 2;
+  }
+}

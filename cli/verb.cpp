@@ -1,0 +1,113 @@
+#include "verb.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "core/check.h"
+#include "winnow/error.h"
+#include "winnow/support.h"
+
+namespace winnow::cli {
+
+void add_common(CLI::App& cmd, VerbOptions& o) {
+  cmd.add_option("--batch", o.sizes.batch, "Requests")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str();
+  cmd.add_option("--s-q", o.sizes.s_q, "Query tokens of each request")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str();
+  cmd.add_option("--context", o.sizes.context, "Tokens (or keys) of each request")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 28))
+      ->capture_default_str();
+  cmd.add_option("--page", o.sizes.page, "Tokens per page")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  cmd.add_option("--seed", o.sizes.seed, "Of the random inputs")->capture_default_str();
+  cmd.add_option("--kernel", o.kernel, "Kernel to run (the fastest that fits)");
+  cmd.add_option("--repeat", o.repeat, "Runs; the best is printed")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  cmd.add_flag("!--no-check", o.check, "Do not compare with the reference");
+  cmd.add_flag("--json", o.json, "Print JSON");
+}
+
+void add_model(CLI::App& cmd, VerbOptions& o) {
+  cmd.add_option("--model", o.model, "Model family")
+      ->check(CLI::IsMember({"v32", "v4"}))
+      ->capture_default_str();
+}
+
+void resolve(VerbOptions& o) { o.sizes.model = model_of(o.model); }
+
+void time_trial(Trial& trial, const VerbOptions& options,
+                const std::function<void(const char*)>& call) {
+  std::vector<std::string> names;
+  if (!options.kernel.empty()) names = {options.kernel};
+  else if (!std::getenv("WINNOW_KERNEL"))
+    for (const KernelInfo& k : support())
+      if (k.stage == trial.stage && k.device == "cpu" && k.available && k.kernel != "reference")
+        names.push_back(k.kernel);
+  if (names.empty()) names = {""};  // the library's own choice: the environment's, or an error
+  for (size_t i = 0; i < names.size(); ++i) {
+    const char* kernel = names[i].empty() ? nullptr : names[i].c_str();
+    try {
+      call(kernel);
+    } catch (const Error& e) {
+      if (e.code() == ErrorCode::kUnsupported && i + 1 < names.size()) continue;
+      throw;
+    }
+    const char* forced = std::getenv("WINNOW_KERNEL");
+    trial.kernel = kernel ? kernel : forced ? forced : "";
+    trial.us = 1e30;
+    for (int64_t r = 0; r < options.repeat; ++r) {
+      const auto start = std::chrono::steady_clock::now();
+      call(kernel);
+      const std::chrono::duration<double, std::micro> us = std::chrono::steady_clock::now() - start;
+      trial.us = std::min(trial.us, us.count());
+    }
+    return;
+  }
+}
+
+uint64_t digest(std::span<const std::byte> bytes, uint64_t seed) {
+  for (const std::byte b : bytes) seed = (seed ^ std::to_integer<uint64_t>(b)) * 0x100000001b3u;
+  return seed;
+}
+
+int report(const Trial& t, bool json) {
+  const std::string hex = fmt::format("{:016x}", t.digest);
+  const double tflops = t.flops / t.us * 1e-6, gbps = t.bytes / t.us * 1e-3;
+  if (json) {
+    nlohmann::ordered_json shapes = nlohmann::ordered_json::object();
+    for (const auto& [name, view] : t.tensors) shapes[name] = shape_of(view);
+    const auto number = [](double x) {
+      return x > 0 ? nlohmann::ordered_json(x) : nlohmann::ordered_json();
+    };
+    fmt::print("{}\n", nlohmann::ordered_json{{"stage", t.stage},
+                                              {"kernel", t.kernel},
+                                              {"shapes", shapes},
+                                              {"us", t.us},
+                                              {"tflops", number(tflops)},
+                                              {"gbps", number(gbps)},
+                                              {"digest", hex},
+                                              {"deviation", t.deviation},
+                                              {"ok", t.ok}}
+                           .dump(1));
+    return t.ok ? 0 : 1;
+  }
+  fmt::print("{} by {}\n", t.stage, t.kernel);
+  for (const auto& [name, view] : t.tensors) fmt::print("  {:<12} {}\n", name, shape_of(view));
+  fmt::print("  {:<12} {:.1f} µs", "time", t.us);
+  if (t.flops > 0) fmt::print(", {:.1f} GFLOP/s", 1e3 * tflops);
+  if (t.bytes > 0) fmt::print(", {:.2f} GB/s", gbps);
+  fmt::print("\n  {:<12} {}\n", "digest", hex);
+  if (!t.deviation.empty())
+    fmt::print("  {:<12} {}: {}\n", "reference", t.ok ? "ok" : "FAILED", t.deviation);
+  return t.ok ? 0 : 1;
+}
+
+}  // namespace winnow::cli

@@ -1,0 +1,54 @@
+// What the six single-stage commands share: options, timing, digest, report.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "commands.h"
+#include "problems.h"
+#include "winnow/tensor.h"
+
+namespace winnow::cli {
+
+struct VerbOptions {
+  bench::Sizes sizes;
+  std::string model = "v32";
+  std::string kernel;  // "" takes the fastest that fits
+  int64_t repeat = 5;
+  bool check = true, json = false;
+};
+
+// --model --batch --s-q --context --page --seed --kernel --repeat --json; the others a stage adds
+// itself.
+void add_common(CLI::App& cmd, VerbOptions& options);
+void add_model(CLI::App& cmd, VerbOptions& options);
+void resolve(VerbOptions& options);  // names -> values
+
+// One stage tried once: what went in and out, how long it took, how far it is from the reference.
+struct Trial {
+  std::string stage, kernel;
+  std::vector<std::pair<std::string, Tensor>> tensors;  // shapes to print
+  double us = 0;
+  double flops = 0, bytes = 0;
+  uint64_t digest = 0;
+  std::string deviation;
+  bool ok = true;
+};
+
+// Runs `call(kernel name)` with the kernel asked for, or with each available one until one accepts
+// the shape; best of `repeat`. Fills kernel and us.
+void time_trial(Trial& trial, const VerbOptions& options,
+                const std::function<void(const char* kernel)>& call);
+
+// FNV-1a over the bytes; the same inputs give the same digest on every machine and kernel only for
+// the integer stages and write.
+uint64_t digest(std::span<const std::byte> bytes, uint64_t seed = 0xcbf29ce484222325u);
+
+// Prints the trial and returns the exit code.
+int report(const Trial& trial, bool json);
+
+}  // namespace winnow::cli

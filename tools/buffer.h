@@ -1,0 +1,42 @@
+// Owned memory at a multiple of 64 bytes, zeroed.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <span>
+
+namespace winnow::tools {
+
+template <class T>
+class Buffer {
+ public:
+  Buffer() = default;
+  explicit Buffer(int64_t count) : count_(static_cast<size_t>(count)) {
+    const size_t bytes = (count_ * sizeof(T) + 127) / 64 * 64;  // never 0
+    memory_.reset(static_cast<T*>(std::aligned_alloc(64, bytes)));
+    if (!memory_) throw std::bad_alloc();
+    std::memset(static_cast<void*>(memory_.get()), 0, bytes);
+  }
+
+  T* data() const { return memory_.get(); }
+  size_t size() const { return count_; }
+  T& operator[](int64_t i) const { return memory_.get()[i]; }
+  T* begin() const { return data(); }
+  T* end() const { return data() + count_; }
+  std::span<T> span() const { return {data(), count_}; }
+  std::span<T> span(int64_t first, int64_t count) const {
+    return span().subspan(static_cast<size_t>(first), static_cast<size_t>(count));
+  }
+
+ private:
+  struct Free {
+    void operator()(T* p) const { std::free(static_cast<void*>(p)); }
+  };
+  size_t count_ = 0;
+  std::unique_ptr<T, Free> memory_;
+};
+
+}  // namespace winnow::tools
