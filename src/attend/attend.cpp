@@ -37,15 +37,22 @@ const Model& family(CacheFormat format) {
 
 bool given(const KvList& list) { return list.cache || list.indices; }
 
-ListView checked_list(const Check& check, const KvList& a, int number, int64_t tokens) {
-  const std::string name = cat("lists[", number, "].");
-  const auto field = [&](const char* f) { return name + f; };
-  const Cache cache = check.cache(a.cache, field("cache").c_str(), true);
-  check.that(cache.format != CacheFormat::kIndexKeys, field("cache").c_str(),
-             "a format that holds latent KV", "index_keys");
-  check.tensor(a.indices, field("indices").c_str(), DType::kI32, {tokens, Check::kAny});
-  check.range(a.indices.shape[1], field("indices (columns)").c_str(), 0, INT32_MAX);
-  if (a.lengths) check.strided(a.lengths, field("lengths").c_str(), DType::kI32, {tokens});
+// The arguments' names: messages are the only strings of a call, and are made when it fails.
+struct Names {
+  const char *cache, *indices, *columns, *lengths, *block_table;
+};
+constexpr Names kNames[2] = {{"lists[0].cache", "lists[0].indices", "lists[0].indices (columns)",
+                              "lists[0].lengths", "lists[0].block_table"},
+                             {"lists[1].cache", "lists[1].indices", "lists[1].indices (columns)",
+                              "lists[1].lengths", "lists[1].block_table"}};
+
+ListView checked_list(const Check& check, const KvList& a, const Names& names, int64_t tokens) {
+  const Cache cache = check.cache(a.cache, names.cache, true);
+  check.that(cache.format != CacheFormat::kIndexKeys, names.cache, "a format that holds latent KV",
+             "index_keys");
+  check.tensor(a.indices, names.indices, DType::kI32, {tokens, Check::kAny});
+  check.range(a.indices.shape[1], names.columns, 0, INT32_MAX);
+  if (a.lengths) check.strided(a.lengths, names.lengths, DType::kI32, {tokens});
   ListView v;
   v.data = static_cast<const std::byte*>(cache.data);
   v.page_stride = cache.page_stride, v.pages = cache.pages, v.page = cache.page;
@@ -55,8 +62,7 @@ ListView checked_list(const Check& check, const KvList& a, int number, int64_t t
   v.indices = static_cast<const int32_t*>(a.indices.data), v.index_stride = a.indices.stride[0];
   v.width = static_cast<int32_t>(a.indices.shape[1]);
   v.lengths = static_cast<const int32_t*>(a.lengths.data), v.length_stride = a.lengths.stride[0];
-  if (check.optional(a.block_table, field("block_table").c_str(), DType::kI32,
-                     {Check::kAny, Check::kAny})) {
+  if (check.optional(a.block_table, names.block_table, DType::kI32, {Check::kAny, Check::kAny})) {
     // An empty table has no data; a table of no rows rejects every id all the same.
     static constexpr int32_t kNone = 0;
     v.block_table = a.block_table.data ? static_cast<const int32_t*>(a.block_table.data) : &kNone;
@@ -87,7 +93,8 @@ void check_query(const Check& check, const AttendArgs& a, Params& p) {
 
 void check_lists(const Check& check, const AttendArgs& a, Params& p) {
   p.list_count = given(a.lists[1]) ? 2 : 1;
-  for (int i = 0; i < p.list_count; ++i) p.lists[i] = checked_list(check, a.lists[i], i, p.tokens);
+  for (int i = 0; i < p.list_count; ++i)
+    p.lists[i] = checked_list(check, a.lists[i], kNames[i], p.tokens);
   if (p.list_count == 2) {
     const CacheFormat f0 = p.lists[0].format, f1 = p.lists[1].format;
     check.that(family(f0).name == family(f1).name, "lists[1].cache",
@@ -191,7 +198,7 @@ class Call {
     const Schedule schedule = plan_->schedule(part_);
     const int32_t width = schedule.tiles.empty() ? INT32_MAX : schedule.tiles.back().end;
     check_.that(shape_.width <= width, "lists (columns)", cat("at most ", width, ", as planned"),
-                std::to_string(shape_.width));
+                cat(shape_.width));
   }
 
   planning::ScheduleShape schedule_shape() const {
@@ -200,7 +207,8 @@ class Call {
             .workers = host::threads()};
   }
 
-  // What the balance of the workers rests on: the lengths, where one list has them.
+  // What the balance of the workers rests on: the lengths, where one list has them. They stand in
+  // for positions, which are one less.
   std::span<const int32_t> ends() const {
     const ListView& list = p_.lists[0];
     if (p_.list_count > 1 || !list.lengths || list.length_stride != 1) return {};
@@ -246,7 +254,7 @@ void attend(const AttendArgs& args) {
     return;
   }
   call.check().that(args.workspace.size() >= bytes, "workspace", cat("at least ", bytes, " bytes"),
-                    std::to_string(args.workspace.size()));
+                    cat(args.workspace.size()));
   call.run(args.workspace);
 }
 

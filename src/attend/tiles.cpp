@@ -20,19 +20,23 @@ int64_t max_parts(int64_t tokens, int64_t tiles, int64_t workers) {
   return std::min(tiles, workers * (per_token + 2));
 }
 
+// What a call of a schedule's size needs; `workers` is at least the threads of the pool.
+struct Need {
+  int64_t tiles, workers;
+};
+
 struct Memory {
   int32_t* slot_starts;  // [workers + 1]: first stored part of each worker
   Partial* stored;       // [parts][heads]
   std::byte* scratch;    // [threads][scratch_bytes]
   size_t scratch_bytes;  // two rows of parts, then the kernel's own
 
-  Memory(Arena& arena, const Shape& shape, int64_t tiles, const TileKernel& kernel) {
-    const int64_t threads = host::threads();
+  Memory(Arena& arena, const Shape& shape, const Need& need, const TileKernel& kernel) {
     const size_t own = kernel.scratch(shape.heads) + 2 * sizeof(Partial) * shape.heads;
     scratch_bytes = (own + Arena::kAlign - 1) / Arena::kAlign * Arena::kAlign;
-    slot_starts = arena.take<int32_t>(threads + 1);
-    stored = arena.take<Partial>(max_parts(shape.tokens, tiles, threads) * shape.heads);
-    scratch = arena.take<std::byte>(threads * scratch_bytes);
+    slot_starts = arena.take<int32_t>(need.workers + 1);
+    stored = arena.take<Partial>(max_parts(shape.tokens, need.tiles, need.workers) * shape.heads);
+    scratch = arena.take<std::byte>(need.workers * scratch_bytes);
   }
 };
 
@@ -124,13 +128,16 @@ void run_tiles(const Params& p, const TileKernel& kernel) noexcept {
   if (p.tokens == 0) return;
   Arena arena(p.workspace);
   const Shape shape{.heads = p.heads, .tokens = p.tokens};
-  const Memory memory(arena, shape, static_cast<int64_t>(p.schedule.tiles.size()), kernel);
+  const auto workers = static_cast<int64_t>(p.schedule.worker_starts.size()) - 1;
+  const Need need{static_cast<int64_t>(p.schedule.tiles.size()),
+                  std::max<int64_t>(workers, host::threads())};
+  const Memory memory(arena, shape, need, kernel);
   Run(p, kernel, memory)();
 }
 
 size_t tile_workspace(const Shape& shape, int64_t tiles, const TileKernel& kernel) {
   Arena arena;
-  Memory(arena, shape, tiles, kernel);
+  Memory(arena, shape, {tiles, host::threads()}, kernel);
   return arena.bytes();
 }
 
