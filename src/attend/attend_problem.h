@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 
+#include "accuracy.h"
 #include "attend/attend_cases.h"
 #include "attend/kernel.h"
 #include "core/formats.h"
@@ -129,6 +130,7 @@ struct ProblemList {
 
 struct Answer {
   std::vector<float> out, lse, max_logit;  // [T, H, 512], [T, H], [T, H]
+  std::vector<float> magnitude;            // [T, H, 512]: sum of p_j |v_j|
 };
 
 struct Problem {
@@ -212,7 +214,7 @@ struct Problem {
  private:
   void row(int64_t t, int64_t h, const std::vector<float>& keys, Answer& r) {
     const int64_t n = static_cast<int64_t>(keys.size()) / model.d_qk;
-    std::vector<double> s(n), o(kValueDim);
+    std::vector<double> s(n), o(kValueDim), size(kValueDim);
     double max = -kInf, sum = 0;
     for (int64_t j = 0; j < n; ++j) {
       for (int64_t d = 0; d < model.d_qk; ++d)
@@ -222,15 +224,63 @@ struct Problem {
     for (int64_t j = 0; j < n; ++j) {
       const double p = std::exp(s[j] - max);
       sum += p;
-      for (int d = 0; d < kValueDim; ++d) o[d] += p * keys[j * model.d_qk + d];
+      for (int d = 0; d < kValueDim; ++d) {
+        o[d] += p * keys[j * model.d_qk + d];
+        size[d] += p * std::abs(keys[j * model.d_qk + d]);
+      }
     }
     const double lse = max + std::log(sum);
     double factor = n == 0 ? 0 : 1 / sum;
     if (c.sink && n > 0) factor /= 1 + std::exp(sink[h] - lse);
     for (const double x : o) r.out.push_back(static_cast<float>(x * factor));
+    for (const double x : size) r.magnitude.push_back(static_cast<float>(x * factor));
     r.lse.push_back(n == 0 ? kInf : static_cast<float>(lse));
     r.max_logit.push_back(static_cast<float>(max));
   }
 };
+
+// Outputs of a call, poisoned, with gaps when the case asks for them.
+struct Results {
+  int64_t tokens, heads, head, token;
+  Guarded<bf16> out;
+  Guarded<float> lse, max_logit;
+
+  explicit Results(const Case& c)
+      : tokens(c.tokens),
+        heads(c.heads),
+        head(kValueDim + (c.strided ? 16 : 0)),
+        token(head * c.heads + (c.strided ? 48 : 0)),
+        out(c.tokens * token),
+        lse(c.tokens * c.heads),
+        max_logit(c.tokens * c.heads) {}
+
+  void attach(AttendArgs& a) {
+    a.out = tensor(out.data(), {tokens, heads, kValueDim}, {token, head, 1});
+    a.lse = tensor(lse.data(), {tokens, heads});
+    a.max_logit = tensor(max_logit.data(), {tokens, heads});
+  }
+};
+
+inline void expect_close(const AttendArgs& a, Answer& want) {
+  const int64_t t = a.q.shape[0], h = a.q.shape[1];
+  const auto check = [](const char* what, const Tensor& got, const tools::Deviation& d) {
+    EXPECT_TRUE(d.ok) << what << ": " << d.text(got);
+  };
+  const auto row = [&](std::vector<float>& x) { return tensor(x.data(), {t, h}); };
+  const auto wide = [&](std::vector<float>& x) { return tensor(x.data(), {t, h, kValueDim}); };
+  check("out", a.out,
+        tools::compare(a.out, wide(want.out), tools::kDecodeOut, wide(want.magnitude)));
+  check("lse", a.lse, tools::compare(a.lse, row(want.lse), tools::kDecodeLse));
+  check("max_logit", a.max_logit,
+        tools::compare(a.max_logit, row(want.max_logit), tools::kDecodeLse));
+}
+
+// The call with a workspace of exactly the size it asks for, on the device of its target.
+inline void attend_with_workspace(AttendArgs a) {
+  testing::DeviceWorkspace workspace(attend_workspace_bytes(a));
+  a.workspace = {static_cast<std::byte*>(workspace.data()), workspace.size()};
+  attend(a);
+  ASSERT_TRUE(testing::device_finished());
+}
 
 }  // namespace winnow::attention

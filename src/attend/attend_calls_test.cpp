@@ -1,0 +1,323 @@
+// attend: schedules, plans, workspaces, and what a call refuses.
+#include <sys/mman.h>
+
+#include <numeric>
+
+#include "attend/attend_problem.h"
+#include "attend/kernel.h"
+#include "plan/schedule.h"
+#include "testing.h"
+#include "winnow/attend.h"
+#include "winnow/plan.h"
+
+namespace winnow {
+namespace {
+
+using attention::Answer;
+using attention::attend_with_workspace;
+using attention::Case;
+using attention::expect_close;
+using attention::kValueDim;
+using attention::Problem;
+using attention::Results;
+using testing::Guarded;
+
+class AttendOnCpu : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (const std::string why = testing::why_not("attend", GetParam()); !why.empty())
+      GTEST_SKIP() << why;
+  }
+  AttendArgs args(Problem& p, Results& r) const {
+    AttendArgs a = p.args();
+    r.attach(a);
+    a.target.kernel = GetParam().c_str();
+    return a;
+  }
+};
+
+// Pages 3 GB apart: offsets beyond 32 bits.
+TEST_P(AttendOnCpu, FarPages) {
+  const int64_t stride = int64_t{3} << 30, pages = 3;
+  void* memory = mmap(nullptr, pages * stride, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) GTEST_SKIP() << "no address space";
+  Case c{.name = "", .tokens = 1, .heads = 3, .list = {{CacheFormat::kV32Fp8, 2, pages, 40}}};
+  Problem p(c);
+  Answer want = p.expected();
+  for (int64_t i = 0; i < pages; ++i)
+    std::memcpy(static_cast<char*>(memory) + i * stride, p.lists[0]->bytes->data() + i * 2 * 656,
+                2 * 656);
+  Results r(c);
+  AttendArgs a = args(p, r);
+  a.lists[0].cache.data = memory;
+  a.lists[0].cache.page_stride = stride;
+  attend_with_workspace(a);
+  expect_close(a, want);
+  munmap(memory, pages * stride);
+}
+
+// A workspace of the size asked for, at any address, is enough; without one the call finds its own.
+TEST_P(AttendOnCpu, Workspace) {
+  Problem p({.name = "", .tokens = 3, .heads = 9, .list = {{CacheFormat::kV4Fp8, 64, 3, 150}}});
+  Answer want = p.expected();
+  Results r(p.c);
+  AttendArgs a = args(p, r);
+  const size_t bytes = attend_workspace_bytes(a);
+  Guarded<std::byte> memory(bytes + 1);
+  for (const size_t offset : {0, 1}) {
+    a.workspace = {memory.data() + offset, bytes};
+    attend(a);
+    expect_close(a, want);
+  }
+  memory.check();
+  a.workspace = {};
+  attend(a);
+  expect_close(a, want);
+}
+
+PlanOptions plan_options(const Case& c, const std::string& kernel, SplitPolicy split) {
+  return {.model = attention::model_of_format(c.list[0].format),
+          .format = c.list[0].format,
+          .heads = static_cast<int32_t>(c.heads),
+          .topk = static_cast<int32_t>(c.list[0].width),
+          .pages = 3,
+          .max_requests = 16,
+          .max_tokens = 16,
+          .split = split,
+          .split_size = 40,
+          .target = {.kernel = kernel.c_str()}};
+}
+
+// A batch of the problem's tokens, one per request, in this order.
+struct BatchRun {
+  Results r;
+  BatchRun(Problem& p, Plan& plan, const std::vector<int32_t>& order, Case c)
+      : r([&] {
+          c.tokens = static_cast<int64_t>(order.size());
+          return c;
+        }()) {
+    const auto n = static_cast<int64_t>(order.size());
+    const int64_t width = c.list[0].width, d = p.model.d_qk;
+    std::vector<int32_t> starts(n + 1), lens(n, 100), indices;
+    std::iota(starts.begin(), starts.end(), 0);
+    std::vector<bf16> q;
+    for (const int32_t t : order) {
+      q.insert(q.end(), p.q.data() + t * p.q_token, p.q.data() + t * p.q_token + c.heads * d);
+      indices.insert(indices.end(), p.lists[0]->indices->data() + t * width,
+                     p.lists[0]->indices->data() + (t + 1) * width);
+    }
+    plan.refill({.query_starts = starts, .seq_lens = lens});
+    std::vector<std::byte> workspace(plan.workspace_bytes());
+    AttendArgs a = p.args();
+    a.plan = &plan;
+    a.q = tensor(q.data(), {n, c.heads, d});
+    a.lists[0].indices = tensor(indices.data(), {n, width});
+    r.attach(a);
+    a.workspace = workspace;
+    attend(a);
+  }
+};
+
+TEST_P(AttendOnCpu, FixedSplitIsTheSameInAnyBatch) {
+  Case c{.name = "", .tokens = 7, .heads = 5, .list = {{CacheFormat::kV32Fp8, 64, 3, 300}}};
+  c.sink = true;
+  Problem p(c);
+  Answer want = p.expected();
+  Plan plan(plan_options(c, GetParam(), SplitPolicy::kFixed));
+  BatchRun all(p, plan, {0, 1, 2, 3, 4, 5, 6}, c);
+  AttendArgs a = p.args();
+  all.r.attach(a);
+  expect_close(a, want);
+  const int64_t row = c.heads * kValueDim;
+  for (const std::vector<int32_t>& order :
+       {std::vector<int32_t>{3}, {6, 3}, {1, 1, 3, 0}, {5, 4, 2, 3, 3, 3, 3, 0, 1}}) {
+    BatchRun some(p, plan, order, c);
+    for (size_t i = 0; i < order.size(); ++i) {
+      EXPECT_EQ(0, std::memcmp(some.r.out.data() + i * row, all.r.out.data() + order[i] * row,
+                               row * sizeof(bf16)))
+          << "token " << order[i] << " in a batch of " << order.size();
+      EXPECT_EQ(0, std::memcmp(some.r.lse.data() + i * c.heads,
+                               all.r.lse.data() + order[i] * c.heads, c.heads * sizeof(float)));
+    }
+  }
+}
+
+TEST_P(AttendOnCpu, BalancedPlan) {
+  Case c{.name = "", .tokens = 5, .heads = 6, .list = {{CacheFormat::kV32Bf16, 64, 3, 200}}};
+  Problem p(c);
+  Answer want = p.expected();
+  Plan plan(plan_options(c, GetParam(), SplitPolicy::kBalanced));
+  BatchRun all(p, plan, {0, 1, 2, 3, 4}, c);
+  AttendArgs a = p.args();
+  all.r.attach(a);
+  expect_close(a, want);
+}
+
+// The same tiles, shared out to any number of workers, give the same bits.
+TEST_P(AttendOnCpu, WorkersDoNotMatter) {
+  Case c{.name = "", .tokens = 3, .heads = 5, .list = {{CacheFormat::kV32Bf16, 64, 3, 500}}};
+  Problem p(c);
+  const std::string name = GetParam();
+  for (const attention::AttendKernel& kernel : attention::kernels()) {
+    if (name != kernel.name || kernel.device != DeviceKind::kCpu) continue;
+    std::vector<std::unique_ptr<Results>> results;
+    for (const int32_t workers : {1, 2, 3, 7, 40}) {
+      results.push_back(std::make_unique<Results>(c));
+      Results& r = *results.back();
+      planning::ScheduleShape s{.tokens = c.tokens, .widths = {500, 0}, .workers = workers};
+      s.split = SplitPolicy::kFixed, s.split_size = 60;
+      std::vector<Tile> tiles(planning::max_tiles(s));
+      std::vector<int32_t> worker_starts(workers + 1), split_starts(c.tokens + 1);
+      const attention::Shape shape{.formats = {c.list[0].format, c.list[0].format},
+                                   .heads = static_cast<int32_t>(c.heads),
+                                   .tokens = c.tokens,
+                                   .width = 500};
+      // Sized for the pool's threads: more workers need their share.
+      std::vector<std::byte> workspace(kernel.workspace(shape, tiles.size()) * (workers + 1));
+      attention::Params params{.q = p.q.data(),
+                               .q_rope = p.q.data() + 512,
+                               .q_token_stride = p.q_token,
+                               .q_head_stride = p.q_head,
+                               .rope_token_stride = p.q_token,
+                               .rope_head_stride = p.q_head};
+      params.lists[0] = {.data = static_cast<const std::byte*>(p.lists[0]->cache.data),
+                         .page_stride = p.lists[0]->cache.page_stride,
+                         .pages = c.list[0].pages,
+                         .page = c.list[0].page,
+                         .format = c.list[0].format,
+                         .indices = p.lists[0]->indices->data(),
+                         .index_stride = 500,
+                         .width = 500};
+      params.tokens = static_cast<int32_t>(c.tokens), params.heads = static_cast<int32_t>(c.heads);
+      params.scale = c.scale;
+      params.out = r.out.data(), params.out_token_stride = r.token, params.out_head_stride = r.head;
+      params.lse = r.lse.data(), params.lse_token_stride = c.heads, params.lse_head_stride = 1;
+      params.schedule = planning::make_schedule(s, {}, {tiles, worker_starts, split_starts});
+      params.workspace = workspace;
+      kernel.run(params);
+      EXPECT_EQ(0, std::memcmp(r.out.data(), results[0]->out.data(), r.out.size() * sizeof(bf16)))
+          << workers << " workers";
+      EXPECT_EQ(r.lse.values(), results[0]->lse.values()) << workers << " workers";
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, AttendOnCpu, ::testing::ValuesIn(testing::cpu_kernels("attend")));
+
+// ---- What a call refuses -------------------------------------------------------------------
+
+class AttendErrors : public ::testing::Test {
+ protected:
+  AttendErrors() : p_(two_lists()), r_(p_.c), good_(p_.args()) { r_.attach(good_); }
+  ~AttendErrors() override {
+    for (const bf16 x : r_.out.values()) EXPECT_EQ(x.bits, 0xcdcd);  // nothing was written
+  }
+  static Case two_lists() {
+    using enum CacheFormat;
+    return {"", 3, 4, {{kV4Fp8, 64, 2, 10, true, true}, {kV4Bf16, 8, 3, 6, true}}, 2, true};
+  }
+  template <class F>
+  void expect(F&& change, std::initializer_list<const char*> words) {
+    AttendArgs a = good_;
+    change(a);
+    testing::expect_error([&] { attend(a); }, words);
+  }
+
+  Problem p_;
+  Results r_;
+  AttendArgs good_;
+};
+
+TEST_F(AttendErrors, Queries) {
+  expect([](AttendArgs& a) { a.q = {}; }, {"attend", "q", "nothing"});
+  expect([](AttendArgs& a) { a.q.dtype = DType::kF32; }, {"q", "bf16", "f32"});
+  expect([](AttendArgs& a) { a.q.shape[2] = 576; }, {"q", "[any, any, 512]", "[3, 4, 576]"});
+  expect([](AttendArgs& a) { a.q.shape[1] = 129; }, {"q (heads)", "1 to 128", "129"});
+  expect([](AttendArgs& a) { a.q.shape[1] = 0; }, {"q (heads)", "0"});
+  expect([](AttendArgs& a) { a.q.stride[2] = 2; }, {"q", "contiguous"});
+  expect([](AttendArgs& a) { a.q.stride[0] = -1; }, {"q", "strides >= 0"});
+  expect([](AttendArgs& a) { a.q_rope = a.q; }, {"q", "448", "512"});
+  expect(
+      [](AttendArgs& a) {
+        a.q_rope = a.q;
+        a.q.shape[2] = 448;
+      },
+      {"q_rope", "[3, 4, 64]", "[3, 4, 512]"});
+}
+
+TEST_F(AttendErrors, Lists) {
+  expect([](AttendArgs& a) { a.lists = {}; }, {"lists[0]", "none"});
+  expect([](AttendArgs& a) { a.lists[0].cache.data = nullptr; }, {"lists[0].cache", "null"});
+  expect([](AttendArgs& a) { a.lists[0].cache.page = 0; }, {"lists[0].cache"});
+  expect([](AttendArgs& a) { a.lists[0].cache.page_stride = 576; },
+         {"lists[0].cache", "page_stride", "37376", "576"});
+  expect([](AttendArgs& a) { a.lists[0].cache.format = CacheFormat::kIndexKeys; },
+         {"lists[0].cache", "latent"});
+  expect(
+      [](AttendArgs& a) {
+        a.lists[1].cache.format = CacheFormat::kV32Bf16;
+        a.lists[1].cache.page_stride = 0;
+      },
+      {"lists[1].cache", "v4", "v32_bf16"});
+  expect([](AttendArgs& a) { a.lists[1].cache = {}; }, {"lists[1].cache", "none"});
+  expect([](AttendArgs& a) { a.lists[1].cache.pages = int64_t{1} << 31; },
+         {"lists[1].cache", "2147483647 slots"});
+  expect([](AttendArgs& a) { a.lists[0].indices = {}; }, {"lists[0].indices", "nothing"});
+  expect([](AttendArgs& a) { a.lists[0].indices.shape[0] = 2; },
+         {"lists[0].indices", "[3, any]", "[2, 10]"});
+  expect([](AttendArgs& a) { a.lists[1].indices.dtype = DType::kI64; },
+         {"lists[1].indices", "int32", "int64"});
+  expect([](AttendArgs& a) { a.lists[1].lengths.shape[0] = 4; },
+         {"lists[1].lengths", "[3]", "[4]"});
+  expect([](AttendArgs& a) { a.lists[0].block_table.rank = 1; }, {"lists[0].block_table"});
+  expect([](AttendArgs& a) { a.requests = {}; }, {"requests", "logical ids", "nothing"});
+  expect([](AttendArgs& a) { a.requests.shape[0] = 2; }, {"requests", "[3]", "[2]"});
+}
+
+TEST_F(AttendErrors, Results) {
+  expect([](AttendArgs& a) { a.sink.shape[0] = 3; }, {"sink", "[4]", "[3]"});
+  expect([](AttendArgs& a) { a.out = {}; }, {"out", "nothing"});
+  expect([](AttendArgs& a) { a.out.shape[2] = 448; }, {"out", "[3, 4, 512]", "448"});
+  expect([](AttendArgs& a) { a.out.dtype = DType::kF32; }, {"out", "bf16", "f32"});
+  expect([](AttendArgs& a) { a.out.stride[1] = 0; }, {"out", "overlap"});
+  expect([](AttendArgs& a) { a.lse.shape[1] = 3; }, {"lse", "[3, 4]", "[3, 3]"});
+  expect([](AttendArgs& a) { a.max_logit.stride[0] = 1; }, {"max_logit", "overlap"});
+  std::byte one[1];
+  expect([&](AttendArgs& a) { a.workspace = one; }, {"workspace", "at least", "found 1"});
+  expect([](AttendArgs& a) { a.target.kernel = "fastest"; },
+         {"attend", "no kernel fits", "simd", "reference"});
+}
+
+TEST_F(AttendErrors, Plans) {
+  Plan plan({.model = kV4,
+             .format = CacheFormat::kV4Fp8,
+             .heads = 4,
+             .topk = 10,
+             .extra_topk = 6,
+             .pages = 4,
+             .max_tokens = 8});
+  std::vector<std::byte> workspace(plan.workspace_bytes());
+  const auto with_plan = [&](AttendArgs& a) {
+    a.plan = &plan;
+    a.workspace = workspace;
+  };
+  const std::vector<int32_t> starts = {0, 1, 2, 3}, four = {0, 1, 2, 4}, lens = {9, 9, 9};
+  plan.refill({.query_starts = four, .seq_lens = lens});
+  expect(with_plan, {"plan", "3 tokens", "4"});
+  plan.refill({.query_starts = starts, .seq_lens = lens});
+  expect([&](AttendArgs& a) { with_plan(a), a.part = 1; }, {"part", "0 to 0", "1"});
+  expect([&](AttendArgs& a) { with_plan(a), a.workspace = {}; }, {"workspace", "at least"});
+  expect([&](AttendArgs& a) { with_plan(a), a.lists[1].indices = a.lists[0].indices; },
+         {"lists (columns)", "at most 16", "20"});
+  expect(
+      [&](AttendArgs& a) {
+        with_plan(a);
+        a.sink = {};
+        for (Tensor* t : {&a.q, &a.out, &a.lse, &a.max_logit}) t->shape[1] = 3;
+      },
+      {"plan", "3 heads", "4"});
+}
+
+}  // namespace
+}  // namespace winnow
