@@ -1,8 +1,10 @@
-// Random batches from fixed seeds against the invariants of planning.
+// Random batches from fixed seeds against the invariants of planning, and V4's lists against their
+// reference.
 #include <algorithm>
 
 #include "fuzz.h"
 #include "winnow/error.h"
+#include "winnow/lists.h"
 #include "winnow/plan.h"
 
 namespace winnow {
@@ -11,8 +13,11 @@ namespace {
 using testing::chance;
 using testing::draw;
 using testing::fuzz;
+using testing::Guarded;
+using testing::indices;
 using testing::page_size;
 using testing::Rng;
+using testing::runnable;
 
 // A batch of decodes first, then anything, with empty requests among them.
 struct FuzzBatch {
@@ -159,6 +164,91 @@ TEST(Fuzz, Plans) {
       EXPECT_THROW(plan.refill({.query_starts = bad, .seq_lens = b.lens}), Error);
       check_plan(plan, b, tokens);
     }
+  });
+}
+
+// Runs call(kernel, lists, lengths) with every kernel; lists and lengths must be the reference's.
+template <class F>
+void expect_lists(int64_t tokens, int64_t width, F&& call) {
+  std::vector<int32_t> want, want_lengths;
+  for (const std::string& kernel : runnable("lists")) {
+    Guarded<int32_t> lists(tokens * width), lengths(tokens);
+    call(Target{.kernel = kernel.c_str()}, tensor(lists.data(), {tokens, width}),
+         tensor(lengths.data(), {tokens}));
+    if (kernel == "reference") want = lists.values(), want_lengths = lengths.values();
+    EXPECT_EQ(lists.values(), want) << kernel;
+    EXPECT_EQ(lengths.values(), want_lengths) << kernel;
+  }
+}
+
+TEST(Fuzz, Lists) {
+  fuzz(10, [](Rng& rng) {
+    const int64_t T = draw(rng, 0, 8), R = draw(rng, 0, 4), W = draw(rng, 0, 6);
+    const int64_t pages = draw(rng, 0, 20), K = draw(rng, 0, 40);
+    const int32_t page = page_size(rng), ratio = static_cast<int32_t>(draw(rng, 1, 9));
+    const int32_t window = static_cast<int32_t>(draw(rng, 1, 70));
+    auto positions = indices(rng, T, 600), requests = indices(rng, T, R);
+    auto table = indices(rng, R * W, pages), topk = indices(rng, T * K, 60);
+    auto seq_lens = indices(rng, R, 600), gather_lens = indices(rng, R, 200);
+    const Tensor at = tensor(positions.data(), {T}), of = tensor(requests.data(), {T});
+    const Tensor tables = tensor(table.data(), {R, W});
+
+    std::vector<int64_t> want;
+    for (const std::string& kernel : runnable("lists")) {
+      Guarded<int64_t> slots(T + 3);
+      compressed_slots({.positions = at,
+                        .requests = of,
+                        .block_table = tables,
+                        .ratio = ratio,
+                        .page = page,
+                        .pages = pages,
+                        .slots = tensor(slots.data(), {T + 3}),
+                        .target = {.kernel = kernel.c_str()}});
+      if (kernel == "reference") want = slots.values();
+      EXPECT_EQ(slots.values(), want) << kernel;
+    }
+    const int64_t decode_tokens = draw(rng, 0, T);
+    expect_lists(T, draw(rng, 0, 300), [&](Target target, Tensor lists, Tensor lengths) {
+      c128a_lists({.positions = at,
+                   .requests = of,
+                   .block_table = tables,
+                   .ratio = ratio,
+                   .page = page,
+                   .pages = pages,
+                   .decode_tokens = decode_tokens,
+                   .lists = lists,
+                   .lengths = lengths,
+                   .target = target});
+    });
+    const bool logical = chance(rng, 50);
+    expect_lists(T, window + draw(rng, 0, 9), [&](Target target, Tensor lists, Tensor lengths) {
+      window_lists({.positions = at,
+                    .requests = of,
+                    .block_table = logical ? Tensor{} : tables,
+                    .window = window,
+                    .page = page,
+                    .pages = pages,
+                    .lists = lists,
+                    .lengths = lengths,
+                    .target = target});
+    });
+    const int32_t compressed = static_cast<int32_t>(draw(rng, 0, 60));
+    const int32_t rows = compressed + static_cast<int32_t>(draw(rng, 0, 200));
+    const int64_t width = (K + window + 127) / 128 * 128 + draw(rng, 0, 5);
+    expect_lists(T, width, [&](Target target, Tensor lists, Tensor lengths) {
+      combined_lists({.topk = tensor(topk.data(), {T, K}),
+                      .positions = at,
+                      .requests = of,
+                      .seq_lens = tensor(seq_lens.data(), {R}),
+                      .gather_lens = tensor(gather_lens.data(), {R}),
+                      .ratio = ratio,
+                      .window = window,
+                      .compressed = compressed,
+                      .rows = rows,
+                      .lists = lists,
+                      .lengths = lengths,
+                      .target = target});
+    });
   });
 }
 

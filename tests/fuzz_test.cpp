@@ -18,30 +18,11 @@ using testing::chance;
 using testing::draw;
 using testing::fuzz;
 using testing::Guarded;
+using testing::index_for;
+using testing::indices;
 using testing::page_size;
 using testing::Rng;
-
-// The kernels that run here, the reference first.
-std::vector<std::string> runnable(const std::string& stage) {
-  std::vector<std::string> names = testing::cpu_kernels(stage);
-  std::erase_if(names, [&](const auto& k) { return !testing::why_not(stage, k).empty(); });
-  std::reverse(names.begin(), names.end());
-  return names;
-}
-
-// Mostly values of [0, length), some that must never be dereferenced.
-int32_t index_for(Rng& rng, int64_t length, int hostile_percent) {
-  if (length > 0 && !chance(rng, hostile_percent))
-    return static_cast<int32_t>(draw(rng, 0, length - 1));
-  const std::vector<int32_t> bad = testing::hostile(length);
-  return bad[draw(rng, 0, static_cast<int64_t>(bad.size()) - 1)];
-}
-
-Guarded<int32_t> indices(Rng& rng, int64_t count, int64_t length, int hostile_percent = 10) {
-  Guarded<int32_t> values(count);
-  for (int32_t& v : values) v = index_for(rng, length, hostile_percent);
-  return values;
-}
+using testing::runnable;
 
 TEST(Fuzz, Locate) {
   fuzz(20, [](Rng& rng) {
@@ -259,6 +240,15 @@ struct FuzzList {
   }
 };
 
+template <class T>
+void expect_close(const std::string& what, const Tensor& got, const std::vector<T>& want,
+                  const tools::Bar& bar) {
+  Tensor expected = got;
+  expected.data = const_cast<T*>(want.data());
+  const tools::Deviation d = tools::compare(got, expected, bar);
+  EXPECT_TRUE(d.ok) << what << ": " << d.text(got);
+}
+
 TEST(Fuzz, Attend) {
   fuzz(1, [](Rng& rng) {
     const Model& model = chance(rng, 50) ? kV32 : kV4;
@@ -295,15 +285,59 @@ TEST(Fuzz, Attend) {
       attend(a);
       if (kernel == "reference")
         want_out = out.values(), want_lse = lse.values(), want_max = max_logit.values();
-      const auto expect = [&](const char* what, const Tensor& got, const auto& want, auto bar) {
-        Tensor expected = got;
-        expected.data = const_cast<void*>(static_cast<const void*>(want.data()));
-        const tools::Deviation d = tools::compare(got, expected, bar);
-        EXPECT_TRUE(d.ok) << kernel << " " << what << ": " << d.text(got);
-      };
-      expect("out", a.out, want_out, tools::kDecodeOut);
-      expect("lse", a.lse, want_lse, lse_bar);
-      expect("max_logit", a.max_logit, want_max, lse_bar);
+      expect_close(kernel + " out", a.out, want_out, tools::kDecodeOut);
+      expect_close(kernel + " lse", a.lse, want_lse, lse_bar);
+      expect_close(kernel + " max_logit", a.max_logit, want_max, lse_bar);
+    }
+  });
+}
+
+TEST(Fuzz, MaskedHeads) {
+  fuzz(1, [](Rng& rng) {
+    const int64_t T = draw(rng, 0, 4), N = draw(rng, 0, 90), H = draw(rng, 1, 5);
+    const int64_t K = draw(rng, 0, 60), d_qk = draw(rng, 1, 80), d_v = draw(rng, 1, 80);
+    const auto values = [&](int64_t count) {
+      Guarded<bf16> x(count);
+      for (bf16& v : x) v = to_bf16(testing::normal(rng));
+      return x;
+    };
+    auto q = values(T * H * d_qk), k = values(N * H * d_qk), v = values(N * H * d_v);
+    auto ids = indices(rng, T * K, N), starts = indices(rng, T, N / 2 + 1);
+    auto lengths = indices(rng, T, N + 1, 20);
+    MhaArgs a{.q = tensor(q.data(), {T, H, d_qk}),
+              .k = tensor(k.data(), {N, H, d_qk}),
+              .v = tensor(v.data(), {N, H, d_v}),
+              .scale = 1 / std::sqrt(static_cast<float>(d_qk)),
+              .empty_lse_negative = chance(rng, 50)};
+    if (chance(rng, 70)) a.ids = tensor(ids.data(), {T, K});
+    if (chance(rng, 50)) a.starts = tensor(starts.data(), {T});
+    if (chance(rng, 70)) a.lengths = tensor(lengths.data(), {T});
+    tools::Bar lse_bar = tools::kDecodeLse;  // as in Attend
+    lse_bar.absolute = d_qk * 0x1p-24 * a.scale * std::sqrt(d_qk);
+
+    const int64_t bytes = draw(rng, 0, 12);
+    std::vector<bf16> want_out;
+    std::vector<float> want_lse;
+    for (const std::string& kernel : runnable("mha")) {
+      Guarded<bf16> out(T * H * d_v);
+      Guarded<float> lse(T * H);
+      a.out = tensor(out.data(), {T, H, d_v});
+      a.lse = tensor(lse.data(), {T, H});
+      a.target.kernel = kernel.c_str();
+      attend_mha(a);
+      if (kernel == "reference") want_out = out.values(), want_lse = lse.values();
+      expect_close(kernel + " out", a.out, want_out, tools::kDecodeOut);
+      expect_close(kernel + " lse", a.lse, want_lse, lse_bar);
+    }
+    std::vector<uint8_t> want_mask;
+    for (const std::string& kernel : runnable("mask")) {
+      Guarded<uint8_t> mask(T * bytes);
+      topk_mask({.ids = tensor(ids.data(), {T, K}),
+                 .lengths = a.lengths,
+                 .mask = tensor(mask.data(), {T, bytes}),
+                 .target = {.kernel = kernel.c_str()}});
+      if (kernel == "reference") want_mask = mask.values();
+      EXPECT_EQ(mask.values(), want_mask) << kernel;
     }
   });
 }

@@ -119,6 +119,7 @@ typedef struct winnow_context_parallel {
 typedef struct winnow_locate_args {
   size_t struct_size;
   const winnow_plan* plan;
+  int32_t part;                             /* of the plan; -1: all tokens */
   winnow_tensor ids, requests, block_table; /* [T, K], [T], [R, W] int32 */
   int32_t page;
   int64_t pages;
@@ -129,10 +130,11 @@ typedef struct winnow_locate_args {
   winnow_tensor slots, counts; /* [T, K], [T] int32; counts optional */
   winnow_target target;
 } winnow_locate_args;
-#define WINNOW_LOCATE_ARGS_INIT                                                           \
-  {                                                                                       \
-    .struct_size = sizeof(winnow_locate_args), .page = 64, .parallel = { 1, 0, 1, false } \
-  }
+/* clang-format off */
+#define WINNOW_LOCATE_ARGS_INIT                                            \
+  {.struct_size = sizeof(winnow_locate_args), .part = -1, .page = 64,      \
+   .parallel = {.world = 1, .interleave = 1}}
+/* clang-format on */
 winnow_status winnow_locate(const winnow_locate_args* args);
 
 /* ---- attend (<winnow/attend.h>) ------------------------------------------------------------ */

@@ -135,6 +135,7 @@ winnow_status winnow_v4_prefill_chunks(const winnow_v4_chunk_args* args, winnow_
 
 typedef struct winnow_compressed_slots_args {
   size_t struct_size;
+  const winnow_plan* plan;                        /* optional, here and below */
   winnow_tensor positions, requests, block_table; /* [T], [T], [R, W] int32 */
   int32_t ratio, page;
   int64_t pages;
@@ -147,6 +148,7 @@ winnow_status winnow_compressed_slots(const winnow_compressed_slots_args* args);
 
 typedef struct winnow_c128a_lists_args {
   size_t struct_size;
+  const winnow_plan* plan;
   winnow_tensor positions, requests, block_table; /* [T], [T], [R, W] int32 */
   int32_t ratio, page;
   int64_t pages;
@@ -161,6 +163,7 @@ winnow_status winnow_c128a_width(int32_t max_position, int32_t ratio, int32_t* o
 
 typedef struct winnow_window_lists_args {
   size_t struct_size;
+  const winnow_plan* plan;
   winnow_tensor positions, requests, block_table; /* [T], [T], [R, W] int32; the last optional */
   int32_t window, page;
   int64_t pages;
@@ -173,6 +176,7 @@ winnow_status winnow_window_lists(const winnow_window_lists_args* args);
 
 typedef struct winnow_combined_lists_args {
   size_t struct_size;
+  const winnow_plan* plan;
   winnow_tensor topk, positions, requests; /* [T, K], [T], [T] int32 */
   winnow_tensor seq_lens, gather_lens;     /* [R] int32 */
   int32_t ratio, window, compressed, rows; /* compressed and rows: N and M of the chunk */

@@ -10,7 +10,8 @@ extern "C" {
 
 winnow_status winnow_compressed_slots(const winnow_compressed_slots_args* args) {
   return guarded("compressed_slots", args, [](const winnow_compressed_slots_args& a, const In& in) {
-    winnow::compressed_slots({.positions = in(a.positions, "positions"),
+    winnow::compressed_slots({.plan = in.plan(a.plan),
+                              .positions = in(a.positions, "positions"),
                               .requests = in(a.requests, "requests"),
                               .block_table = in(a.block_table, "block_table"),
                               .ratio = a.ratio,
@@ -23,7 +24,8 @@ winnow_status winnow_compressed_slots(const winnow_compressed_slots_args* args) 
 
 winnow_status winnow_c128a_lists(const winnow_c128a_lists_args* args) {
   return guarded("c128a_lists", args, [](const winnow_c128a_lists_args& a, const In& in) {
-    winnow::c128a_lists({.positions = in(a.positions, "positions"),
+    winnow::c128a_lists({.plan = in.plan(a.plan),
+                         .positions = in(a.positions, "positions"),
                          .requests = in(a.requests, "requests"),
                          .block_table = in(a.block_table, "block_table"),
                          .ratio = a.ratio,
@@ -44,7 +46,8 @@ winnow_status winnow_c128a_width(int32_t max_position, int32_t ratio, int32_t* o
 
 winnow_status winnow_window_lists(const winnow_window_lists_args* args) {
   return guarded("window_lists", args, [](const winnow_window_lists_args& a, const In& in) {
-    winnow::window_lists({.positions = in(a.positions, "positions"),
+    winnow::window_lists({.plan = in.plan(a.plan),
+                          .positions = in(a.positions, "positions"),
                           .requests = in(a.requests, "requests"),
                           .block_table = in(a.block_table, "block_table"),
                           .window = a.window,
@@ -58,7 +61,8 @@ winnow_status winnow_window_lists(const winnow_window_lists_args* args) {
 
 winnow_status winnow_combined_lists(const winnow_combined_lists_args* args) {
   return guarded("combined_lists", args, [](const winnow_combined_lists_args& a, const In& in) {
-    winnow::combined_lists({.topk = in(a.topk, "topk"),
+    winnow::combined_lists({.plan = in.plan(a.plan),
+                            .topk = in(a.topk, "topk"),
                             .positions = in(a.positions, "positions"),
                             .requests = in(a.requests, "requests"),
                             .first_request = a.first_request,

@@ -117,6 +117,7 @@ winnow_status winnow_locate(const winnow_locate_args* args) {
   return guarded("locate", args, [](const winnow_locate_args& a, const In& in) {
     const winnow_context_parallel& c = a.parallel;
     winnow::locate({.plan = in.plan(a.plan),
+                    .part = a.part,
                     .ids = in(a.ids, "ids"),
                     .requests = in(a.requests, "requests"),
                     .block_table = in(a.block_table, "block_table"),
