@@ -4,7 +4,7 @@ PREFIX ?= /usr/local
 ARGS ?=
 WINNOW = build/release/winnow
 
-.PHONY: build run test bench asan tsan cuda gpu-test install clean help setup
+.PHONY: build run test bench asan tsan cuda gpu-test install readme clean help setup
 
 build: setup  ## the library and the program: build/release/winnow
 	cmake --preset release
@@ -37,6 +37,9 @@ gpu-test:  ## every test of the CUDA build, on a machine with a Hopper GPU
 
 install: build  ## headers, library, program and CMake package, under PREFIX (/usr/local)
 	cmake --install build/release --prefix $(PREFIX)
+
+readme: build  ## README's table of kernels, from the program
+	cmake -Dprogram=$(WINNOW) -Dreadme=README.md -Dupdate=ON -P tests/support_table.cmake
 
 clean:  ## removes every build
 	rm -rf build

@@ -36,27 +36,17 @@ tools::Table as_table() {
   return table;
 }
 
-// What the build has, whatever machine prints it: stages across, kernels down.
+// What the build has, whatever machine prints it: a row per stage, its kernels in the order of
+// trying.
 std::string as_markdown() {
-  std::vector<std::string> stages, kernels;
-  const auto once = [](std::vector<std::string>& list, const std::string& name) {
-    if (std::find(list.begin(), list.end(), name) == list.end()) list.push_back(name);
-  };
-  for (const KernelInfo& k : winnow::support())
-    once(stages, k.stage), once(kernels, k.device + " " + k.kernel);
-  std::vector<std::string> header = {"kernel"};
-  header.insert(header.end(), stages.begin(), stages.end());
-  tools::Table table(header);
-  for (const std::string& kernel : kernels) {
-    std::vector<std::string> row = {kernel};
-    for (const std::string& stage : stages) {
-      bool has = false;
-      for (const KernelInfo& k : winnow::support())
-        has |= k.stage == stage && k.device + " " + k.kernel == kernel;
-      row.push_back(has ? "✓" : "");
-    }
-    table.add(std::move(row));
+  std::vector<std::vector<std::string>> rows;
+  for (const KernelInfo& k : winnow::support()) {
+    if (rows.empty() || rows.back()[0] != k.stage) rows.push_back({k.stage, ""});
+    std::string& kernels = rows.back()[1];
+    kernels += (kernels.empty() ? "" : ", ") + k.kernel + (k.device == "cpu" ? "" : " (CUDA)");
   }
+  tools::Table table({"stage", "kernels, fastest first"});
+  for (std::vector<std::string>& row : rows) table.add(std::move(row));
   return table.markdown();
 }
 
@@ -68,8 +58,7 @@ void add_support(CLI::App& app, Outcome&) {
   cmd->footer("Examples:\n  winnow support\n  winnow support --json\n  winnow support --markdown");
   auto json = std::make_shared<bool>(false), markdown = std::make_shared<bool>(false);
   cmd->add_flag("--json", *json, "Print JSON")
-      ->excludes(
-          cmd->add_flag("--markdown", *markdown, "Print the stage x kernel table of the README"));
+      ->excludes(cmd->add_flag("--markdown", *markdown, "Print the table of the README"));
   cmd->callback([json, markdown] {
     if (*json) fmt::print("{}", as_json());
     else if (*markdown) fmt::print("{}", as_markdown());

@@ -1,4 +1,4 @@
-# README's table between the markers is what the program prints today.
+# README's table between the markers is what the program prints today; -Dupdate=ON makes it so.
 execute_process(COMMAND ${program} support --markdown OUTPUT_VARIABLE want COMMAND_ERROR_IS_FATAL ANY)
 file(READ ${readme} text)
 set(begin "<!-- support: begin -->\n")
@@ -11,6 +11,10 @@ string(LENGTH "${begin}" skip)
 math(EXPR at "${at} + ${skip}")
 math(EXPR length "${end} - ${at}")
 string(SUBSTRING "${text}" ${at} ${length} found)
-if(NOT found STREQUAL want)
-  message(FATAL_ERROR "README's support table is not current. Expected:\n${want}\nfound:\n${found}")
+if(update)
+  string(SUBSTRING "${text}" 0 ${at} before)
+  string(SUBSTRING "${text}" ${end} -1 after)
+  file(WRITE ${readme} "${before}${want}${after}")
+elseif(NOT found STREQUAL want)
+  message(FATAL_ERROR "README's support table is not current (make readme). Expected:\n${want}\nfound:\n${found}")
 endif()
