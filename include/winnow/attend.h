@@ -47,6 +47,8 @@ struct AttendArgs {
 // Valid: position < length, 0 <= slot < pages * page. Holes may stand anywhere; invalid entries are
 // never read, duplicates count as often as they appear. No valid entry: out = 0, lse = +inf,
 // max_logit = -inf, whatever the sink. sink: out *= e^lse / (e^lse + e^sink); lse is unchanged.
+// A logit of -inf weighs nothing (a row of them alone is empty), one of +inf weighs 1 beside finite
+// ones that weigh nothing; a NaN makes its row's results NaN.
 // Serves decode (paged fp8), prefill from contiguous bf16 (a cache of one page) and prefill
 // straight from the pages: they differ in sizes only. Cost: 2 * T * H * K * (d_qk + d_v) FLOP.
 void attend(const AttendArgs& args);
@@ -63,7 +65,8 @@ struct MhaArgs {
   Tensor starts;   // [T] int32: row of k that id 0 of token t means, optional (0)
   Tensor lengths;  // [T] int32: ids outside [0, lengths[t]) are ignored, optional (N - start)
   Tensor mask;     // [T, M] uint8, optional: id j counts only if mask[t, j] != 0 (ids >= M do not)
-  Tensor bias;     // [T, M] f32, optional: added to the logit of id j; -inf excludes it
+  Tensor bias;     // [T, M] f32, optional: added to the logit of id j (0 for ids >= M); -inf
+                   // excludes it
   float scale = 1.0f;
   Tensor sink;  // [H] f32, optional
   Tensor out;   // [T, H, d_v] bf16
@@ -73,7 +76,10 @@ struct MhaArgs {
 };
 
 // Sparse attention over uncompressed per-head keys and values, set semantics. Any d_qk and d_v.
-// With ids absent (or K >= sequence length) and lengths = position + 1 this is causal attention.
+// Rows outside [0, N) are never read. A row with no key: out = 0, lse = +inf. On the CPU a call
+// allocates its scratch. Cost: 2 * H * (d_qk + d_v) FLOP per token and key; neighbouring tokens
+// whose sets mostly agree read a key once for all of them. With ids absent (or K >= sequence
+// length) and lengths = position + 1 this is causal attention.
 void attend_mha(const MhaArgs& args);
 
 struct TopkMaskArgs {
