@@ -1,4 +1,5 @@
-// Each roof is the best of several samples of about 20 ms, all workers at once.
+// Each roof is the best of many samples of a few milliseconds, all workers at once: short enough
+// that some fall between the neighbours' turns on a busy machine.
 #include "roofs.h"
 
 #include <algorithm>
@@ -13,7 +14,7 @@ namespace winnow::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr int kSamples = 7;
+constexpr int kSamples = 60;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -22,10 +23,10 @@ double seconds_since(Clock::time_point start) {
 // FLOP/s of `unit` on all workers.
 double arithmetic(double (*unit)(int64_t) noexcept) {
   int64_t rounds = 1000;
-  for (;; rounds *= 2) {  // how many rounds take 20 ms on one worker
+  for (;; rounds *= 2) {  // until they take a millisecond on one worker
     const auto start = Clock::now();
     unit(rounds);
-    if (seconds_since(start) > 0.01) break;
+    if (seconds_since(start) > 0.001) break;
   }
   double best = 0;
   const int64_t workers = host::threads();
@@ -50,22 +51,25 @@ uint64_t sum_of(const uint64_t* data, int64_t count) {
 
 // B/s read from a buffer that the caches cannot hold, in stretches that keep every worker busy.
 double read_bandwidth() {
-  constexpr int64_t kStretch = int64_t{1} << 18;  // words: 2 MiB
+  constexpr int64_t kStretch = int64_t{1} << 16;  // words: 512 KiB
   const int64_t bytes = std::max<int64_t>(int64_t{256} << 20, 2 * cache_bytes());
   const int64_t stretches = bytes / 8 / kStretch;
   std::unique_ptr<uint64_t[]> data(new uint64_t[stretches * kStretch]);
   host::parallel_for(stretches, [&](int64_t i, int) {
     std::fill_n(data.get() + i * kStretch, kStretch, static_cast<uint64_t>(i));
   });
+  // A sample reads the next quarter, which the three before it have pushed out of the caches.
+  const int64_t quarter = stretches / 4;
+  std::unique_ptr<uint64_t[]> sums(new uint64_t[stretches]);
   double best = 0;
   for (int i = 0; i < kSamples; ++i) {
-    std::unique_ptr<uint64_t[]> sums(new uint64_t[stretches]);
+    const int64_t first = i % 4 * quarter;
     const auto start = Clock::now();
-    host::parallel_for(
-        stretches, [&](int64_t s, int) { sums[s] = sum_of(data.get() + s * kStretch, kStretch); });
-    best = std::max(best, static_cast<double>(stretches * kStretch * 8) / seconds_since(start));
-    // Keeps the sums, and so the reads, alive.
-    volatile uint64_t sink = sums[stretches / 2];
+    host::parallel_for(quarter, [&](int64_t s, int) {
+      sums[s] = sum_of(data.get() + (first + s) * kStretch, kStretch);
+    });
+    best = std::max(best, static_cast<double>(quarter * kStretch * 8) / seconds_since(start));
+    volatile uint64_t sink = sums[0];  // keeps the sums, and so the reads, alive
     (void)sink;
   }
   return best;

@@ -1,6 +1,7 @@
 // winnow bench: times of the stages, with the machine's roofs and the peers' figures beside them.
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <memory>
@@ -22,6 +23,9 @@ struct BenchOptions {
 };
 
 void write_file(const std::string& path, const std::string& text) {
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  std::error_code ignored;  // the stream says what is wrong
+  if (!folder.empty()) std::filesystem::create_directories(folder, ignored);
   std::ofstream file(path, std::ios::binary);
   if (!(file << text).flush())
     throw Error(ErrorCode::kRuntime, "bench: " + path + ": cannot be written");

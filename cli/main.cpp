@@ -25,7 +25,7 @@ int run(int argc, char** argv) {
       "Environment: WINNOW_KERNEL forces a kernel, WINNOW_VERBOSE=1 says why one was chosen,\n"
       "WINNOW_THREADS sets the number of CPU workers.");
   Outcome outcome;
-  // add_run(app, outcome);
+  add_run(app, outcome);
   add_verify(app, outcome);
   add_bench(app, outcome);
   add_support(app, outcome);

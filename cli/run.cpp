@@ -1,0 +1,194 @@
+// winnow run: a continuous-batching step loop through all six stages.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "commands.h"
+#include "layer.h"
+#include "progress.h"
+#include "table.h"
+#include "winnow/error.h"
+
+namespace winnow::cli {
+
+namespace {
+
+struct RunOptions {
+  std::string model = "v32", kernel;
+  int32_t heads = 16, index_heads = 32, topk = 0;
+  Limits limits;
+  int64_t steps = 48;
+  uint64_t seed = 1;
+  bool check = false, json = false;
+};
+
+struct Counts {
+  int64_t tokens = 0, decode = 0, arrived = 0, finished = 0, checked = 0;
+  double seconds = 0;  // wall clock, inputs and checks included
+};
+
+// Planning itself has no kernel; V4's lists do.
+constexpr Stage kPlanned[kTimed] = {Stage::kWrite,  Stage::kLists,  Stage::kScore,
+                                    Stage::kSelect, Stage::kLocate, Stage::kAttend};
+
+LayerOptions layer_options(const RunOptions& o) {
+  LayerOptions l{.model = model_of(o.model), .heads = o.heads, .index_heads = o.index_heads};
+  l.topk = o.topk > 0 ? o.topk : l.model.default_topk;
+  l.limits = o.limits, l.kernel = o.kernel, l.seed = o.seed;
+  l.limits.ratio = l.model.lists == 2 ? 4 : 1;
+  return l;
+}
+
+std::string deviation_of(Timed stage, const StageCheck& c) {
+  if (stage == kPlanTime) return "-";
+  if (c.compared == 0) return "not checked";
+  if (!c.ok) return "FAILED: " + c.note;
+  if (stage == kScoreTime || stage == kAttendTime)
+    return fmt::format("{:.3f} of its bound", c.worst);
+  return "exact";
+}
+
+void print_table(const Layer& layer, const Counts& n, int64_t steps) {
+  double all = 0;
+  for (const StageTotal& t : layer.totals()) all += t.seconds;
+  tools::Table table({"stage", "kernel", ">ms/step", ">share", ">tokens/s", ">GFLOP/s", ">GB/s",
+                      "deviation from the reference"});
+  for (int s = 0; s < kTimed; ++s) {
+    const StageTotal& t = layer.totals()[s];
+    table.add({kTimedNames[s], layer.plan().kernel(kPlanned[s]),
+               fmt::format("{:.3f}", 1e3 * t.seconds / static_cast<double>(steps)),
+               fmt::format("{:.0f} %", 100 * t.seconds / all),
+               fmt::format("{:.0f}", static_cast<double>(n.tokens) / t.seconds),
+               t.flops > 0 ? fmt::format("{:.1f}", 1e-9 * t.flops / t.seconds) : "",
+               t.bytes > 0 ? fmt::format("{:.2f}", 1e-9 * t.bytes / t.seconds) : "",
+               deviation_of(static_cast<Timed>(s), layer.checks()[s])});
+  }
+  table.add({"all", "", fmt::format("{:.3f}", 1e3 * all / static_cast<double>(steps)), "100 %",
+             fmt::format("{:.0f}", static_cast<double>(n.tokens) / all)});
+  fmt::print(
+      "{} tokens in {} steps ({} decoded, {} prefilled); {} requests arrived, {} finished\n\n",
+      n.tokens, steps, n.decode, n.tokens - n.decode, n.arrived, n.finished);
+  fmt::print("{}", table.text());
+}
+
+void print_json(const RunOptions& o, const Layer& layer, const Counts& n, bool ok) {
+  using json = nlohmann::ordered_json;
+  json stages = json::array();
+  for (int s = 0; s < kTimed; ++s) {
+    const StageTotal& t = layer.totals()[s];
+    const StageCheck& c = layer.checks()[s];
+    stages.push_back({{"stage", kTimedNames[s]},
+                      {"kernel", layer.plan().kernel(kPlanned[s])},
+                      {"seconds", t.seconds},
+                      {"calls", t.calls},
+                      {"flops", t.flops},
+                      {"bytes", t.bytes},
+                      {"compared", c.compared},
+                      {"worst", c.compared > 0 && c.ok ? json(c.worst) : json()},
+                      {"ok", c.ok}});
+  }
+  fmt::print("{}\n", json{{"model", o.model},
+                          {"heads", o.heads},
+                          {"requests", o.limits.requests},
+                          {"context", o.limits.context},
+                          {"steps", o.steps},
+                          {"tokens", n.tokens},
+                          {"decoded", n.decode},
+                          {"arrived", n.arrived},
+                          {"finished", n.finished},
+                          {"checked_steps", n.checked},
+                          {"seconds", n.seconds},
+                          {"stages", stages},
+                          {"ok", ok}}
+                         .dump(1));
+}
+
+int run_loop(const RunOptions& o) {
+  const LayerOptions options = layer_options(o);
+  Requests requests(options.limits, o.seed);
+  Layer layer(options, requests);
+  Counts n;
+  const auto start = std::chrono::steady_clock::now();
+  {
+    Progress progress(o.steps);
+    for (int64_t s = 0; s < o.steps; ++s) {
+      const Step& step = requests.next();
+      layer.run(step);
+      if (o.check || s + 1 == o.steps) layer.check(step), ++n.checked;
+      requests.done();
+      n.tokens += step.tokens(), n.decode += layer.plan().split().decode_tokens;
+      n.arrived += static_cast<int64_t>(step.arrived.size()), n.finished += step.finished;
+      progress.at(s + 1, fmt::format("{} decodes, {} prefills, {} tokens", step.decodes,
+                                     step.prefills, step.tokens()));
+    }
+  }
+  n.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  bool ok = true;
+  for (const StageCheck& c : layer.checks()) ok &= c.ok;
+  if (o.json) {
+    print_json(o, layer, n, ok);
+    return ok ? 0 : 1;
+  }
+  fmt::print("{} heads {} topk {} page {}, {} workers\n", o.model, o.heads, options.topk,
+             options.limits.page, threads());
+  print_table(layer, n, o.steps);
+  const double worst =
+      std::max(layer.checks()[kScoreTime].worst, layer.checks()[kAttendTime].worst);
+  if (ok)
+    fmt::print("\nlargest deviation from the reference: {:.3f} of its bound; {} step{} checked\n",
+               worst, n.checked, n.checked == 1 ? "" : "s");
+  else fmt::print("\ncheck FAILED\n");
+  return ok ? 0 : 1;
+}
+
+}  // namespace
+
+void add_run(CLI::App& app, Outcome& outcome) {
+  CLI::App* cmd =
+      app.add_subcommand("run", "A batch of requests through every stage, step by step");
+  cmd->footer(
+      "Requests arrive, prefill, decode and finish; every step takes the batch through write, "
+      "plan,\n"
+      "score, select, locate and attend of one layer. Exit status: 1 if a check fails.\n"
+      "Examples:\n"
+      "  winnow run\n"
+      "  winnow run --model v4 --check\n"
+      "  winnow run --heads 128 --requests 16 --context 8192 --json");
+  auto o = std::make_shared<RunOptions>();
+  cmd->add_option("--model", o->model, "Model family")
+      ->check(CLI::IsMember({"v32", "v4"}))
+      ->capture_default_str();
+  cmd->add_option("--heads", o->heads, "Query heads of this rank")
+      ->check(CLI::Range(kMinHeads, kMaxHeads))
+      ->capture_default_str();
+  cmd->add_option("--index-heads", o->index_heads, "Heads of the indexer")
+      ->check(CLI::Range(kMinHeads, kMaxHeads))
+      ->capture_default_str();
+  cmd->add_option("--topk", o->topk, "Entries that the indexer picks (v32: 2048, v4: 512)")
+      ->check(CLI::Range(1, 1 << 20));
+  cmd->add_option("--requests", o->limits.requests, "Requests at the same time")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  cmd->add_option("--context", o->limits.context, "Longest sequence")
+      ->check(CLI::Range(16, 1 << 24))
+      ->capture_default_str();
+  cmd->add_option("--step-tokens", o->limits.step_tokens, "Most tokens of a step")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+  cmd->add_option("--page", o->limits.page, "Tokens per page")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+  cmd->add_option("--steps", o->steps, "Steps")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
+      ->capture_default_str();
+  cmd->add_option("--kernel", o->kernel, "Kernel of every stage that has it (the fastest)");
+  cmd->add_option("--seed", o->seed, "Of the random inputs")->capture_default_str();
+  cmd->add_flag("--check", o->check, "Compare every step with the reference (else the last)");
+  cmd->add_flag("--json", o->json, "Print JSON");
+  cmd->callback([o, &outcome] { outcome.code = run_loop(*o); });
+}
+
+}  // namespace winnow::cli

@@ -1,0 +1,233 @@
+// The program as its users call it: exit status, key lines, and JSON that programs can read.
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "safetensors.h"
+#include "testing.h"
+
+#ifndef WINNOW_PROGRAM
+#define WINNOW_PROGRAM ""
+#endif
+
+namespace winnow {
+namespace {
+
+using nlohmann::json;
+
+class Cli : public ::testing::Test {
+ protected:
+  struct Output {
+    int code;
+    std::string out, err;
+  };
+
+  void SetUp() override {
+    if (std::string(WINNOW_PROGRAM).empty()) GTEST_SKIP() << "built without WINNOW_CLI";
+    folder_ = ::testing::TempDir() + "winnow_cli_" +
+              ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    std::filesystem::create_directories(folder_);
+  }
+  void TearDown() override {
+    if (!folder_.empty()) std::filesystem::remove_all(folder_);
+  }
+
+  std::string path(const std::string& name) const { return folder_ + "/" + name; }
+  static std::string text_of(const std::string& file) {
+    std::ifstream stream(file, std::ios::binary);
+    return {std::istreambuf_iterator<char>(stream), {}};
+  }
+  Output run(const std::string& arguments) const {
+    const std::string command = std::string("'") + WINNOW_PROGRAM + "' " + arguments + " >'" +
+                                path("out") + "' 2>'" + path("err") + "'";
+    const int status = std::system(command.c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, text_of(path("out")),
+            text_of(path("err"))};
+  }
+  json run_json(const std::string& arguments) const {
+    const Output o = run(arguments);
+    EXPECT_EQ(o.code, 0) << arguments << "\n" << o.err;
+    return json::parse(o.out);
+  }
+  static void expect_in(const std::string& text, std::initializer_list<const char*> words) {
+    for (const char* w : words) EXPECT_NE(text.find(w), std::string::npos) << w << "\n" << text;
+  }
+
+ private:
+  std::string folder_;
+};
+
+const std::string kGolden = std::string(WINNOW_TEST_DATA) + "/golden";
+
+TEST_F(Cli, HelpAndVersion) {
+  EXPECT_EQ(run("--version").out, "winnow " + std::string(version()) + "\n");
+  const Output help = run("--help");
+  EXPECT_EQ(help.code, 0);
+  for (const char* command : {"run", "verify", "bench", "support", "write", "plan", "score",
+                              "select", "locate", "attend"}) {
+    expect_in(help.out, {command});
+    const Output o = run(std::string(command) + " --help");
+    EXPECT_EQ(o.code, 0) << command;
+    expect_in(o.out, {"Examples:"});
+  }
+}
+
+TEST_F(Cli, BadUsageIsNamed) {
+  const auto expect = [&](const std::string& arguments, std::initializer_list<const char*> words) {
+    const Output o = run(arguments);
+    EXPECT_EQ(o.code, 2) << arguments;
+    expect_in(o.err, {"winnow: error: "});
+    expect_in(o.err, words);
+  };
+  expect("", {"subcommand"});
+  expect("atend", {"unknown command 'atend'", "attend", "verify"});
+  expect("run --model v5", {"--model", "v5", "v32", "v4"});
+  expect("run --heads 129", {"--heads", "129"});
+  expect("run --kernel nope", {"nope"});
+  expect("write --format v4", {"--format", "v4_fp8", "index_keys"});
+  expect("attend --kernel nope", {"attend", "nope", "simd", "reference"});
+  expect("attend --extra 5", {"--extra"});
+  expect("bench nothing", {"nothing", "attend", "write"});
+  expect("bench --set nothing", {"nothing", "default"});
+  expect("bench locate --filter nothing", {"no case"});
+  expect("plan --query-lens 4 --seq-lens 2", {"plan", "seq_lens"});
+  expect("verify", {"path"});
+}
+
+TEST_F(Cli, SupportListsEveryStage) {
+  const json j = run_json("support --json");
+  EXPECT_EQ(j.at("version"), version());
+  std::set<std::string> stages;
+  for (const json& k : j.at("kernels")) {
+    stages.insert(k.at("stage").get<std::string>());
+    EXPECT_EQ(k.at("available").get<bool>(), k.at("reason").is_null());
+  }
+  for (const char* stage : {"write", "score", "select", "locate", "attend"})
+    EXPECT_TRUE(stages.count(stage)) << stage;
+  expect_in(run("support").out, {"attend", "reference", "available"});
+  expect_in(run("support --markdown").out, {"| stage |", "| attend |"});
+}
+
+TEST_F(Cli, VerifyGolden) {
+  const Output o = run("verify '" + kGolden + "/decode_v32_h128.safetensors' '" + kGolden +
+                       "/prefill_v4_h64_sink_len.safetensors'");
+  EXPECT_EQ(o.code, 0) << o.out;
+  const size_t line = o.out.rfind('\n', o.out.size() - 2) + 1;
+  const std::string closing = o.out.substr(line);
+  EXPECT_TRUE(closing.ends_with(" passed, 0 failed\n")) << closing;
+  EXPECT_GE(std::stoi(closing), 14);
+  expect_in(o.out, {"decode_v32_h128", "prefill_v4_h64_sink_len", "write", "locate", "attend"});
+}
+
+TEST_F(Cli, VerifyFailsOnAWrongResult) {
+  auto golden = tools::Safetensors::read(kGolden + "/decode_v32_h64_mtp_sink.safetensors");
+  static_cast<uint16_t*>(golden.at("out").data)[12345] ^= 0x80;  // one value, twice as large
+  std::vector<std::pair<std::string, Tensor>> tensors(golden.tensors().begin(),
+                                                      golden.tensors().end());
+  tools::write_safetensors(path("bent.safetensors"), tensors, golden.metadata());
+  const Output o = run("verify '" + path("bent.safetensors") + "'");
+  EXPECT_EQ(o.code, 1) << o.out;
+  expect_in(o.out, {"FAIL  bent", "[0, 24, 57]", "1 of 196608 outside"});
+  EXPECT_EQ(o.out.find(", 0 failed"), std::string::npos);
+}
+
+TEST_F(Cli, VerifyUnreadableInput) {
+  EXPECT_EQ(run("verify /nowhere").code, 2);
+  EXPECT_EQ(run("verify '" + path(".") + "'").code, 2);  // a folder without vectors
+  std::filesystem::copy_file(kGolden + "/decode_v32_h128.safetensors", path("cut.safetensors"));
+  std::filesystem::resize_file(path("cut.safetensors"), 100000);
+  const Output o = run("verify '" + path("cut.safetensors") + "'");
+  EXPECT_EQ(o.code, 2);
+  expect_in(o.err, {"winnow: error: ", "cut.safetensors", "data_offsets"});
+  expect_in(o.out, {"0 passed, 0 failed"});
+}
+
+TEST_F(Cli, RunChecksItself) {
+  const std::string small = " --steps 3 --requests 3 --context 192 --step-tokens 20 --check";
+  for (const char* model : {"v32 --heads 3", "v4 --heads 12 --page 16"}) {
+    const json j = run_json("run --json --model " + std::string(model) + small);
+    EXPECT_TRUE(j.at("ok").get<bool>());
+    EXPECT_EQ(j.at("checked_steps"), 3);
+    EXPECT_EQ(j.at("stages").size(), 6u);
+    for (const json& s : j.at("stages")) {
+      EXPECT_GT(s.at("calls"), 0) << s;
+      EXPECT_EQ(s.at("compared") > 0, s.at("stage") != "plan") << s;
+    }
+  }
+  const Output o = run("run --kernel reference --heads 1" + small);
+  EXPECT_EQ(o.code, 0);
+  expect_in(o.out,
+            {"attend  reference", "largest deviation from the reference", "3 steps checked"});
+  expect_in(o.err, {"step 3/3"});
+}
+
+TEST_F(Cli, VerbsAgreeWithTheReference) {
+  const std::pair<const char*, const char*> exact[] = {
+      {"write", "--batch 5 --context 100 --format v4_fp8 --page 7"},
+      {"select", "--context 300 --topk 40 --batch 3"},
+      {"locate", "--context 300 --topk 40 --batch 3 --page 3"}};
+  for (const auto& [verb, sizes] : exact) {
+    std::string digest;
+    for (const std::string& kernel : testing::cpu_kernels(verb)) {
+      if (!testing::why_not(verb, kernel).empty()) continue;
+      const json j = run_json(std::string(verb) + " --json --kernel " + kernel + " " + sizes);
+      EXPECT_TRUE(j.at("ok").get<bool>()) << j;
+      EXPECT_EQ(j.at("kernel"), kernel);
+      if (digest.empty()) digest = j.at("digest");
+      EXPECT_EQ(j.at("digest"), digest) << verb << " by " << kernel;
+    }
+  }
+  for (const char* call :
+       {"score --context 200 --index-heads 5 --s-q 2", "score --select --topk 9 --context 200",
+        "attend --context 200 --heads 5 --topk 70", "attend --model v4 --context 300 --heads 3",
+        "attend --cache bf16 --context 90 --heads 1 --topk 100"}) {
+    const json j = run_json(std::string(call) + " --json");
+    EXPECT_TRUE(j.at("ok").get<bool>()) << call << j;
+    EXPECT_GT(j.at("us"), 0);
+  }
+  const json plan = run_json("plan --json --mode separate --query-lens 1,1,30 --seq-lens 9,70,40");
+  EXPECT_EQ(plan.at("decodes"), 2);
+  EXPECT_EQ(plan.at("prefill_tokens"), 30);
+  EXPECT_EQ(plan.at("parts").size(), 2u);
+  expect_in(run("plan").out, {"decodes", "tiles of each worker", "attend"});
+}
+
+TEST_F(Cli, BenchWritesItsFields) {
+  const Output o = run("bench locate --quick --cache warm --filter '16 tokens' --json '" +
+                       path("bench.json") + "' --save '" + path("saved.json") + "' --commit abc");
+  EXPECT_EQ(o.code, 0) << o.err;
+  expect_in(o.out, {"roofs: ", "16 tokens topk 2048 warm", "simd"});
+  const auto results = nlohmann::ordered_json::parse(text_of(path("bench.json")));
+  ASSERT_FALSE(results.empty());
+  const std::vector<std::string> fields = {
+      "stage", "case",    "kernel", "device", "model", "heads",      "topk", "extra",   "batch",
+      "s_q",   "context", "us",     "tflops", "gbps",  "roof_share", "peer", "peer_us", "ratio"};
+  for (const auto& r : results) {
+    std::vector<std::string> found;
+    for (const auto& [key, value] : r.items()) found.push_back(key);
+    EXPECT_EQ(found, fields);
+    EXPECT_EQ(r["stage"], "locate");
+    EXPECT_EQ(r["batch"], 16);
+    EXPECT_GT(r["us"], 0);
+    for (const char* none : {"model", "heads", "tflops", "peer", "ratio"})
+      EXPECT_TRUE(r[none].is_null()) << none;
+  }
+  const json saved = json::parse(text_of(path("saved.json")));
+  EXPECT_EQ(saved.at("results").size(), results.size());
+  EXPECT_EQ(saved.at("header").at("commit"), "abc");
+  EXPECT_GT(saved.at("header").at("roofs").at("read_gbps"), 0);
+  const std::string rendered = text_of(path("saved.md"));
+  expect_in(rendered, {"| stage |", "roofs: ", "abc", "16 tokens topk 2048 warm"});
+  std::filesystem::remove(path("saved.md"));
+  EXPECT_EQ(run("bench --render '" + path("saved.json") + "'").code, 0);
+  EXPECT_EQ(text_of(path("saved.md")), rendered);
+  EXPECT_EQ(run("bench --render '" + path("bench.json") + "'").code, 2);
+}
+
+}  // namespace
+}  // namespace winnow
