@@ -66,4 +66,11 @@ WINNOW_HD inline int ceil_log2(float x) {
   return static_cast<int>(u >> 23) - 127 + ((u & 0x7fffff) != 0);
 }
 
+// The larger of a magnitude and that of x: NaN does not count, an infinity counts as the largest
+// finite float, so that a scale made from it is finite.
+WINNOW_HD inline float max_magnitude(float so_far, float x) {
+  const float a = std::fabs(x);
+  return a > so_far ? std::fmin(a, 0x1.fffffep127f) : so_far;
+}
+
 }  // namespace winnow

@@ -1,7 +1,5 @@
-// write, gather, join and quantize, as specified.
+// write and gather, as specified.
 #include <algorithm>
-#include <cfloat>
-#include <cmath>
 #include <cstring>
 
 #include "model/records.h"
@@ -11,15 +9,7 @@ namespace winnow::storage::reference {
 
 namespace {
 
-// The largest magnitude of n values: NaN does not count, an infinity as the largest finite float.
-template <class T>
-float largest(const T* x, int64_t n) {
-  float amax = 0;
-  for (int64_t i = 0; i < n; ++i)
-    if (const float a = std::fabs(to_float(x[i])); a > amax) amax = std::min(a, FLT_MAX);
-  return amax;
-}
-
+// Token t into place `off` of a page.
 template <class R>
 void write_record(const Params& p, int64_t t, std::byte* page, int64_t off) {
   const bf16* kv = p.kv + t * p.kv_stride;
@@ -27,10 +17,12 @@ void write_record(const Params& p, int64_t t, std::byte* page, int64_t off) {
   if constexpr (R::kQuantized) {
     auto* codes = reinterpret_cast<e4m3*>(row);
     std::byte* scales = page + R::scales(off, p.cache.page);
-    std::memset(scales, 0, R::kScaleBytes);
+    std::memset(scales, 0, R::kScaleBytes);  // V4's eighth byte stays zero
     for (int tile = 0; tile < R::kTiles; ++tile) {
       const bf16* x = kv + tile * R::kTile;
-      const float s = scale_of(p.quantizer, largest(x, R::kTile));
+      float amax = 0;
+      for (int i = 0; i < R::kTile; ++i) amax = max_magnitude(amax, to_float(x[i]));
+      const float s = scale_of(p.quantizer, amax);
       put_scale(reinterpret_cast<typename R::Scale*>(scales) + tile, s);
       for (int i = 0; i < R::kTile; ++i) codes[tile * R::kTile + i] = to_e4m3(to_float(x[i]) / s);
     }
@@ -42,6 +34,7 @@ void write_record(const Params& p, int64_t t, std::byte* page, int64_t off) {
   }
 }
 
+// Place `off` of a page as a row of bf16.
 template <class R>
 void gather_record(const GatherParams& p, const std::byte* page, int64_t off, bf16* out) {
   const std::byte* row = page + R::row(off, p.cache.page);
@@ -84,27 +77,6 @@ void gather(const GatherParams& p) noexcept {
       });
     }
   }
-}
-
-void join(const JoinParams& p) noexcept {
-  for (int64_t t = 0; t < p.tokens; ++t)
-    for (int64_t h = 0; h < p.heads; ++h)
-      for (int64_t i = 0; i < p.out.width; ++i) {
-        const View3& from = i < p.latent.width ? p.latent : p.rope;
-        const int64_t at = i < p.latent.width ? i : i - p.latent.width;
-        p.out.data[t * p.out.token_stride + h * p.out.head_stride + i * p.out.stride] =
-            from.data[t * from.token_stride + h * from.head_stride + at * from.stride];
-      }
-}
-
-void quantize(const QuantizeParams& p) noexcept {
-  const auto run = [&](const auto* x) {
-    const float s = kE4m3Max / std::max(largest(x, p.count), 1e-10f);
-    for (int64_t i = 0; i < p.count; ++i) p.out[i] = to_e4m3(to_float(x[i]) * s);
-    *p.scale = 1 / s;
-  };
-  if (p.is_bf16) run(static_cast<const bf16*>(p.x));
-  else run(static_cast<const float*>(p.x));
 }
 
 }  // namespace winnow::storage::reference
