@@ -16,27 +16,27 @@ namespace winnow {
 
 // The indexer of one layer: its cache of keys and this batch's inputs.
 struct Indexer {
-  Tensor k;      // [T, 128] bf16: keys of the new tokens (V4: of the new compressed states)
-  Tensor slots;  // [T] int64: where they go
+  Tensor k;      // [>= S, 128] bf16: keys of the new tokens (V4: of the new compressed states)
+  Tensor slots;  // [S] int64: where they go; V3.2: S = T
   Cache keys;
-  Tensor block_table;  // [R, W] int32
+  Tensor block_table;  // [>= R, W] int32
   Tensor q;            // [T, H_I, 128] e4m3
   Tensor weights;      // [T, H_I] f32
 };
 
 struct PipelineArgs {
   const Plan* plan = nullptr;  // refilled for this batch
-  // write: the new tokens (V4: the sliding-window cache, and the new compressed states)
-  Tensor kv;     // [T, d] bf16
+  // write: the new tokens (V4: into the sliding-window cache), and V4's new compressed states
+  Tensor kv;     // [>= T, d] bf16
   Tensor slots;  // [T] int64
   Cache cache;
-  Tensor block_table;       // [R, W] int32
-  Tensor compressed_kv;     // V4: [S, d] bf16: new compressed states
+  Tensor block_table;       // [>= R, W] int32
+  Tensor compressed_kv;     // V4: [>= S, d] bf16; S may be 0
   Tensor compressed_slots;  // V4: [S] int64
   Cache compressed;         // V4
-  Tensor compressed_table;  // V4: [R, W2] int32
-  Indexer indexer;
-  Tensor q;  // [T, H, d_qk] bf16
+  Tensor compressed_table;  // V4: [>= R, W2] int32
+  Indexer indexer;          // V3.2, and V4 unless every compressed state is attended to
+  Tensor q;                 // [T, H, d_qk] bf16
   float scale = 1.0f;
   Tensor sink;                     // [H] f32, optional
   Tensor out;                      // [T, H, d_v] bf16
@@ -45,10 +45,15 @@ struct PipelineArgs {
 };
 
 // write -> score -> select -> locate -> attend over a plan of this batch. V3.2: the indexer's top-k
-// over all tokens. V4: the sliding window, plus the indexer's top-k over compressed states (ratio
-// 4) or all of them (ratio 128, no indexer queries). Throws before anything is written.
+// over all tokens. V4: the sliding window (options.topk tokens), plus options.extra_topk compressed
+// states: the indexer's top-k, or all of them when indexer.q is not given (they must fit). The
+// result does not depend on the plan's mode, up to rounding. Allocates nothing; the logits of a few
+// tokens at a time are all that is kept of the scores. Throws before anything is written. CPU only:
+// a plan's arrays are in host memory.
 void pipeline(const PipelineArgs& args);
 
+// For the plan's capacity: the stages' workspace, index lists, and in kSeparate the gathered
+// chunk.
 size_t pipeline_workspace_bytes(const Plan& plan);
 
 }  // namespace winnow

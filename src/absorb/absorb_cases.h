@@ -16,14 +16,14 @@ struct Case {
 
 inline std::vector<Case> cases() {
   return {
-      {"one_token", 1, 4, 512, 128, 128, 64, Case::kLatentFirst},
+      {"one_token", 1, 2, 512, 128, 128, 64, Case::kLatentFirst},
       {"one_of_each", 1, 1, 1, 1, 1, 1, Case::kLatentFirst},
       {"blocks", 17, 3, 64, 48, 80, 64, Case::kHeadFirst, 8},
       {"odd", 13, 5, 37, 19, 23, 7, Case::kLatentFirst, 3},
       {"odd_checkpoint", 29, 2, 101, 13, 31, 5, Case::kCheckpoint, 1},
-      {"model", 5, 2, 512, 128, 128, 64, Case::kCheckpoint},
-      {"wide_value", 9, 1, 96, 192, 512, 64, Case::kLatentFirst},
-      {"deep", 3, 2, 1100, 520, 40, 0, Case::kHeadFirst},  // more than one panel in both ways
+      {"model", 5, 1, 512, 128, 128, 64, Case::kCheckpoint},
+      {"wide_value", 5, 1, 96, 192, 512, 64, Case::kLatentFirst},
+      {"deep", 3, 1, 1100, 520, 40, 0, Case::kHeadFirst},  // more than one panel in both ways
       {"stripes", 150, 1, 40, 24, 24, 16, Case::kLatentFirst},
       {"stripes_deep", 70, 1, 600, 9, 10, 2, Case::kCheckpoint},
       {"no_tokens", 0, 2, 16, 8, 8, 4, Case::kLatentFirst},

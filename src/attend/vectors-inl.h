@@ -1,6 +1,7 @@
 // Vector helpers of the attention kernels: conversions and an exponential. Included once per
 // Highway target, after hwy/highway.h.
 #include "core/formats.h"
+#include "cpu/formats_simd.h"
 
 #if defined(WINNOW_ATTEND_VECTORS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WINNOW_ATTEND_VECTORS_INL_H_
@@ -14,27 +15,8 @@ namespace winnow::attention::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Lanes(d) bf16 as floats, exactly.
-template <class D>
-HWY_INLINE hn::Vec<D> load_bf16(D d, const bf16* p) {
-  const hn::RebindToUnsigned<D> du;
-  const hn::Rebind<uint16_t, D> dh;
-  const auto bits = hn::PromoteTo(du, hn::LoadU(dh, reinterpret_cast<const uint16_t*>(p)));
-  return hn::BitCast(d, hn::ShiftLeft<16>(bits));
-}
-
-// Round to nearest even; NaN stays NaN (quieted).
-template <class D>
-HWY_INLINE void store_bf16(D, hn::Vec<D> v, bf16* p) {
-  const hn::RebindToUnsigned<D> du;
-  const hn::Rebind<uint16_t, D> dh;
-  const auto u = hn::BitCast(du, v);
-  const auto odd = hn::And(hn::ShiftRight<16>(u), hn::Set(du, 1u));
-  const auto rounded = hn::Add(u, hn::Add(odd, hn::Set(du, 0x7fffu)));
-  const auto quiet = hn::Or(u, hn::Set(du, 0x400000u));
-  const auto bits = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), quiet, rounded);
-  hn::StoreU(hn::TruncateTo(dh, hn::ShiftRight<16>(bits)), dh, reinterpret_cast<uint16_t*>(p));
-}
+using host::HWY_NAMESPACE::load_bf16;
+using host::HWY_NAMESPACE::store_bf16;
 
 // e^x for x <= 0, to 2 ulp: x = n ln2 + r, |r| <= ln2 / 2, a polynomial of degree 6 for e^r (its
 // next term, r^7 / 5040, is below 2^-23), and 2^n added to the exponent. 0 below -87; NaN stays.
