@@ -3,13 +3,12 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdlib>
 #include <limits>
-#include <memory>
 
 #include "attend/kernel.h"
 #include "core/arena.h"
 #include "core/check.h"
+#include "core/own_memory.h"
 #include "cpu/threads.h"
 #include "model/records.h"
 #include "plan/schedule.h"
@@ -236,10 +235,6 @@ class Call {
   const AttendKernel* kernel_ = nullptr;
 };
 
-struct Free {
-  void operator()(void* p) const { std::free(p); }
-};
-
 }  // namespace
 }  // namespace attention
 
@@ -247,10 +242,8 @@ void attend(const AttendArgs& args) {
   attention::Call call(args);
   const size_t bytes = call.workspace_bytes();
   if (args.workspace.empty() && !args.plan && call.on_cpu()) {
-    const std::unique_ptr<std::byte, attention::Free> own(
-        static_cast<std::byte*>(std::malloc(bytes)));
-    if (!own) throw Error(ErrorCode::kRuntime, cat("attend: no memory for ", bytes, " bytes"));
-    call.run({own.get(), bytes});
+    const OwnMemory own("attend", bytes);
+    call.run(own.span());
     return;
   }
   call.check().that(args.workspace.size() >= bytes, "workspace", cat("at least ", bytes, " bytes"),

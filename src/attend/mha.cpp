@@ -1,12 +1,12 @@
 // attend_mha: checks the call, chooses the kernel, allocates its scratch.
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <memory>
+#include <optional>
 
 #include "attend/mha_kernel.h"
 #include "core/check.h"
+#include "core/own_memory.h"
 #include "winnow/attend.h"
 
 namespace winnow {
@@ -107,10 +107,6 @@ Params checked(const MhaArgs& a) {
   return p;
 }
 
-struct Free {
-  void operator()(void* p) const { std::free(p); }
-};
-
 }  // namespace
 }  // namespace mha
 
@@ -119,12 +115,8 @@ void attend_mha(const MhaArgs& args) {
   const mha::Shape shape{p.tokens, p.heads, p.rows, p.d_qk, p.d_v};
   const mha::MhaKernel& kernel = choose("mha", mha::kernels(), shape, args.target);
   if (p.tokens == 0 || p.heads == 0) return;
-  std::unique_ptr<std::byte, mha::Free> own;
-  if (const size_t bytes = kernel.workspace ? kernel.workspace(shape) : 0; bytes > 0) {
-    own.reset(static_cast<std::byte*>(std::malloc(bytes)));
-    if (!own) throw Error(ErrorCode::kRuntime, cat("attend_mha: no memory for ", bytes, " bytes"));
-    p.workspace = {own.get(), bytes};
-  }
+  std::optional<OwnMemory> own;  // of a CPU kernel
+  if (kernel.workspace) p.workspace = own.emplace("attend_mha", kernel.workspace(shape)).span();
   run("attend_mha", kernel, p);
 }
 

@@ -140,6 +140,26 @@ void pack_queries(const Params& p, const Tokens& t, int64_t h, float* out) {
   });
 }
 
+// A block of keys: their rows, and whether every token of the group has them.
+struct Block {
+  int32_t rows[kBlock];
+  bool shared[kBlock];
+  int32_t count;
+};
+
+// The next block, asked for while the one before it is worked on: rows lie heads apart, where no
+// hardware prefetcher follows.
+void take(const Params& p, int64_t h, Union& keys, Block& block) {
+  block.count = keys.fill(block.rows, block.shared);
+  const auto ask = [](const bf16* row, int64_t size) {
+    for (int64_t i = 0; i < size; i += 32) __builtin_prefetch(row + i, 0, 2);
+  };
+  for (int32_t i = 0; i < block.count; ++i) {
+    ask(p.k + block.rows[i] * p.k_row_stride + h * p.k_head_stride, p.d_qk);
+    ask(p.v + block.rows[i] * p.v_row_stride + h * p.v_head_stride, p.d_v);
+  }
+}
+
 // Takes keys that a token does not have out of its column, and adds the bias.
 void restrict_keys(const Params& p, const Scratch& s, const Tokens& t, const int32_t* rows,
                    int32_t key) {
@@ -180,14 +200,16 @@ void attend_group(const Params& p, const Scratch& s, const Tokens& t, int64_t h)
   s.tokens.reset(kBlock);
   std::fill_n(s.o, t.count * v_row, 0.0f);
   Union keys(s.sets + t.at * words(p.rows), words(p.rows), t.count);
-  int32_t rows[kBlock];
-  bool shared[kBlock];
-  while (const int32_t count = keys.fill(rows, shared)) {
+  Block blocks[2];
+  take(p, h, keys, blocks[0]);
+  for (int turn = 0; blocks[turn].count > 0; turn ^= 1) {
+    const auto& [rows, shared, count] = blocks[turn];
     for (int32_t i = 0; i < count; ++i) {
       load_row(p.k + rows[i] * p.k_row_stride + h * p.k_head_stride, p.d_qk, s.keys + i * k_row);
       load_row(p.v + rows[i] * p.v_row_stride + h * p.v_head_stride, p.d_v, s.values + i * v_row);
     }
     for (int32_t i = count; i % products::kRows; ++i) std::fill_n(s.keys + i * k_row, p.d_qk, 0.0f);
+    take(p, h, keys, blocks[turn ^ 1]);
     products::logits(s.tokens, {.k = s.keys,
                                 .queries = s.queries,
                                 .row = k_row,
