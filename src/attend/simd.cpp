@@ -149,7 +149,7 @@ void simd_tile(const Params& p, const TileJob& job, std::byte* memory) {
   const auto [d_qk, d_nope] = with_latent(p.lists[0].format, [](auto r) {
     return std::pair{decltype(r)::kDqk, decltype(r)::kNope};
   });
-  const Scratch s(Arena({memory, SIZE_MAX / 2}), p.heads);
+  const Scratch s(Arena({memory, Scratch(Arena(), p.heads).bytes}), p.heads);
   if (job.new_query) pack_queries(p, job.token, d_nope, s.queries);
   s.heads.reset(kBlock);
   for (int32_t h = 0; h < p.heads; ++h) std::memset(job.parts[h].o, 0, sizeof(job.parts[h].o));
