@@ -37,8 +37,9 @@ float value(Fill fill, testing::Rng& rng, int64_t column, int64_t columns) {
     case Fill::kRising: return static_cast<float>(column) - 500.0f;
     case Fill::kFalling: return 500.0f - static_cast<float>(column);
     case Fill::kTwo: return draw(rng, 0, 1) ? 1.0f : std::nextafter(1.0f, 2.0f);
-    case Fill::kSpike:  // where a sample of 512 columns looks
-      return column * 512 / columns != (column - 1) * 512 / columns ? 1e30f : testing::normal(rng);
+    case Fill::kSpike:  // where a sample of 1024 columns looks
+      return column * 1024 / columns != (column - 1) * 1024 / columns ? 1e30f
+                                                                      : testing::normal(rng);
     case Fill::kMissing: return draw(rng, 0, 99) ? -kInf : testing::normal(rng);
   }
   return 0;
