@@ -47,11 +47,11 @@ __device__ __forceinline__ uint32_t key_of(float x) {
 
 struct Slice {
   const float* logits;  // at the row's first valid column
-  int64_t begin, end;   // of this block, relative to it
+  int32_t begin, end;   // of this block, relative to it
 };
 
 template <bool kCached>
-__device__ __forceinline__ uint32_t key_at(const SharedMemory& sm, const Slice& s, int64_t i) {
+__device__ __forceinline__ uint32_t key_at(const SharedMemory& sm, const Slice& s, int32_t i) {
   return kCached ? sm.keys[i - s.begin] : key_of(s.logits[i]);
 }
 
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   // Find the valid range; a range no longer than K is given whole.
   const Range range = p.ranges.of(t);
-  const int64_t length = range.last - range.first;
+  const int32_t length = static_cast<int32_t>(range.last - range.first);
   const int32_t base = static_cast<int32_t>(p.relative ? 0 : range.first);
   int32_t* ids = p.ids + t * p.id_stride;
   if (length <= p.width) {
@@ -109,14 +109,22 @@ __global__ void __launch_bounds__(kThreads, 1)
       ids[k] = k < length ? static_cast<int32_t>(base + k) : -1;
     return;
   }
-  const int64_t share = (length + blocks - 1) / blocks;
+  const int32_t share = (length + blocks - 1) / blocks;
   const Slice slice{p.logits + t * p.logit_stride + (p.from_start ? 0 : range.first),
                     min(rank * share, length), min((rank + 1) * share, length)};
 
-  // Bring the slice in once.
-  if constexpr (kCached)
-    for (int64_t i = slice.begin + threadIdx.x; i < slice.end; i += kThreads)
-      sm.keys[i - slice.begin] = key_of(slice.logits[i]);
+  // Bring the slice in once, eight loads in flight per thread.
+  if constexpr (kCached) {
+    int32_t i = slice.begin + threadIdx.x;
+    for (; i + 7 * kThreads < slice.end; i += 8 * kThreads) {
+      float x[8];
+#pragma unroll
+      for (int k = 0; k < 8; ++k) x[k] = slice.logits[i + k * kThreads];
+#pragma unroll
+      for (int k = 0; k < 8; ++k) sm.keys[i + k * kThreads - slice.begin] = key_of(x[k]);
+    }
+    for (; i < slice.end; i += kThreads) sm.keys[i - slice.begin] = key_of(slice.logits[i]);
+  }
 
   // Find the K-th largest key, digit by digit.
   uint32_t prefix = 0, mask = 0, wanted = static_cast<uint32_t>(p.width);
@@ -125,7 +133,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
     for (int b = threadIdx.x; b < kBins; b += kThreads) sm.histogram[b] = 0;
     __syncthreads();
-    for (int64_t i = slice.begin + threadIdx.x; i < slice.end; i += kThreads) {
+#pragma unroll 8
+    for (int32_t i = slice.begin + threadIdx.x; i < slice.end; i += kThreads) {
       const uint32_t key = key_at<kCached>(sm, slice, i);
       if ((key & mask) == prefix) atomicAdd(&sm.histogram[key >> shift & ((1u << bits) - 1)], 1u);
     }
@@ -137,11 +146,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   // Now `prefix` is that key and `wanted` the number of its ties to take, the lowest indices first.
 
   // Count, per warp over its own stretch, then over warps and blocks.
-  const int64_t stretch = (slice.end - slice.begin + kWarps - 1) / kWarps;
-  const int64_t from = min(slice.begin + warp * stretch, slice.end),
+  const int32_t stretch = (slice.end - slice.begin + kWarps - 1) / kWarps;
+  const int32_t from = min(slice.begin + warp * stretch, slice.end),
                 to = min(from + stretch, slice.end);
   uint32_t above = 0, ties = 0;
-  for (int64_t i = from; i < to; i += 32) {
+#pragma unroll 4
+  for (int32_t i = from; i < to; i += 32) {
     const uint32_t key = i + lane < to ? key_at<kCached>(sm, slice, i + lane) : 0;
     const bool in = i + lane < to;
     above += __popc(__ballot_sync(~0u, in && key > prefix));
@@ -164,7 +174,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   // Write, in ascending order.
   const uint32_t below = (1u << lane) - 1;
-  for (int64_t i = from; i < to; i += 32) {
+#pragma unroll 4
+  for (int32_t i = from; i < to; i += 32) {
     const bool in = i + lane < to;
     const uint32_t key = in ? key_at<kCached>(sm, slice, i + lane) : 0;
     const uint32_t over = __ballot_sync(~0u, in && key > prefix);

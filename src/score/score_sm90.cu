@@ -11,22 +11,24 @@ namespace winnow::scoring {
 
 namespace {
 
-// Logits alive at a time in score_select: 32 MB, which stay in the 60 MB of L2 between the two
-// kernels.
-constexpr int64_t kWaveLogits = int64_t{8} << 20;
+// Logits alive at a time in score_select: 48 MB, most of which stay in the 60 MB of L2 between the
+// two kernels.
+constexpr int64_t kWaveLogits = int64_t{12} << 20;
 
-// Keys per block: several blocks per multiprocessor where there is work, whole tiles of every
-// warpgroup.
-int64_t chunk_for(const Params& p, int group) {
-  const int64_t groups = (p.tokens + group - 1) / group;
+// Keys per block: equal chunks, about four blocks per multiprocessor where there is so much work.
+int32_t chunk_for(const Params& p, int tokens) {
+  const int64_t groups = (p.tokens + tokens - 1) / tokens, limit = p.ranges.limit;
   const int64_t blocks = 4 * gpu::multiprocessors(p.device.index);
-  const int64_t even = groups * p.ranges.limit / blocks;
-  return std::clamp<int64_t>((even + 255) / 256 * 256, 256, 8192);
+  const int64_t most = std::max<int64_t>(1, limit / 256);
+  const int64_t chunks = std::clamp<int64_t>((blocks + groups - 1) / groups, 1, most);
+  const int64_t even = (limit + chunks - 1) / chunks;
+  return static_cast<int32_t>((even + kTileKeys - 1) / kTileKeys * kTileKeys);
 }
 
-template <int Heads, int Group>
+template <int Heads, int Group, int Rounds>
 void launch(const Params& p) noexcept {
-  launch<Config<Heads, Group>>(p, chunk_for(p, Group));
+  using C = Config<Heads, Group, Rounds>;
+  launch<C>(p, chunk_for(p, C::kTokens));
 }
 
 // Tokens that follow each other in one request, at a guess: the rows of the block table are the
@@ -41,14 +43,14 @@ int64_t tokens_per_request(const Params& p) {
 void score_sm90(const Params& p) noexcept {
   if (p.tokens == 0 || p.ranges.limit == 0) return;
   const int64_t together = tokens_per_request(p);
-  if (together >= 4) {
-    if (p.heads <= 16) return launch<16, 16>(p);
-    if (p.heads <= 32) return launch<32, 8>(p);
-    if (p.heads <= 64) return launch<64, 4>(p);
-    return launch<128, 2>(p);
+  if (together >= 8) {
+    if (p.heads <= 16) return launch<16, 16, 2>(p);
+    if (p.heads <= 32) return launch<32, 8, 2>(p);
+    if (p.heads <= 64) return launch<64, 4, 2>(p);
+    return launch<128, 2, 2>(p);
   }
-  if (p.heads > 64) return together >= 2 ? launch<128, 2>(p) : launch<128, 1>(p);
-  together >= 2 ? launch<64, 2>(p) : launch<64, 1>(p);
+  if (p.heads > 64) return together >= 2 ? launch<128, 2, 1>(p) : launch<128, 1, 1>(p);
+  together >= 2 ? launch<64, 2, 1>(p) : launch<64, 1, 1>(p);
 }
 
 size_t sm90_workspace(const Shape& s) {
