@@ -25,6 +25,7 @@ struct Memory {
     const PlanOptions& o = plan.options();
     const Layer layer(o);
     const int64_t tokens = o.max_tokens;
+    // Sized by the capacity, not by the batch, so that a caller can keep one workspace.
     picked = layer.v4 ? o.extra_topk : o.topk;
     combined_width = layer.v4 && layer.separate ? (o.topk + o.extra_topk + 127) / 128 * 128 : 0;
     stage = arena.take<std::byte>(plan.workspace_bytes());
@@ -93,7 +94,7 @@ class Flow {
               .workspace_rows = o_.workspace_rows,
               .slots = ids_});
 
-    // Attend, part by part.
+    // Attend, part by part. A chunk's rows are overwritten by the next chunk's.
     const std::span<const Part> parts = plan_.parts();
     for (size_t p = 0; p < parts.size(); ++p) {
       const Part& part = parts[p];

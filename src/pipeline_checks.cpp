@@ -1,4 +1,5 @@
-// All checks of a pipeline() call.
+// All checks of a pipeline() call. The stages check again what they get, which costs little; here
+// the point is that the third stage must not refuse what the first has already written.
 #include "pipeline_checks.h"
 
 #include "core/check.h"
@@ -25,6 +26,7 @@ void check_insertion(const Check& check, const Insertion& in, CacheFormat format
   const int64_t count = in.slots.shape[0], capacity = cache.pages * cache.page;
   check.that(in.kv.shape[0] >= count, in.kv_name, cat("at least ", count, " rows"),
              cat(in.kv.shape[0]));
+  // Slots are contents, but of the one kind that write() refuses.
   for (int64_t t = 0; t < count; ++t) {
     const int64_t slot = static_cast<const int64_t*>(in.slots.data)[t];
     check.that(slot < capacity, in.slots_name, cat("slots below ", capacity),
@@ -32,6 +34,7 @@ void check_insertion(const Check& check, const Insertion& in, CacheFormat format
   }
 }
 
+// Rows for every request; what the rows hold is checked where it is read.
 void check_table(const Check& check, const Tensor& table, const char* name, int64_t requests) {
   check.tensor(table, name, DType::kI32, {Check::kAny, Check::kAny});
   check.that(table.shape[0] >= requests, name, cat("at least ", requests, " rows"),
@@ -56,6 +59,7 @@ void check_compressed(const Check& check, const PipelineArgs& a) {
                   o.format, Check::kAny);
   check_table(check, a.compressed_table, "compressed_table", a.plan->requests());
   if (a.indexer.q) return;
+  // All states are attended to: a list that is too narrow would drop some silently.
   for (const int32_t states : a.plan->key_ends())
     check.that(states <= o.extra_topk, "plan",
                cat("extra_topk of at least ", states, ", all states of a token (no indexer.q)"),

@@ -1,4 +1,5 @@
-// The arithmetic of planning: who decodes, who prefills, in which chunks.
+// The arithmetic of planning: who decodes, who prefills, in which chunks. Lengths are int32 as the
+// engine gives them; sums of them are int64 throughout.
 #include "plan/batch.h"
 
 #include <algorithm>
@@ -25,6 +26,7 @@ int32_t checked_requests(std::span<const int32_t> query_starts) {
 Chunk next_chunk(std::span<const int32_t> seq_lens, int32_t first, int64_t rows) noexcept {
   const int32_t count = static_cast<int32_t>(seq_lens.size());
   int32_t last = first + 1;
+  // A first sequence that is too long stands alone; callers have refused it already.
   for (int64_t sum = seq_lens[first]; last < count && (sum += seq_lens[last]) <= rows;) ++last;
   return {first, last};
 }
@@ -51,6 +53,7 @@ V4Chunk next_v4_chunk(const V4ChunkArgs& a, int32_t first, int64_t rows) noexcep
     compressed = std::max(compressed, compressed_len(a.seq_lens[i], a.ratio));
     gathered = std::max(gathered, gather_len(a.query_lens[i], a.seq_lens[i], a.window));
     const int64_t each = int64_t{compressed} + gathered;
+    // Every request of a chunk takes as many rows as the largest: one more may cost all of them.
     if (i > first && (i - first + 1) * each > rows) break;
     chunk = {first, i + 1, compressed, static_cast<int32_t>(each)};
   }
@@ -74,6 +77,7 @@ void request_ids(std::span<const int32_t> query_starts, std::span<int32_t> out) 
   const int32_t requests = planning::checked_requests(query_starts);
   Check("plan").that(out.size() >= static_cast<size_t>(query_starts.back()), "out",
                      cat("at least ", query_starts.back(), " entries"), std::to_string(out.size()));
+  // Whatever the buffer held before, every entry is written.
   for (int32_t r = 0; r < requests; ++r)
     std::fill(out.begin() + query_starts[r], out.begin() + query_starts[r + 1], r);
   std::fill(out.begin() + query_starts.back(), out.end(), 0);
@@ -127,7 +131,7 @@ void workspace_starts(std::span<const int32_t> seq_lens, std::span<const Chunk> 
   for (const Chunk& c : chunks) {
     check.that(0 <= c.first && c.first <= c.last && c.last <= count, "chunks",
                cat("runs of ", count, " requests"), cat("[", c.first, ", ", c.last, ")"));
-    int64_t rows = 0;
+    int64_t rows = 0;  // of the chunk, before anything of it is written
     for (int32_t r = c.first; r < c.last; ++r) rows += seq_lens[r];
     check.that(rows <= INT32_MAX, "chunks", "at most 2147483647 rows each", std::to_string(rows));
   }

@@ -45,12 +45,14 @@ void run_list(const Plan* plan, const Target& target,
   run("lists", one, p);
 }
 
+// Requests are needed with a table only; whoever has one checks that they are there.
 Tokens tokens_of(const Check& check, const Tensor& positions, const Tensor& requests) {
   check.tensor(positions, "positions", DType::kI32, {Check::kAny});
   if (requests) check.tensor(requests, "requests", DType::kI32, {positions.shape[0]});
   return {positions.shape[0], ints(positions), ints(requests)};
 }
 
+// Table entries are data: kernels check each against `pages`.
 Table table_of(const Check& check, const Tensor& t, int32_t page, int64_t pages) {
   check.tensor(t, "block_table", DType::kI32, {Check::kAny, Check::kAny});
   check.range(page, "page", 1, INT32_MAX);
@@ -62,6 +64,7 @@ struct Outputs {
   const Tensor& lists;
   const Tensor& lengths;
 };
+// Rows are written up to their own width, `least` columns or more, whatever their stride.
 Rows rows_of(const Check& check, const Outputs& o, int64_t tokens, int64_t least) {
   check.output(o.lists, "lists", DType::kI32, {tokens, Check::kAny});
   check.tensor(o.lists, "lists", DType::kI32, {tokens, Check::kAny});
@@ -131,6 +134,7 @@ void window_lists(const WindowListsArgs& a) {
   lists::run_list(a.plan, a.target, &lists::ListsKernel::runs, p);
 }
 
+// The width is padded to 128 as a whole, so that readers may take blocks of 128 columns.
 void combined_lists(const CombinedListsArgs& a) {
   const Check check("combined_lists");
   lists::CombinedParams p;

@@ -22,8 +22,8 @@ struct Plan::State {
   BatchSplit split;
   std::vector<int32_t> query_lens, seq_lens;                                      // by request
   std::vector<int32_t> request_ids, positions, ends, key_ends, prefill_requests;  // by token
-  std::vector<int32_t> starts, compressed_lens, gather_starts, gather_lens,
-      gather_rows;  // prefills
+  // By prefill request, kSeparate alone:
+  std::vector<int32_t> starts, compressed_lens, gather_starts, gather_lens, gather_rows;
   std::vector<Part> parts;
   std::vector<Chunk> chunks;
   size_t part_count = 0, chunk_count = 0;
@@ -104,6 +104,7 @@ void Plan::refill(const Batch& batch) {
     if (length != 0 && length < query)
       check.fail("seq_lens", cat("at least the query length, ", query, ", or 0 (padding)"),
                  cat(length, " at entry ", r));
+    // Only prefills of kSeparate are gathered.
     if (!s.separate() || r < split.decodes) continue;
     const int64_t rows =
         s.v4() ? int64_t{o.extra_topk > 0 ? planning::compressed_len(length, o.ratio) : 0} +
@@ -113,6 +114,7 @@ void Plan::refill(const Batch& batch) {
       check.fail("seq_lens", cat("at most ", o.workspace_rows, " workspace rows a prefill"),
                  cat(rows, " at entry ", r));
   }
+  // Nothing below can fail.
   s.requests = requests;
   s.tokens = static_cast<int32_t>(tokens);
   s.split = split;
@@ -121,6 +123,7 @@ void Plan::refill(const Batch& batch) {
 
 void Plan::State::fill(const Batch& batch) noexcept {
   const std::span<const int32_t> query_starts = batch.query_starts;
+  // Padding first, so that nothing of the last batch stays.
   std::fill_n(positions.begin(), tokens, -1);
   std::fill_n(request_ids.begin(), tokens, 0);
   std::fill_n(ends.begin(), tokens, 0);
@@ -132,7 +135,7 @@ void Plan::State::fill(const Batch& batch) noexcept {
     for (int32_t i = 0; i < query_lens[r]; ++i) {
       const int32_t t = query_starts[r] + i;
       request_ids[t] = r;
-      if (seq_lens[r] == 0) continue;  // a padded request
+      if (seq_lens[r] == 0) continue;  // a padded request: computed positions would be negative
       positions[t] = seq_lens[r] - query_lens[r] + i;
       ends[t] = positions[t] + 1;
       key_ends[t] = ends[t] / options.ratio;
@@ -155,6 +158,7 @@ void Plan::State::fill(const Batch& batch) noexcept {
   }
 }
 
+// Splits the batch into attend() calls.
 void Plan::State::fill_parts(std::span<const int32_t> query_starts) noexcept {
   part_count = chunk_count = 0;
   if (!separate()) {
@@ -192,6 +196,7 @@ void Plan::State::fill_parts(std::span<const int32_t> query_starts) noexcept {
   }
 }
 
+// What a chunk gathers, and to which of its rows. The chunk fits the workspace, so rows fit int32.
 void Plan::State::fill_gather(const Part& part) noexcept {
   int32_t row = 0;
   for (int32_t r = part.first_request; r < part.last_request; ++r) {
@@ -220,6 +225,7 @@ int32_t Plan::tokens() const noexcept { return state_->tokens; }
 const BatchSplit& Plan::split() const noexcept { return state_->split; }
 
 namespace {
+// The part of an array that counts; empty where the mode does not have it.
 std::span<const int32_t> front(const std::vector<int32_t>& v, int32_t count) {
   return v.empty() ? std::span<const int32_t>() : std::span(v).first(count);
 }
