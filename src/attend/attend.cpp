@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "attend/kernel.h"
+#include "attend/x86.h"
 #include "core/arena.h"
 #include "core/check.h"
 #include "core/own_memory.h"
@@ -20,10 +21,20 @@ namespace winnow {
 namespace attention {
 
 std::span<const AttendKernel> kernels() {
-  static constexpr AttendKernel table[] = {
-      {{{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd}, simd_workspace},
-      {{{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference},
-       reference_workspace},
+  static const AttendKernel table[] = {
+#if defined(__x86_64__)
+    {{{"amx", DeviceKind::kCpu, false, decode_amx_machine}, nullptr, decode_amx},
+     decode_amx_workspace},
+    {{{"avx512bf16", DeviceKind::kCpu, !bf16_dot_is_fast(), decode_avx512bf16_machine},
+      nullptr,
+      decode_avx512bf16},
+     decode_avx512bf16_workspace},
+    {{{"avx512", DeviceKind::kCpu, false, decode_avx512_machine}, nullptr, decode_avx512},
+     decode_avx512_workspace},
+#endif
+    {{{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd}, simd_workspace},
+    {{{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference},
+     reference_workspace},
   };
   return table;
 }

@@ -27,6 +27,7 @@ struct Need {
 
 struct Memory {
   int32_t* slot_starts;  // [workers + 1]: first stored part of each worker
+  int32_t* leavers;      // [workers]: those that leave a token unfinished
   Partial* stored;       // [parts][heads]
   std::byte* scratch;    // [threads][scratch_bytes]
   size_t scratch_bytes;  // two rows of parts, then the kernel's own
@@ -35,6 +36,7 @@ struct Memory {
     const size_t own = kernel.scratch(shape.heads) + 2 * sizeof(Partial) * shape.heads;
     scratch_bytes = (own + Arena::kAlign - 1) / Arena::kAlign * Arena::kAlign;
     slot_starts = arena.take<int32_t>(need.workers + 1);
+    leavers = arena.take<int32_t>(need.workers);
     stored = arena.take<Partial>(max_parts(shape.tokens, need.tiles, need.workers) * shape.heads);
     scratch = arena.take<std::byte>(need.workers * scratch_bytes);
   }
@@ -45,22 +47,23 @@ class Run {
   Run(const Params& p, const TileKernel& kernel, const Memory& memory)
       : p_(p), kernel_(kernel), memory_(memory), workers_(p.schedule.worker_starts.size() - 1) {
     memory.slot_starts[0] = 0;
-    for (int64_t w = 0; w < workers_; ++w)
+    for (int64_t w = 0; w < workers_; ++w) {
       memory.slot_starts[w + 1] = memory.slot_starts[w] + continued(w) + unfinished(w);
+      if (unfinished(w)) memory.leavers[leavers_++] = static_cast<int32_t>(w);
+    }
   }
 
   void operator()() {
     host::parallel_for(workers_, [this](int64_t w, int thread) { work(w, thread); });
-    if (memory_.slot_starts[workers_] == 0) return;
     // Second pass: a token belongs to the worker that began it; heads are shared out.
     const int64_t groups = (p_.heads + kGroup - 1) / kGroup;
-    host::parallel_for(workers_ * groups, [&](int64_t task, int) {
-      if (unfinished(task / groups)) merge(task / groups, static_cast<int32_t>(task % groups));
+    host::parallel_for(leavers_ * groups, [&](int64_t task, int) {
+      merge(memory_.leavers[task / groups], static_cast<int32_t>(task % groups));
     });
   }
 
  private:
-  static constexpr int32_t kGroup = 8;  // heads of a merging task
+  static constexpr int32_t kGroup = 2;  // heads of a merging task: 16 heads keep 8 cores busy
 
   int32_t first(int64_t w) const { return p_.schedule.worker_starts[w]; }
   int32_t token_begin(int32_t tile) const {
@@ -120,6 +123,7 @@ class Run {
   const TileKernel& kernel_;
   const Memory& memory_;
   const int64_t workers_;
+  int64_t leavers_ = 0;
 };
 
 }  // namespace

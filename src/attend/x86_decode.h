@@ -1,0 +1,169 @@
+// The sparse decode that the AVX-512 and AMX kernels share; an engine says how to multiply.
+//
+// The keys of a tile are taken in blocks of E::kBlock: gathered, dequantised and packed once for
+// all heads, then for every two blocks of 16 heads scores and softmax, then the values. A vector of
+// scores holds one key for 16 heads, so the softmax needs no reduction across lanes.
+//
+// Engine: kPer (values in a cell of 4 bytes), kBlock, kValueStep (keys), kPairs (values packed as
+// pairs of keys), kScaleInP (fp32 scales multiply P, not K and V), kStage (floats of its own),
+// Session, store_q(to, cell, pairs of 16 heads), pack<R>, scores<R, NH>, values<R>, score_steps<R>.
+#pragma once
+
+#include <cstring>
+
+#include "attend/x86_keys.h"
+#include "attend/x86_softmax.h"
+#include "core/arena.h"
+
+namespace winnow::attention {
+namespace {
+
+inline constexpr int kORow = sizeof(Partial) / sizeof(float);  // from a head's O to the next
+
+inline int head_blocks(int heads) { return (heads + 15) / 16; }
+
+// A worker's memory: with its part of the result about 0.9 MB at 128 heads, meant to stay in L2.
+template <class E>
+struct Scratch {
+  uint32_t *q, *k, *v, *p;
+  float *s, *scales, *stage;
+  State* state;
+  KeyRef* keys;  // two blocks
+
+  Scratch(Arena arena, int heads) {
+    const size_t rows = static_cast<size_t>(head_blocks(heads)) * 16;
+    q = arena.take<uint32_t>(rows * kMaxKeyDim / E::kPer);
+    k = arena.take<uint32_t>(Panels<V32Bf16, E>::kTotal);
+    v = arena.take<uint32_t>(E::kPairs ? kValueDim / 64 * kPairGroup<E> : 0);
+    p = arena.take<uint32_t>(rows * (E::kBlock / E::kPer) * (E::kScaleInP ? 4 : 1));
+    s = arena.take<float>(size_t{E::kBlock} * 32);
+    scales = arena.take<float>(size_t{E::kBlock} * 4);
+    stage = arena.take<float>(E::kStage);
+    state = arena.take<State>(1);
+    keys = arena.take<KeyRef>(size_t{2} * E::kBlock);
+    bytes = arena.bytes();
+  }
+  size_t bytes;
+};
+
+// What the engine sees of a block.
+template <class E>
+struct Block {
+  const Scratch<E>& m;
+  float* o;
+  int heads, n;
+  float scale2;  // softmax scale * log2(e)
+  bool first;
+  unsigned rescale;  // bit per 16 heads: O must be multiplied by state->factor first
+};
+
+// Q as [16-head block][dim cells][16 heads], dims in the engine's order, missing heads 0.
+template <class E, class R>
+void pack_q(const Params& p, int64_t token, uint32_t* to) {
+  const bf16* nope = p.q + token * p.q_token_stride;
+  const bf16* rope = p.q_rope + token * p.rope_token_stride;
+  for (int hb = 0; hb < head_blocks(p.heads); ++hb)
+    for (int g = 0; g < R::kDqk / 64; ++g, to += 64 / E::kPer * 16) {
+      __m512i a[16], b[16];
+      for (int i = 0; i < 16; ++i) {
+        a[i] = b[i] = _mm512_setzero_si512();
+        const int h = hb * 16 + i;
+        if (h >= p.heads) continue;
+        const bf16* from = g * 64 < R::kNope ? nope + h * p.q_head_stride + g * 64
+                                             : rope + h * p.rope_head_stride + g * 64 - R::kNope;
+        const __m512i x = _mm512_loadu_si512(from), y = _mm512_loadu_si512(from + 32);
+        a[i] = E::kPairs ? _mm512_shuffle_i64x2(x, y, 0x88) : x;
+        b[i] = E::kPairs ? _mm512_shuffle_i64x2(x, y, 0xdd) : y;
+      }
+      transpose(a), transpose(b);
+      for (int i = 0; i < 16; ++i) E::store_q(to, i, a[i]), E::store_q(to, 16 + i, b[i]);
+    }
+}
+
+// One block of n keys of one format. `ahead`: the records of the next block, to be fetched
+// meanwhile.
+template <class E, class R>
+void attend_block(Block<E>& b, const KeyRef* keys, std::span<const KeyRef> ahead) {
+  const int blocks = head_blocks(b.heads);
+  E::template pack<R>(keys, b.n, b.m);
+  // Scores and softmax, two blocks of heads at a time.
+  Prefetcher<R> fetch(ahead, E::template score_steps<R>(blocks, b.n));
+  b.rescale = 0;
+  for (int hb = 0; hb < blocks; hb += 2)
+    if (hb + 1 < blocks) E::template scores<R, 2>(b, hb, fetch);
+    else E::template scores<R, 1>(b, hb, fetch);
+  // Add the values.
+  E::template values<R>(b);
+  b.first = false;
+}
+
+// All keys of a tile.
+template <class E>
+void attend_keys(const Params& p, const TileJob& job, Block<E>& b) {
+  Cursor cursor(p, job);
+  Rows rows;
+  KeyRef *keys = b.m.keys, *ahead = keys + E::kBlock;
+  cursor.fill(rows, E::kBlock);
+  locate_keys(p, rows, keys);
+  const bool mixed = p.list_count > 1 && p.lists[0].format != p.lists[1].format;
+  while (rows.count > 0) {
+    const int count = rows.count, cut = mixed ? rows.cut : count;
+    cursor.fill(rows, E::kBlock);
+    locate_keys(p, rows, ahead);
+    const auto run = [&](int list, int begin, int end) {
+      if (begin == end) return;
+      b.n = end - begin;
+      with_latent(p.lists[list].format, [&]<class R>(R) {
+        attend_block<E, R>(b, keys + begin, {ahead, static_cast<size_t>(rows.count)});
+      });
+    };
+    run(0, 0, cut);
+    run(1, cut, count);
+    std::swap(keys, ahead);
+  }
+}
+
+// O of one head in memory order: lane i of vector j <-> lane j of vector i, per 64 dims.
+inline void restore_order(float* o) {
+  for (int g = 0; g < kValueDim; g += 64, o += 64) {
+    const __m512 x0 = _mm512_load_ps(o), x1 = _mm512_load_ps(o + 16);
+    const __m512 x2 = _mm512_load_ps(o + 32), x3 = _mm512_load_ps(o + 48);
+    const __m512 a = _mm512_shuffle_f32x4(x0, x1, 0x88), b = _mm512_shuffle_f32x4(x0, x1, 0xdd);
+    const __m512 c = _mm512_shuffle_f32x4(x2, x3, 0x88), d = _mm512_shuffle_f32x4(x2, x3, 0xdd);
+    _mm512_store_ps(o, _mm512_shuffle_f32x4(a, c, 0x88));
+    _mm512_store_ps(o + 16, _mm512_shuffle_f32x4(b, d, 0x88));
+    _mm512_store_ps(o + 32, _mm512_shuffle_f32x4(a, c, 0xdd));
+    _mm512_store_ps(o + 48, _mm512_shuffle_f32x4(b, d, 0xdd));
+  }
+}
+
+template <class E>
+void attend_tile(const Params& p, const TileJob& job, std::byte* memory) noexcept {
+  const Scratch<E> m(Arena({memory, SIZE_MAX / 2}), p.heads);
+  if (job.new_query)
+    with_latent(p.lists[0].format, [&]<class R>(R) { pack_q<E, R>(p, job.token, m.q); });
+  [[maybe_unused]] const typename E::Session session;
+  Block<E> b{m, job.parts->o, p.heads, 0, p.scale * kLog2e, true, 0};
+  attend_keys<E>(p, job, b);
+  for (int h = 0; h < p.heads; ++h) {
+    Partial& part = job.parts[h];
+    if (b.first) {  // no valid key
+      std::memset(part.o, 0, sizeof(part.o));
+      part.m = kFloor, part.l = 0, part.max = -kInf;
+      continue;
+    }
+    if (E::kPairs) restore_order(part.o);
+    part.m = m.state->m[h] * kLn2, part.l = m.state->l[h], part.max = m.state->top[h] * kLn2;
+  }
+}
+
+template <class E>
+size_t scratch_bytes(int32_t heads) {
+  return Scratch<E>(Arena(), heads).bytes;
+}
+
+template <class E>
+constexpr TileKernel kTileKernel = {scratch_bytes<E>, attend_tile<E>};
+
+}  // namespace
+}  // namespace winnow::attention

@@ -1,0 +1,104 @@
+// Keys of a block: addresses of their records, fetching them early, and where they are packed.
+// For the files compiled for one instruction set: everything here has internal linkage, so that no
+// two of them share code.
+#pragma once
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+#include "attend/tiles.h"
+#include "model/records.h"
+
+namespace winnow::attention {
+namespace {
+
+// Address of a record. `scales` is where a quantised record keeps its scales.
+struct KeyRef {
+  const std::byte* row;
+  const std::byte* scales;
+};
+
+template <class R>
+constexpr int kQuantizedDims = [] {
+  if constexpr (R::kQuantized) return R::kNope;
+  else return 0;
+}();
+
+// fp32 scales of 128 dims, which must be applied to fp32 sums; ue8m0 shifts exponents instead.
+template <class R>
+constexpr bool kFloatScales = [] {
+  if constexpr (R::kQuantized) return std::is_same_v<typename R::Scale, float>;
+  else return false;
+}();
+
+// Addresses of the records of a block.
+inline void locate_keys(const Params& p, const Rows& rows, KeyRef* out) {
+  for (int32_t i = 0; i < rows.count; ++i) {
+    const ListView& list = p.lists[i >= rows.cut];
+    const Entry e = rows.row[i];
+    const std::byte* page = list.data + e.page * list.page_stride;
+    with_latent(list.format, [&]<class R>(R) {
+      out[i].row = page + R::row(e.offset, list.page);
+      if constexpr (R::kQuantized) out[i].scales = page + R::scales(e.offset, list.page);
+    });
+  }
+}
+
+// Fetches a record to L2.
+template <class R>
+[[gnu::always_inline]] inline void prefetch(const KeyRef& key) {
+  const char* row = reinterpret_cast<const char*>(key.row);
+#pragma GCC unroll 20
+  for (int64_t b = 0; b < R::kRowBytes; b += 64) _mm_prefetch(row + b, _MM_HINT_T1);
+  _mm_prefetch(row + R::kRowBytes - 1, _MM_HINT_T1);
+  if constexpr (R::kQuantized && !kFloatScales<R>) _mm_prefetch(key.scales, _MM_HINT_T1);
+}
+
+// Spreads the fetching of the next block's records over the work on this one.
+template <class R>
+class Prefetcher {
+ public:
+  Prefetcher(std::span<const KeyRef> keys, int steps)
+      : keys_(keys.data()),
+        end_(keys.data() + keys.size()),
+        per_step_((static_cast<int>(keys.size()) + steps - 1) / steps) {}
+  [[gnu::always_inline]] void step() {
+    for (int i = 0; i < per_step_ && keys_ < end_; ++i) prefetch<R>(*keys_++);
+  }
+
+ private:
+  const KeyRef *keys_, *end_;
+  int per_step_;
+};
+
+// A packed block keeps K in panels of 128 dims, [panel][key][dims]: what a register tile or an AMX
+// tile reads at a time is one short contiguous piece. A cell is 4 bytes: `kPer` values. Panels, and
+// the groups of packed pairs, are a few lines more than a power of two apart: a key's pieces in
+// them would otherwise fall on the same sets of L1.
+inline constexpr int kPanel = 128, kPadCells = 80;
+template <class R, class E>
+struct Panels {
+  static constexpr int kCount = (R::kDqk + kPanel - 1) / kPanel;
+  static constexpr int cells(int panel) {  // of one key
+    return std::min(kPanel, R::kDqk - panel * kPanel) / E::kPer;
+  }
+  static constexpr int64_t start(int panel) {
+    return int64_t{panel} * ((kPanel / E::kPer) * E::kBlock + kPadCells);
+  }
+  static constexpr int64_t kTotal = start(kCount);
+  // Where dims [64 g, 64 g + 64) of a key are.
+  static constexpr int64_t group(int key, int g) {
+    return start(g / 2) + int64_t{key} * cells(g / 2) + g % 2 * (64 / E::kPer);
+  }
+};
+
+// Pairs of keys for the values: [group of 64 dims][pair][4 vectors][16 cells].
+template <class E>
+inline constexpr int64_t kPairGroup = E::kBlock / 2 * 64 + kPadCells;
+
+}  // namespace
+}  // namespace winnow::attention

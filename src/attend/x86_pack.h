@@ -1,0 +1,113 @@
+// A block of keys as bf16, packed once for all heads: rows for the scores, interleaved pairs of
+// keys for the values. Needs AVX-512 VBMI.
+//
+// Order of the dims, per group of 64 (it follows from the byte unpacking and costs nothing): a row
+// holds dims 16i..16i+7 of i = 0..3, then 16i+8..16i+15. Vector j = 0..3 of a group of pairs has in
+// its 128-bit lane i the dims 16i+4j..16i+4j+3 of both keys. Q is packed in the same order, and the
+// output is put back in place by a 4 x 4 exchange of lanes.
+//
+// Budget per fp8 key: 11 lines read, 34 lines written (18 of rows, 16 of pairs), about 50 shuffles
+// and 10 other vector operations.
+#pragma once
+
+#include <cstring>
+
+#include "attend/x86_keys.h"
+#include "attend/x86_softmax.h"
+#include "cpu/e4m3_avx512.h"
+
+namespace winnow::attention {
+namespace {
+
+using host::Bf16Codes;
+using Group = Bf16Codes::Values;  // 64 dims of one key
+
+// 64 bf16 in memory order, brought into the order of a decoded group.
+WINNOW_INLINE Group load_bf16(const void* from) {
+  const __m512i x = _mm512_loadu_si512(from);
+  const __m512i y = _mm512_loadu_si512(static_cast<const char*>(from) + 64);
+  return {_mm512_shuffle_i64x2(x, y, 0x88), _mm512_shuffle_i64x2(x, y, 0xdd)};
+}
+
+WINNOW_INLINE __m512i add_exponent(__m512i x, __m512i shift) {
+  return _mm512_mask_add_epi16(x, _mm512_test_epi16_mask(x, _mm512_set1_epi16(0x7fff)), x, shift);
+}
+
+// Multiplies by a power of two given as ue8m0, exactly; clamped so that the result stays normal.
+WINNOW_INLINE Group scale_exponents(Group x, int byte) {
+  if (byte == 255) return {_mm512_set1_epi16(0x7fc0), _mm512_set1_epi16(0x7fc0)};
+  const __m512i shift =
+      _mm512_set1_epi16(static_cast<short>(std::clamp(byte - 127, -117, 118) * 128));
+  return {add_exponent(x.a, shift), add_exponent(x.b, shift)};
+}
+
+// Dims [64 g, 64 g + 64) of a key. fp32 scales are left out.
+template <class R>
+WINNOW_INLINE Group load_group(const Bf16Codes& codes, const KeyRef& key, int g) {
+  if constexpr (R::kQuantized) {
+    if (g * 64 >= R::kNope)
+      return load_bf16(key.row + R::rope(0, 1) - R::row(0, 1) + (g * 64 - R::kNope) * 2);
+    const Group x = codes.load(key.row + g * 64);
+    if constexpr (kFloatScales<R>) return x;
+    else return scale_exponents(x, static_cast<int>(key.scales[g]));
+  } else {
+    return load_bf16(key.row + g * 128);
+  }
+}
+
+// k: panels of rows. v: groups of pairs. scales: [key][4], fp32 scales.
+struct PackedKeys {
+  uint32_t* k;
+  uint32_t* v;
+  float* scales;
+};
+
+// Packs keys i and i + 1; the second, or both, may be missing: zeros in v, nothing else.
+template <class R, class E>
+WINNOW_INLINE void pack_pair(const Bf16Codes& codes, const KeyRef* keys, int i, int present,
+                             const PackedKeys& to) {
+  using P = Panels<R, E>;
+  const __m512i zero = _mm512_setzero_si512();
+  if constexpr (kFloatScales<R>) {
+    std::memset(to.scales + i * 4, 0, 32);
+    for (int key = 0; key < present; ++key)
+      std::memcpy(to.scales + (i + key) * 4, keys[i + key].scales, 16);
+  }
+#pragma GCC unroll 9
+  for (int g = 0; g < R::kDqk / 64; ++g) {
+    Group x{zero, zero}, y{zero, zero};
+    uint32_t* row = to.k + P::group(i, g);
+    if (present > 0) {
+      x = load_group<R>(codes, keys[i], g);
+      _mm512_store_si512(row, x.a);
+      _mm512_store_si512(row + 16, x.b);
+    }
+    if (present > 1) {
+      y = load_group<R>(codes, keys[i + 1], g);
+      _mm512_store_si512(row + P::cells(g / 2), y.a);
+      _mm512_store_si512(row + P::cells(g / 2) + 16, y.b);
+    }
+    if (g >= kValueDim / 64) continue;
+    uint32_t* pairs = to.v + g * kPairGroup<E> + i / 2 * 64;
+    _mm512_store_si512(pairs, _mm512_unpacklo_epi16(x.a, y.a));
+    _mm512_store_si512(pairs + 16, _mm512_unpackhi_epi16(x.a, y.a));
+    _mm512_store_si512(pairs + 32, _mm512_unpacklo_epi16(x.b, y.b));
+    _mm512_store_si512(pairs + 48, _mm512_unpackhi_epi16(x.b, y.b));
+  }
+}
+
+// Packs n keys and pads the values with zeros to a multiple of E::kValueStep keys.
+template <class R, class E>
+void pack_keys(const KeyRef* keys, int n, const PackedKeys& to) {
+  constexpr int kAhead = 8;
+  const Bf16Codes codes;
+  for (int i = 0; i + 2 <= n; i += 2) {
+    for (int a = i + kAhead; a < std::min(n, i + kAhead + 2); ++a) prefetch<R>(keys[a]);
+    pack_pair<R, E>(codes, keys, i, 2, to);
+  }
+  for (int i = n / 2 * 2; i % E::kValueStep != 0 || i < n; i += 2)
+    pack_pair<R, E>(codes, keys, i, std::max(n - i, 0), to);
+}
+
+}  // namespace
+}  // namespace winnow::attention
