@@ -272,6 +272,9 @@ TEST(Fuzz, Attend) {
     // that.
     tools::Bar lse_bar = tools::kDecodeLse;
     lse_bar.absolute = model.d_qk * 0x1p-24 * a.scale * std::sqrt(model.d_qk);
+    // |V| is about 1, and so is sum p |V|, which the rounding of p to bf16 counts in.
+    tools::Bar out_bar = tools::kDecodeOut;
+    out_bar.absolute = tools::kCancellation;
 
     std::vector<bf16> want_out;
     std::vector<float> want_lse, want_max;
@@ -285,7 +288,7 @@ TEST(Fuzz, Attend) {
       attend(a);
       if (kernel == "reference")
         want_out = out.values(), want_lse = lse.values(), want_max = max_logit.values();
-      expect_close(kernel + " out", a.out, want_out, tools::kDecodeOut);
+      expect_close(kernel + " out", a.out, want_out, out_bar);
       expect_close(kernel + " lse", a.lse, want_lse, lse_bar);
       expect_close(kernel + " max_logit", a.max_logit, want_max, lse_bar);
     }
