@@ -84,7 +84,10 @@ void expect_right(Done& done) {
   const PipelineArgs a = done.args();
   Tensor like = a.out;
   like.data = want.data(), like.dtype = DType::kF32;
-  const tools::Deviation out = tools::compare(a.out, like, tools::kDecodeOut);
+  // |V| is about 1, and so is sum p |V|, which the rounding of p to bf16 counts in.
+  tools::Bar bar = tools::kDecodeOut;
+  bar.absolute = tools::kCancellation;
+  const tools::Deviation out = tools::compare(a.out, like, bar);
   EXPECT_TRUE(out.ok) << "out: " << out.text(like);
   like = a.lse;
   like.data = want_lse.data();
