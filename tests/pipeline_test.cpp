@@ -78,16 +78,17 @@ struct Done {
   static constexpr size_t kOff = 7;
 };
 
+// |V| is about 1, and so is sum p |V|, which the rounding of p to bf16 counts in.
+constexpr tools::Bar kOutBar{tools::kCancellation, tools::kDecodeOut.relative,
+                             tools::kDecodeOut.cosine};
+
 void expect_right(Done& done) {
   std::vector<float> want, want_lse;
   done.world.expected(done.plan, want, want_lse);
   const PipelineArgs a = done.args();
   Tensor like = a.out;
   like.data = want.data(), like.dtype = DType::kF32;
-  // |V| is about 1, and so is sum p |V|, which the rounding of p to bf16 counts in.
-  tools::Bar bar = tools::kDecodeOut;
-  bar.absolute = tools::kCancellation;
-  const tools::Deviation out = tools::compare(a.out, like, bar);
+  const tools::Deviation out = tools::compare(a.out, like, kOutBar);
   EXPECT_TRUE(out.ok) << "out: " << out.text(like);
   like = a.lse;
   like.data = want_lse.data();
@@ -179,7 +180,7 @@ TEST(PipelineBatches, PlanIsReusedForTheNextStep) {
     next.expected(done.plan, want, want_lse);
     Tensor like = tensor(want.data(), {next.tokens, World::kHeads, s.model.d_v});
     Tensor got = tensor(next.out.data(), {next.tokens, World::kHeads, s.model.d_v});
-    const tools::Deviation out = tools::compare(got, like, tools::kDecodeOut);
+    const tools::Deviation out = tools::compare(got, like, kOutBar);
     EXPECT_TRUE(out.ok) << s.name << ": " << out.text(like);
   }
 }
