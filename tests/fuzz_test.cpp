@@ -272,9 +272,7 @@ TEST(Fuzz, Attend) {
     // that.
     tools::Bar lse_bar = tools::kDecodeLse;
     lse_bar.absolute = model.d_qk * 0x1p-24 * a.scale * std::sqrt(model.d_qk);
-    // |V| is about 1, and so is sum p |V|, which the rounding of p to bf16 counts in.
-    tools::Bar out_bar = tools::kDecodeOut;
-    out_bar.absolute = tools::kCancellation;
+    const tools::Bar out_bar = tools::for_unit_values(tools::kDecodeOut);
 
     std::vector<bf16> want_out;
     std::vector<float> want_lse, want_max;

@@ -78,9 +78,7 @@ struct Done {
   static constexpr size_t kOff = 7;
 };
 
-// |V| is about 1, and so is sum p |V|, which the rounding of p to bf16 counts in.
-constexpr tools::Bar kOutBar{tools::kCancellation, tools::kDecodeOut.relative,
-                             tools::kDecodeOut.cosine};
+constexpr tools::Bar kOutBar = tools::for_unit_values(tools::kDecodeOut);
 
 void expect_right(Done& done) {
   std::vector<float> want, want_lse;
