@@ -2,9 +2,10 @@
 #include "winnow/score.h"
 
 #include <algorithm>
-#include <vector>
+#include <optional>
 
 #include "core/check.h"
+#include "core/own_memory.h"
 #include "cpu/isa.h"
 #include "score/kernel.h"
 #include "winnow/model.h"
@@ -157,7 +158,7 @@ void score_select(const ScoreSelectArgs& args) {
   const scoring::Shape shape = scoring::shape_for(p.score, p.width);
   const auto& kernel = scoring::kernel_for("score_select", args.score, shape);
 
-  std::vector<std::byte> own;
+  std::optional<OwnMemory> own;
   p.workspace = args.workspace;
   size_t least = 0;
   if (p.score.device.kind == DeviceKind::kCpu) {
@@ -165,8 +166,8 @@ void score_select(const ScoreSelectArgs& args) {
     const int64_t keys = scoring::longest_range(p.score);
     least = scoring::smallest_workspace(keys);
     if (!args.score.plan && args.workspace.empty()) {
-      own.resize(kernel.workspace({shape.heads, shape.tokens, keys, shape.topk}));
-      p.workspace = own;
+      own.emplace("score_select", kernel.workspace({shape.heads, shape.tokens, keys, shape.topk}));
+      p.workspace = own->span();
     }
   } else {
     least = kernel.workspace(shape);
