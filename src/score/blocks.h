@@ -7,12 +7,12 @@
 #include <cstdint>
 
 #include "score/kernel.h"
+#include "winnow/model.h"
 
 namespace winnow::scoring {
 
 inline constexpr int kBlockKeys = 64;  // decoded at a time: 16 KB of bf16, 32 KB of fp32
 inline constexpr int kGroupKeys = 16;  // engines compute whole groups
-inline constexpr int kMaxHeads = 128;
 
 // One token's query with a block of keys: out[j] = scales[j] * sum_h w_h * max(0, q_h . k_j) for
 // j < count rounded up to kGroupKeys. A logit must not depend on where its key stands in the block.
