@@ -22,6 +22,10 @@ namespace attention {
 
 std::span<const AttendKernel> kernels() {
   static const AttendKernel table[] = {
+#ifdef WINNOW_WITH_CUDA
+    {{{"sm90", DeviceKind::kCuda, false, gpu::missing}, sm90_decode_fits, sm90_decode},
+     sm90_decode_workspace},
+#endif
 #if defined(__x86_64__)
     {{{"amx", DeviceKind::kCpu, false, decode_amx_machine}, nullptr, decode_amx},
      decode_amx_workspace},

@@ -80,6 +80,8 @@ struct Params {
   float* max_logit = nullptr;  // may be null
   int64_t max_token_stride = 0, max_head_stride = 0;
   float empty_lse = 0;  // +inf or -inf
+  bool fixed_split =
+      false;  // CUDA: cuts depend on the token alone (bits do not depend on the batch)
   // CPU: the tiles, and the workspace that scratch_bytes() and partials ask for.
   Schedule schedule;
   std::span<std::byte> workspace;
@@ -111,6 +113,14 @@ size_t reference_workspace(const Shape& shape, int64_t tiles);
 // Portable vectors, fp32.
 void simd(const Params& p) noexcept;
 size_t simd_workspace(const Shape& shape, int64_t tiles);
+
+#ifdef WINNOW_WITH_CUDA
+// Hopper: rows gathered once, dequantised into matrix fragments; no workspace. Wants 16-byte
+// aligned pages, and rows of q and out.
+void sm90_decode(const Params& p) noexcept;
+std::string sm90_decode_fits(const Shape& shape);
+size_t sm90_decode_workspace(const Shape& shape, int64_t tiles);
+#endif
 
 // Record `e` of a list as the fp32 values that every kernel starts from: d_qk of them.
 void decode(const ListView& list, const Entry& e, float* out) noexcept;

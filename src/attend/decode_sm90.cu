@@ -1,0 +1,89 @@
+// Decode on Hopper: how a call is cut into CTAs, and the choice of the instantiation.
+#include <algorithm>
+
+#include "attend/decode_sm90.h"
+#include "cuda/device.h"
+
+namespace winnow::attention {
+namespace {
+
+using sm90::Args;
+
+// Heads of a CTA: the instantiated sizes, each a multiple of 8.
+constexpr int kSizes[] = {8, 16, 24, 32, 48, 64};
+
+int size_for(int heads) {
+  for (int n : kSizes)
+    if (n >= heads) return n;
+  return 0;
+}
+
+// Clusters of s CTAs that an H200 runs at once (cudaOccupancyMaxActiveClusters; a GPC has 14 to 18
+// multiprocessors), scaled to the device at hand.
+constexpr int kClusters[17] = {0, 132, 66, 39, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7};
+
+struct Cut {
+  int groups = 1, splits = 1, size = 8;
+};
+
+// The cheapest cut by a model in microseconds: fixed cost, blocks of 64 rows, merge. `fixed` keeps
+// to what depends on the token alone, so that a token's bits are the same in any batch.
+Cut cut(const Params& p, int max_size, bool fixed) {
+  const int rows = p.lists[0].width + (p.list_count > 1 ? p.lists[1].width : 0);
+  const int blocks = (rows + 63) / 64, sms = gpu::multiprocessors(p.device.index);
+  Cut best;
+  double least = 1e30;
+  for (int groups = (p.heads + max_size - 1) / max_size; groups <= 16; ++groups) {
+    const int size = size_for((p.heads + groups - 1) / groups);
+    if (size > max_size || size * (groups - 1) >= p.heads) continue;
+    for (int splits = 1; splits <= std::clamp(blocks, 1, 16); ++splits) {
+      const int64_t jobs = fixed ? 1 : static_cast<int64_t>(p.tokens) * groups;
+      const int room = std::max(1, kClusters[splits] * sms / 132);
+      const int64_t waves = (jobs + room - 1) / room;
+      const double block = size <= 32 ? 1.85 : 2.4, merge = splits > 1 ? 1.5 + size / 32.0 : 0;
+      const int share = (blocks + splits - 1) / splits;
+      const double cost = waves * (5 + size / 8.0 + share * block + merge) + 0.002 * jobs * splits;
+      if (cost < least) least = cost, best = {groups, splits, size};
+    }
+    if (fixed) break;
+  }
+  return best;
+}
+
+}  // namespace
+
+void sm90_decode(const Params& p) noexcept {
+  if (p.tokens == 0) return;
+  const CacheFormat format = p.lists[0].format;
+  // 48: the bf16 rows of V3.2 leave no room for Q of 64 heads beside a ring of eight stages.
+  const Cut c = cut(p, format == CacheFormat::kV32Bf16 ? 48 : 64, p.fixed_split);
+  Args a{};
+  a.q = p.q, a.q_rope = p.q_rope;
+  a.q_token = p.q_token_stride, a.q_head = p.q_head_stride;
+  a.qr_token = p.rope_token_stride, a.qr_head = p.rope_head_stride;
+  a.lists[0] = p.lists[0], a.lists[1] = p.lists[1], a.list_count = p.list_count;
+  a.requests = p.requests, a.request_stride = p.request_stride;
+  a.scale = p.scale, a.sink = p.sink;
+  a.out = p.out, a.out_token = p.out_token_stride, a.out_head = p.out_head_stride;
+  a.lse = p.lse, a.lse_token = p.lse_token_stride, a.lse_head = p.lse_head_stride;
+  a.max_logit = p.max_logit, a.max_token = p.max_token_stride, a.max_head = p.max_head_stride;
+  a.empty_lse = p.empty_lse;
+  a.tokens = p.tokens, a.heads = p.heads, a.groups = c.groups, a.splits = c.splits;
+  switch (format) {
+    case CacheFormat::kV32Fp8: sm90::decode_v32_fp8(a, c.size, p.device.stream); break;
+    case CacheFormat::kV32Bf16: sm90::decode_v32_bf16(a, c.size, p.device.stream); break;
+    case CacheFormat::kV4Fp8: sm90::decode_v4_fp8(a, c.size, p.device.stream); break;
+    default: sm90::decode_v4_bf16(a, c.size, p.device.stream); break;
+  }
+}
+
+std::string sm90_decode_fits(const Shape& shape) {
+  if (shape.heads > 128) return "more than 128 heads";
+  if (shape.list_count > 1 && shape.formats[0] != shape.formats[1])
+    return "two lists of different cache formats";
+  return {};
+}
+
+size_t sm90_decode_workspace(const Shape&, int64_t) { return 0; }
+
+}  // namespace winnow::attention

@@ -1,0 +1,13 @@
+// Decode on Hopper: the launchers, one per record. `size`: heads of a CTA, a multiple of 8.
+#pragma once
+
+#include "attend/decode_sm90_layout.cuh"
+
+namespace winnow::attention::sm90 {
+
+void decode_v32_fp8(const Args& args, int size, void* stream);
+void decode_v32_bf16(const Args& args, int size, void* stream);
+void decode_v4_fp8(const Args& args, int size, void* stream);
+void decode_v4_bf16(const Args& args, int size, void* stream);
+
+}  // namespace winnow::attention::sm90

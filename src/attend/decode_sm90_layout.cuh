@@ -1,0 +1,113 @@
+// Decode on Hopper: what the kernel's parts share (row traits, arguments, shared memory).
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <type_traits>
+
+#include "attend/kernel.h"
+#include "cuda/hopper.h"
+#include "cuda/wgmma_f16.h"
+#include "model/v32.h"
+#include "model/v4.h"
+
+namespace winnow::attention::sm90 {
+
+using namespace gpu;
+
+// A record as the kernel reads it: one bulk copy of kRowBytes, and kSideBytes of scales when they
+// lie elsewhere in the page.
+template <class Record>
+struct Row {
+  using Stored = Record;
+  static constexpr bool kFp8 = Record::kQuantized;
+  static constexpr int kNope = Record::kNope, kQk = Record::kDqk, kV = Record::kDv;
+  static constexpr int kRowBytes = Record::kRowBytes;
+  static constexpr int kTile = [] {
+    if constexpr (kFp8) return Record::kTile;
+    return 0;
+  }();
+  static constexpr int kScales = [] {
+    if constexpr (kFp8) return Record::kTiles;
+    return 0;
+  }();
+  static constexpr int kRopeOffset = [] {
+    if constexpr (kFp8) return static_cast<int>(Record::rope(0, 1));
+    return kNope * 2;
+  }();
+  static constexpr int kScaleOffset = [] {
+    if constexpr (kFp8) return static_cast<int>(Record::scales(0, 1));
+    return 0;
+  }();
+  static constexpr int kSideBytes = [] {
+    if constexpr (kFp8) return kScaleOffset >= kRowBytes ? Record::kScaleBytes : 0;
+    return 0;
+  }();
+};
+
+struct Args {
+  const bf16 *q, *q_rope;
+  int64_t q_token, q_head, qr_token, qr_head;
+  ListView lists[2];
+  int list_count;
+  const int32_t* requests;
+  int64_t request_stride;
+  float scale;
+  const float* sink;
+  bf16* out;
+  int64_t out_token, out_head;
+  float* lse;
+  int64_t lse_token, lse_head;
+  float* max_logit;
+  int64_t max_token, max_head;
+  float empty_lse;
+  int tokens, heads, groups, splits;  // heads are cut in groups, lists in splits (a cluster)
+};
+
+template <class R, int N>
+struct Config {
+  static constexpr int kRows = 16, kBlock = 64;
+  static constexpr int kThreads = 512, kMath = 384;
+  static constexpr int kPitch =
+      R::kRowBytes % 128 == 16 ? R::kRowBytes : R::kRowBytes + 16;  // conflict-free ldmatrix
+  static_assert((kPitch / 16) % 2 == 1);
+  static constexpr int kQTiles = R::kQk / 64, kNopeTiles = R::kNope / 64;
+  static constexpr int kStageBytes = kRows * kPitch;
+  static constexpr bool kRopeInV =
+      R::kFp8 && R::kV > R::kNope;  // one output tile needs bf16 P beside fp16 P
+  static constexpr int kPKinds = kRopeInV ? 2 : 1;
+  static constexpr int kSc = R::kFp8 ? R::kScales + (kRopeInV ? 1 : 0) : 1;
+  static constexpr int kQBytes = kQTiles * N * 128, kPBytes = 2 * kPKinds * 64 * 128;
+  static constexpr int kMisc = 3 * kSc * 64 * 2 + N * 4 * 18 + 512;
+  static constexpr int kLimit = 232448;
+  static constexpr int kFit =
+      (kLimit - kQBytes - kPBytes - kMisc - 1024) / (kStageBytes + R::kSideBytes * kRows + 24);
+  static constexpr int kStages = kFit > 20 ? 20 : kFit;
+  static_assert(kStages >= 8, "scores run one block ahead of the output");
+  static_assert(kStages * kStageBytes >= N * 1040, "the output tile is staged in the ring");
+};
+template <class R, int N>
+struct alignas(1024) Smem {
+  using K = Config<R, N>;
+  uint8_t q[K::kQBytes];
+  uint8_t p[2][K::kPKinds][64 * 128];  // [token][head], 128-byte swizzle
+  uint8_t ring[K::kStages][K::kStageBytes];
+  uint8_t side[K::kStages][R::kSideBytes ? R::kSideBytes * K::kRows : 8];
+  uint16_t sc[3][K::kSc][64];
+  float m[N], alpha[3][N], wmax[4][N], wsum[4][N], factor[N], top[N], sum[N];
+  uint32_t valid[K::kStages];
+  uint32_t flag[3], seen;
+  uint32_t qmax;
+  uint64_t full[K::kStages], empty[K::kStages], pfull[2], pempty[2];
+};
+
+constexpr int kScoreSets = 3,
+              kWeighSets = 2;  // fragment sets: one is made while the others multiply
+
+struct Span {
+  int n0, total, begin,
+      blocks;  // positions of the first list, of both; this split's first position and block count
+};
+
+}  // namespace winnow::attention::sm90

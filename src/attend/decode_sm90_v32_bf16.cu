@@ -1,0 +1,10 @@
+#include "attend/decode_sm90.cuh"
+#include "attend/decode_sm90.h"
+
+namespace winnow::attention::sm90 {
+
+void decode_v32_bf16(const Args& args, int size, void* stream) {
+  launch_size<Row<V32Bf16>, 48>(args, size, static_cast<cudaStream_t>(stream));
+}
+
+}  // namespace winnow::attention::sm90

@@ -1,0 +1,146 @@
+// Hopper instructions behind one-line wrappers: mbarriers, named barriers, ldmatrix, clusters, and
+// number conversions on packed registers. No attention logic.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace winnow::gpu {
+
+__device__ __forceinline__ uint32_t s32(const void* p) {
+  return (uint32_t)__cvta_generic_to_shared(p);
+}
+__device__ __forceinline__ void mb_init(uint64_t* b, int n) {
+  asm volatile("mbarrier.init.shared.b64 [%0],%1;" ::"r"(s32(b)), "r"(n));
+}
+__device__ __forceinline__ void mb_arrive(uint64_t* b) {
+  asm volatile("mbarrier.arrive.shared.b64 _,[%0];" ::"r"(s32(b)) : "memory");
+}
+__device__ __forceinline__ void mb_expect(uint64_t* b, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _,[%0],%1;" ::"r"(s32(b)), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void mb_wait(uint64_t* b, uint32_t ph) {
+  asm volatile(
+      "{\n.reg .pred p;\nW: mbarrier.try_wait.parity.shared.b64 p,[%0],%1;\n@p bra D;\nbra "
+      "W;\nD:\n}" ::"r"(s32(b)),
+      "r"(ph)
+      : "memory");
+}
+__device__ __forceinline__ bool mb_done(uint64_t* b, uint32_t ph) {  // the whole warp agrees
+  int ok;
+  asm volatile(
+      "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared.b64 p,[%1],%2;\nselp.b32 %0,1,0,p;\n}"
+      : "=r"(ok)
+      : "r"(s32(b)), "r"(ph)
+      : "memory");
+  return __all_sync(~0u, ok);
+}
+__device__ __forceinline__ uint32_t desc(uint32_t addr,
+                                         uint32_t lbo) {  // low half; kDescHigh is the other
+  return ((addr & 0x3FFFF) >> 4) | (lbo >> 4) << 16;
+}
+__device__ __forceinline__ void wg_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wg_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int N>
+__device__ __forceinline__ void wg_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+__device__ __forceinline__ void fence_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+template <int kId, int kThreads>
+__device__ __forceinline__ void bar() {
+  asm volatile("bar.sync %0,%1;" ::"n"(kId), "n"(kThreads) : "memory");
+}
+template <int kId, int kThreads>
+__device__ __forceinline__ bool bar_any(bool x) {
+  int r;
+  asm volatile(
+      "{\n.reg .pred p,q;\nsetp.ne.b32 p,%1,0;\nbarrier.cta.red.or.pred q,%2,%3,p;\nselp.b32 "
+      "%0,1,0,q;\n}"
+      : "=r"(r)
+      : "r"((int)x), "n"(kId), "n"(kThreads)
+      : "memory");
+  return r;
+}
+__device__ __forceinline__ uint32_t fresh(uint32_t d) {  // computed here and not ahead of time
+  asm volatile("" : "+r"(d));
+  return d;
+}
+template <int N>
+__device__ __forceinline__ void hold(float (&r)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) asm volatile("" : "+f"(r[i])::"memory");
+}
+__device__ __forceinline__ float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
+  return y;
+}
+template <bool kBf16>
+__device__ __forceinline__ uint32_t pack(float lo, float hi) {
+  uint32_t r;
+  if constexpr (kBf16) asm("cvt.rn.bf16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(hi), "f"(lo));
+  else asm("cvt.rn.f16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(hi), "f"(lo));
+  return r;
+}
+__device__ __forceinline__ void ldsm(uint32_t (&r)[4], uint32_t a) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3},[%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(a)
+               : "memory");
+}
+__device__ __forceinline__ void ldsm_t(uint32_t (&r)[4], uint32_t a) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3},[%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(a)
+               : "memory");
+}
+__device__ __forceinline__ void e4m3x4(uint32_t w, uint32_t& lo, uint32_t& hi) {
+  asm("{\n.reg .b16 a,b;\nmov.b32 {a,b},%2;\ncvt.rn.f16x2.e4m3x2 %0,a;\ncvt.rn.f16x2.e4m3x2 "
+      "%1,b;\n}"
+      : "=r"(lo), "=r"(hi)
+      : "r"(w));
+}
+__device__ __forceinline__ uint32_t mul_h2(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("mul.rn.f16x2 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+__device__ __forceinline__ uint32_t mul_b2(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("mul.rn.bf16x2 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+__device__ __forceinline__ float pow2i(int e) { return __int_as_float((e + 127) << 23); }
+
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                   : "memory");
+}
+__device__ __forceinline__ uint32_t peer(uint32_t addr, int rank) {
+  uint32_t r;
+  asm("mapa.shared::cluster.u32 %0,%1,%2;" : "=r"(r) : "r"(addr), "r"(rank));
+  return r;
+}
+__device__ __forceinline__ float peer_f32(uint32_t a) {
+  float x;
+  asm volatile("ld.shared::cluster.f32 %0,[%1];" : "=f"(x) : "r"(a) : "memory");
+  return x;
+}
+__device__ __forceinline__ float4 peer_f32x4(uint32_t a) {
+  float4 x;
+  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3},[%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(a)
+               : "memory");
+  return x;
+}
+
+}  // namespace winnow::gpu
