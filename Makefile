@@ -4,7 +4,7 @@ PREFIX ?= /usr/local
 ARGS ?=
 WINNOW = build/release/winnow
 
-.PHONY: build run test bench asan tsan cuda gpu-test install readme clean help setup
+.PHONY: build run test bench asan tsan python-test cuda gpu-test install readme clean help setup
 
 build: setup  ## the library and the program: build/release/winnow
 	cmake --preset release
@@ -13,7 +13,8 @@ build: setup  ## the library and the program: build/release/winnow
 run: build  ## a continuous-batching step loop through all stages (ARGS="--model v4 --check")
 	$(WINNOW) run $(ARGS)
 
-test: setup  ## every test: release, then ASan + UBSan, then TSan; closes with the counts
+test: setup  ## every test: release, ASan + UBSan, TSan, Python; closes with the counts
+	@tools/setup.sh python
 	@JOBS=$(JOBS) tools/test.sh
 
 bench: build  ## every stage's benchmark (ARGS="attend" for one)
@@ -24,6 +25,10 @@ asan: setup  ## tests under AddressSanitizer and UndefinedBehaviorSanitizer
 
 tsan: setup  ## tests under ThreadSanitizer
 	@JOBS=$(JOBS) tools/test.sh tsan
+
+python-test: setup  ## the Python package, installed into .venv, and its tests
+	@tools/setup.sh python
+	@JOBS=$(JOBS) tools/test.sh python
 
 cuda:  ## the program with the Hopper kernels: build/cuda/winnow
 	@tools/setup.sh cuda

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes sure that what the build needs is there. Says nothing and touches nothing when it is; else
 # installs the Debian packages as root or with sudo, or names them and fails.
-# `setup.sh cuda` asks for nvcc as well, which no Debian package of this list brings.
+# `setup.sh cuda` asks for nvcc as well, which no Debian package of this list brings; `setup.sh python`
+# for what the Python package's tests need.
 set -euo pipefail
 
 at_least() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n1)" = "$1" ]; }
@@ -15,6 +16,12 @@ missing() {
   if ! echo | "${CXX:-c++}" -std=c++20 -E -x c++ - >/dev/null 2>&1; then
     echo "g++ (a C++20 compiler)"
     return
+  fi
+  if [ "${1:-}" = python ]; then
+    local python=${PYTHON:-python3} header
+    "$python" -c 'import ensurepip, venv' 2>/dev/null || echo "python3-venv (python3 -m venv)"
+    header=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))' 2>/dev/null)/Python.h
+    [ -f "$header" ] || echo "python3-dev (Python.h)"
   fi
   # Headers anywhere the build would look: the compiler's own folders and CMAKE_PREFIX_PATH.
   local include=() prefix
@@ -41,7 +48,7 @@ if [ "${1:-}" = cuda ] && ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda
   exit 1
 fi
 
-lack=$(missing)
+lack=$(missing "$@")
 [ -n "$lack" ] || exit 0
 packages=$(sed 's/ .*//' <<<"$lack" | xargs)
 as_root=()
@@ -56,5 +63,5 @@ echo "Installing $packages"
 # shellcheck disable=SC2086  # a list of words
 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
   apt-get install -y -qq --no-install-recommends $packages >/dev/null
-lack=$(missing)
+lack=$(missing "$@")
 [ -z "$lack" ] || report "$lack" "$packages"

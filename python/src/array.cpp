@@ -1,0 +1,315 @@
+#include "array.h"
+
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <memory>
+#include <unordered_map>
+
+#include "winnow/error.h"
+
+namespace winnow::python {
+
+namespace {
+
+constexpr int32_t kDlCpu = 1, kDlCuda = 2, kDlCudaHost = 3, kDlCudaManaged = 13;
+
+struct TypeInfo {
+  Library library = Library::kNone;
+  const DlpackExchange* exchange = nullptr;
+};
+
+bool has(nb::handle type, const char* name) { return PyObject_HasAttrString(type.ptr(), name); }
+
+TypeInfo inspect(nb::handle type) {
+  if (nb::object capsule = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
+      PyCapsule_CheckExact(capsule.ptr())) {
+    void* table = PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api");
+    if (!table) PyErr_Clear();
+    auto* exchange = static_cast<const DlpackExchange*>(table);
+    while (exchange && exchange->version.major != 1) exchange = exchange->previous;
+    if (exchange && exchange->view_of_object) return {Library::kExchange, exchange};
+  }
+  const std::string module =
+      nb::cast<std::string>(nb::str(nb::getattr(type, "__module__", nb::str())));
+  if (module.rfind("torch", 0) == 0 && has(type, "data_ptr")) return {Library::kTorch};
+  if (has(type, "__array_interface__") && has(type, "dtype")) return {Library::kNumpy};
+  if (has(type, "__cuda_array_interface__")) return {Library::kCuda};
+  if (has(type, "__dlpack__")) return {Library::kDlpack};
+  return {};
+}
+
+// Types live as long as the process here: the map keeps a reference, so an address is never reused.
+const TypeInfo& info_of(nb::handle object) {
+  static auto* known = new std::unordered_map<PyTypeObject*, TypeInfo>();
+  PyTypeObject* type = Py_TYPE(object.ptr());
+  const auto found = known->find(type);
+  if (found != known->end()) return found->second;
+  Py_INCREF(type);
+  return known->emplace(type, inspect(nb::handle(reinterpret_cast<PyObject*>(type)))).first->second;
+}
+
+struct NamedDtype {
+  const char* name;
+  DType dtype;
+  nb::dlpack::dtype code;
+};
+using Code = nb::dlpack::dtype_code;
+constexpr NamedDtype kDtypes[] = {
+    {"bfloat16", DType::kBf16, {uint8_t(Code::Bfloat), 16, 1}},
+    {"float8_e4m3fn", DType::kE4m3, {uint8_t(Code::Float8_E4M3FN), 8, 1}},
+    {"float32", DType::kF32, {uint8_t(Code::Float), 32, 1}},
+    {"int32", DType::kI32, {uint8_t(Code::Int), 32, 1}},
+    {"int64", DType::kI64, {uint8_t(Code::Int), 64, 1}},
+    {"uint8", DType::kU8, {uint8_t(Code::UInt), 8, 1}},
+    // Read as something else: masks, and bits of bf16 where no library has the type.
+    {"bool", DType::kU8, {uint8_t(Code::Bool), 8, 1}},
+    {"uint16", DType::kBf16, {uint8_t(Code::UInt), 16, 1}},
+};
+constexpr NamedDtype kOthers[] = {
+    {"float16", DType::kU8, {uint8_t(Code::Float), 16, 1}},
+    {"float64", DType::kU8, {uint8_t(Code::Float), 64, 1}},
+    {"int8", DType::kU8, {uint8_t(Code::Int), 8, 1}},
+    {"int16", DType::kU8, {uint8_t(Code::Int), 16, 1}},
+    {"uint32", DType::kU8, {uint8_t(Code::UInt), 32, 1}},
+};
+
+void set_dtype(Array& a, const nb::dlpack::dtype& code) {
+  for (const NamedDtype& d : kDtypes)
+    if (d.code == code) {
+      a.tensor.dtype = d.dtype;
+      return;
+    }
+  a.other_dtype = "another dtype";
+  for (const NamedDtype& d : kOthers)
+    if (d.code == code) a.other_dtype = d.name;
+}
+
+void set_dtype(Array& a, const std::string& name) {
+  for (const NamedDtype& d : kDtypes)
+    if (name == d.name) {
+      a.tensor.dtype = d.dtype;
+      return;
+    }
+  a.other_dtype = "another dtype";
+  for (const NamedDtype& d : kOthers)
+    if (name == d.name) a.other_dtype = d.name;
+}
+
+void set_rank(Array& a, int64_t rank, const std::string& what) {
+  if (rank > 4)
+    throw Error(ErrorCode::kInvalidArgument,
+                what + ": expected at most 4 dimensions, found " + std::to_string(rank));
+  a.tensor.rank = static_cast<int>(rank);
+}
+
+void set_device(Array& a, int32_t type, int32_t index, const std::string& what) {
+  if (type == kDlCuda || type == kDlCudaManaged) {
+    a.origin.device = DeviceKind::kCuda, a.origin.index = index;
+  } else if (type != kDlCpu && type != kDlCudaHost) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        what + ": expected a CPU or CUDA array, found DLPack device " + std::to_string(type));
+  }
+}
+
+void read_dltensor(Array& a, const nb::dlpack::dltensor& t, const std::string& what) {
+  set_rank(a, t.ndim, what);
+  set_dtype(a, t.dtype);
+  set_device(a, t.device.device_type, t.device.device_id, what);
+  a.tensor.data = static_cast<std::byte*>(t.data) + t.byte_offset;
+  int64_t dense = 1;
+  for (int i = t.ndim - 1; i >= 0; --i) {
+    a.tensor.shape[i] = t.shape[i];
+    a.tensor.stride[i] = t.strides ? t.strides[i] : dense;
+    dense *= t.shape[i];
+  }
+}
+
+nb::object keyword_call(nb::handle function, nb::handle shape, nb::dict kwargs) {
+  return nb::steal<nb::object>(
+      PyObject_Call(function.ptr(), nb::make_tuple(shape).ptr(), kwargs.ptr()));
+}
+
+// A torch without the exchange table, or a tensor that it cannot carry: by attributes.
+void read_torch(Array& a, nb::handle t, const std::string& what) {
+  const nb::tuple shape(t.attr("shape")), stride(t.attr("stride")());
+  set_rank(a, static_cast<int64_t>(nb::len(shape)), what);
+  for (int i = 0; i < a.tensor.rank; ++i) {
+    a.tensor.shape[i] = nb::cast<int64_t>(shape[i]);
+    a.tensor.stride[i] = nb::cast<int64_t>(stride[i]);
+  }
+  set_dtype(a, nb::cast<std::string>(nb::str(t.attr("dtype"))).substr(sizeof("torch.") - 1));
+  const nb::object device = t.attr("device");
+  const std::string type = nb::cast<std::string>(device.attr("type"));
+  const nb::object index = device.attr("index");
+  set_device(a,
+             type == "cpu"    ? kDlCpu
+             : type == "cuda" ? kDlCuda
+                              : -1,
+             index.is_none() ? 0 : nb::cast<int32_t>(index), what);
+  a.tensor.data = reinterpret_cast<void*>(nb::cast<uintptr_t>(t.attr("data_ptr")()));
+}
+
+// NumPy and CuPy: their interface dictionary. Unlike DLPack it carries read-only arrays and
+// ml_dtypes.
+void read_interface(Array& a, nb::handle t, const char* attribute, const std::string& what) {
+  const nb::dict d = nb::cast<nb::dict>(t.attr(attribute));
+  const nb::tuple shape(d["shape"]), data(d["data"]);
+  set_rank(a, static_cast<int64_t>(nb::len(shape)), what);
+  set_dtype(a, nb::cast<std::string>(nb::str(t.attr("dtype").attr("name"))));
+  a.tensor.data = reinterpret_cast<void*>(nb::cast<uintptr_t>(data[0]));
+  a.read_only = nb::cast<bool>(data[1]);
+  const nb::object strides = d.contains("strides") ? nb::object(d["strides"]) : nb::none();
+  const int64_t item = nb::cast<int64_t>(t.attr("dtype").attr("itemsize"));
+  int64_t dense = 1;
+  for (int i = a.tensor.rank - 1; i >= 0; --i) {
+    a.tensor.shape[i] = nb::cast<int64_t>(shape[i]);
+    const int64_t bytes = strides.is_none() ? dense * item : nb::cast<int64_t>(strides[i]);
+    if (bytes % item != 0)
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          what + ": expected strides of whole elements, found " + std::to_string(bytes) + " bytes");
+    a.tensor.stride[i] = bytes / item;
+    dense *= a.tensor.shape[i];
+  }
+}
+
+// Anything else with __dlpack__ (JAX): immutable as far as winnow is concerned.
+void read_capsule(Array& a, nb::handle object, const std::string& what) {
+  using Owned = nb::ndarray<nb::ro>;
+  const auto t = std::make_shared<Owned>(nb::cast<Owned>(object));
+  set_rank(a, static_cast<int64_t>(t->ndim()), what);
+  set_dtype(a, t->dtype());
+  set_device(a, t->device_type(), t->device_id(), what);
+  a.tensor.data = const_cast<void*>(static_cast<const void*>(t->data()));
+  for (int i = 0; i < a.tensor.rank; ++i)
+    a.tensor.shape[i] = static_cast<int64_t>(t->shape(i)), a.tensor.stride[i] = t->stride(i);
+  a.read_only = true;
+  a.keep = t;
+}
+
+[[noreturn]] void fail_with_python_error() { throw nb::python_error(); }
+
+void allocation_failed(void* context, const char*, const char* message) {
+  *static_cast<std::string*>(context) = message ? message : "no message";
+}
+
+nb::object exchange_empty(const Origin& o, const NamedDtype& dtype,
+                          std::span<const int64_t> shape) {
+  int64_t sizes[4];
+  std::copy(shape.begin(), shape.end(), sizes);
+  nb::dlpack::dltensor prototype;
+  prototype.device = {o.device == DeviceKind::kCuda ? kDlCuda : kDlCpu, o.index};
+  prototype.ndim = static_cast<int32_t>(shape.size());
+  prototype.dtype = dtype.code;
+  prototype.shape = sizes;
+  std::string message;
+  DlpackManaged* managed = nullptr;
+  if (o.exchange->allocate(&prototype, &managed, &message, allocation_failed) != 0) {
+    PyErr_Clear();
+    throw Error(ErrorCode::kRuntime, "no memory for an output: " + message);
+  }
+  void* object = nullptr;
+  if (o.exchange->object_from_managed(managed, &object) != 0) fail_with_python_error();
+  return nb::steal(nb::handle(static_cast<PyObject*>(object)));
+}
+
+const NamedDtype& named(DType dtype) {
+  for (const NamedDtype& d : kDtypes)
+    if (d.dtype == dtype) return d;
+  return kDtypes[0];
+}
+
+// The dtype object of NumPy or CuPy.
+nb::object array_dtype(DType dtype) {
+  const char* name = dtype_name(dtype);
+  if (dtype != DType::kBf16 && dtype != DType::kE4m3) return nb::str(name);
+  static nb::object* types = new nb::object();  // ml_dtypes, or None; never destroyed
+  if (!types->is_valid()) {
+    PyObject* module = PyImport_ImportModule("ml_dtypes");
+    if (!module) PyErr_Clear();
+    *types = module ? nb::steal(nb::handle(module)) : nb::none();
+  }
+  if (types->is_none()) return nb::str(dtype == DType::kBf16 ? "uint16" : "uint8");
+  return types->attr(name);
+}
+
+}  // namespace
+
+const char* dtype_name(DType dtype) { return named(dtype).name; }
+
+std::string device_name(DeviceKind kind, int index) {
+  return kind == DeviceKind::kCpu ? "cpu" : "cuda:" + std::to_string(index);
+}
+
+bool is_array(nb::handle object) {
+  return object.is_valid() && !object.is_none() && info_of(object).library != Library::kNone;
+}
+
+Array view_of(nb::handle object, const std::string& what) {
+  const TypeInfo& info = info_of(object);
+  Array a;
+  a.origin.library = info.library, a.origin.exchange = info.exchange;
+  switch (info.library) {
+    case Library::kExchange: {
+      nb::dlpack::dltensor t;
+      if (info.exchange->view_of_object(object.ptr(), &t) == 0) {
+        read_dltensor(a, t, what);
+      } else {
+        PyErr_Clear();
+        read_torch(a, object, what);
+      }
+      break;
+    }
+    case Library::kTorch: read_torch(a, object, what); break;
+    case Library::kNumpy: read_interface(a, object, "__array_interface__", what); break;
+    case Library::kCuda:
+      read_interface(a, object, "__cuda_array_interface__", what);
+      set_device(a, kDlCuda,
+                 nb::cast<int32_t>(nb::cast<nb::tuple>(object.attr("__dlpack_device__")())[1]),
+                 what);
+      break;
+    case Library::kDlpack: read_capsule(a, object, what); break;
+    case Library::kNone:
+      throw nb::type_error(
+          (what + ": expected an array (PyTorch, NumPy, or anything with DLPack), found " +
+           Py_TYPE(object.ptr())->tp_name)
+              .c_str());
+  }
+  return a;
+}
+
+Device Origin::current_device() const {
+  if (device == DeviceKind::kCpu) return cpu();
+  void* stream = nullptr;
+  if (exchange) {
+    if (exchange->current_stream(kDlCuda, index, &stream) != 0) fail_with_python_error();
+  } else if (library == Library::kTorch) {
+    const nb::object now = nb::module_::import_("torch").attr("cuda").attr("current_stream")(index);
+    stream = reinterpret_cast<void*>(nb::cast<uintptr_t>(now.attr("cuda_stream")));
+  } else if (library == Library::kCuda) {
+    const nb::object now = nb::module_::import_("cupy").attr("cuda").attr("get_current_stream")();
+    stream = reinterpret_cast<void*>(nb::cast<uintptr_t>(now.attr("ptr")));
+  }
+  return cuda(stream, index);
+}
+
+nb::object empty_like(const Origin& o, DType dtype, std::span<const int64_t> shape) {
+  if (o.exchange) return exchange_empty(o, named(dtype), shape);
+  nb::list sizes;
+  for (int64_t n : shape) sizes.append(n);
+  nb::dict kwargs;
+  const bool on_gpu = o.device == DeviceKind::kCuda;
+  if (o.library == Library::kTorch) {
+    const nb::object torch = nb::module_::import_("torch");
+    kwargs["dtype"] = torch.attr(dtype_name(dtype));
+    kwargs["device"] = nb::str(device_name(o.device, o.index).c_str());
+    return keyword_call(torch.attr("empty"), sizes, kwargs);
+  }
+  kwargs["dtype"] = array_dtype(dtype);
+  return keyword_call(nb::module_::import_(on_gpu ? "cupy" : "numpy").attr("empty"),
+                      nb::tuple(sizes), kwargs);
+}
+
+}  // namespace winnow::python

@@ -1,0 +1,263 @@
+#include "call.h"
+
+#include <nanobind/stl/string.h>
+
+#include "winnow/error.h"
+
+namespace winnow::python {
+
+namespace {
+
+std::string_view trimmed(std::string_view s) {
+  while (!s.empty() && s.front() == ' ') s.remove_prefix(1);
+  while (!s.empty() && s.back() == ' ') s.remove_suffix(1);
+  return s;
+}
+
+// "a: int, b: tuple[int, int] = (0, 1)" at its outer commas.
+std::vector<std::string_view> parts(std::string_view s) {
+  std::vector<std::string_view> out;
+  int depth = 0;
+  size_t begin = 0;
+  for (size_t i = 0; i <= s.size(); ++i) {
+    const char c = i < s.size() ? s[i] : ',';
+    depth += (c == '[' || c == '(') - (c == ']' || c == ')');
+    if (c != ',' || (depth > 0 && i < s.size())) continue;
+    if (const auto part = trimmed(s.substr(begin, i - begin)); !part.empty()) out.push_back(part);
+    begin = i + 1;
+  }
+  return out;
+}
+
+std::string list_of(const std::vector<std::string>& names) {
+  std::string s;
+  for (const std::string& n : names) s += (s.empty() ? "" : ", ") + n;
+  return s;
+}
+
+[[noreturn]] void type_error(const std::string& message) { throw nb::type_error(message.c_str()); }
+
+}  // namespace
+
+Signature::Signature(const char* text) {
+  std::string_view s(text);
+  s.remove_prefix(sizeof("def ") - 1);
+  const size_t open = s.find('('), close = s.rfind(") ->");
+  name = s.substr(0, open);
+  bool only_keywords = false;
+  for (std::string_view part : parts(s.substr(open + 1, close - open - 1))) {
+    if (part == "self") continue;
+    if (part == "*") {
+      only_keywords = true;
+      continue;
+    }
+    parameters.emplace_back(trimmed(part.substr(0, part.find_first_of(":="))));
+    required.push_back(part.find('=') == part.npos);
+    keys.push_back(nb::steal(nb::handle(PyUnicode_InternFromString(parameters.back().c_str()))));
+    positional += !only_keywords;
+  }
+}
+
+Call::Call(const Signature& signature, nb::handle args, nb::handle kwargs) : signature_(signature) {
+  const auto& s = signature_;
+  const size_t given = static_cast<size_t>(PyTuple_GET_SIZE(args.ptr()));
+  if (given > s.positional)
+    type_error(s.name + "() takes " + std::to_string(s.positional) + " positional arguments but " +
+               std::to_string(given) + " were given");
+  for (size_t i = 0; i < given; ++i) values_[i] = PyTuple_GET_ITEM(args.ptr(), i);
+  PyObject *key, *value;
+  for (Py_ssize_t at = 0; PyDict_Next(kwargs.ptr(), &at, &key, &value);) {
+    size_t i = 0;
+    while (i < s.keys.size() && s.keys[i].ptr() != key) ++i;
+    if (i == s.keys.size())  // a keyword built at run time is not interned
+      for (i = 0; i < s.keys.size() && PyUnicode_Compare(key, s.keys[i].ptr()) != 0;) ++i;
+    const std::string_view name = PyUnicode_AsUTF8(key);
+    if (i == s.keys.size())
+      type_error(s.name + "() got an unexpected keyword argument '" + std::string(name) +
+                 "'; it has " + list_of(s.parameters));
+    if (values_[i])
+      type_error(s.name + "() got multiple values for argument '" + std::string(name) + "'");
+    values_[i] = value;
+  }
+  for (size_t i = 0; i < s.required.size(); ++i)
+    if (s.required[i] && !values_[i])
+      type_error(s.name + "() misses the argument '" + s.parameters[i] + "'");
+}
+
+nb::handle Call::operator[](std::string_view name) const {
+  const auto& names = signature_.parameters;
+  for (size_t i = 0; i < names.size(); ++i)
+    if (names[i] == name) return values_[i] == Py_None ? nb::handle() : nb::handle(values_[i]);
+  throw std::logic_error(signature_.name + " has no argument " + std::string(name));
+}
+
+std::string Call::what(std::string_view name) const {
+  return signature_.name + ": " + std::string(name);
+}
+
+void Call::fail(std::string_view name, const std::string& expected,
+                const std::string& found) const {
+  throw Error(ErrorCode::kInvalidArgument,
+              what(name) + ": expected " + expected + ", found " + found);
+}
+
+int64_t Call::integer(std::string_view name, int64_t otherwise) const {
+  const nb::handle h = (*this)[name];
+  if (!h.is_valid()) return otherwise;
+  const nb::object index = nb::steal(nb::handle(PyNumber_Index(h.ptr())));
+  if (!index.is_valid()) throw nb::python_error();
+  const long long value = PyLong_AsLongLong(index.ptr());
+  if (value == -1 && PyErr_Occurred()) throw nb::python_error();
+  return value;
+}
+
+double Call::number(std::string_view name, double otherwise) const {
+  const nb::handle h = (*this)[name];
+  if (!h.is_valid()) return otherwise;
+  const double value = PyFloat_AsDouble(h.ptr());
+  if (value == -1 && PyErr_Occurred()) throw nb::python_error();
+  return value;
+}
+
+bool Call::flag(std::string_view name, bool otherwise) const {
+  const nb::handle h = (*this)[name];
+  return h.is_valid() ? PyObject_IsTrue(h.ptr()) > 0 : otherwise;
+}
+
+std::string Call::text(std::string_view name, const char* otherwise) const {
+  const nb::handle h = (*this)[name];
+  if (!h.is_valid()) return otherwise;
+  if (!PyUnicode_Check(h.ptr()))
+    type_error(what(name) + ": expected a str, found " + Py_TYPE(h.ptr())->tp_name);
+  return PyUnicode_AsUTF8(h.ptr());
+}
+
+void Call::same_device(std::string_view name, const Origin& origin) {
+  if (!has_origin_) {
+    origin_ = origin, has_origin_ = true;
+    return;
+  }
+  if (origin.device != origin_.device || origin.index != origin_.index)
+    fail(name,
+         "an array on " + device_name(origin_.device, origin_.index) + ", as the ones before it",
+         "one on " + device_name(origin.device, origin.index));
+}
+
+std::vector<int32_t> Call::integers(std::string_view name) {
+  const nb::handle h = (*this)[name];
+  std::vector<int32_t> values;
+  if (!h.is_valid()) return values;
+  if (is_array(h)) {
+    const Tensor t = in(name);
+    if (t.rank != 1 || t.dtype != DType::kI32 || origin_.device != DeviceKind::kCpu)
+      fail(name, "int32 of one dimension in host memory", "another array");
+    for (int64_t i = 0; i < t.shape[0]; ++i)
+      values.push_back(static_cast<const int32_t*>(t.data)[i * t.stride[0]]);
+    return values;
+  }
+  for (nb::handle item : nb::iter(h)) values.push_back(nb::cast<int32_t>(item));
+  return values;
+}
+
+Tensor Call::in(std::string_view name, As as) {
+  const nb::handle h = (*this)[name];
+  if (!h.is_valid()) return {};
+  Array a = view_of(h, what(name));
+  if (a.other_dtype)
+    fail(name, "bfloat16, float8_e4m3fn, float32, int32, int64 or uint8", a.other_dtype);
+  same_device(name, a.origin);
+  if (a.keep) kept_.push_back(std::move(a.keep));
+  if (as == As::kE4m3 && a.tensor.dtype == DType::kU8) a.tensor.dtype = DType::kE4m3;
+  return a.tensor;
+}
+
+Cache Call::cache(std::string_view name, bool writes) {
+  const nb::handle h = (*this)[name];
+  if (!h.is_valid()) return {};
+  const PyCache* c = nullptr;
+  if (!nb::try_cast<const PyCache*>(h, c) || !c)
+    type_error(what(name) + ": expected a winnow.Cache, found " + Py_TYPE(h.ptr())->tp_name);
+  same_device(name, c->origin);
+  if (writes && c->read_only) fail(name, "a cache that can be written", "a read-only array");
+  return c->cache;
+}
+
+const Plan* Call::plan() {
+  const nb::handle h = (*this)["plan"];
+  if (!h.is_valid()) return nullptr;
+  const Plan* plan = nullptr;
+  if (!nb::try_cast<const Plan*>(h, plan) || !plan)
+    type_error(what("plan") + ": expected a winnow.Plan, found " + Py_TYPE(h.ptr())->tp_name);
+  const Device& d = plan->options().target.device;
+  if (has_origin_ && (d.kind != origin_.device || d.index != origin_.index))
+    fail("plan", "a plan for " + device_name(origin_.device, origin_.index),
+         "one for " + device_name(d.kind, d.index));
+  return plan;
+}
+
+Target Call::target() {
+  kernel_ = text("kernel");
+  return {origin_.current_device(), kernel_.empty() ? nullptr : kernel_.c_str()};
+}
+
+bool Call::wanted(std::string_view name) const {
+  const nb::handle h = (*this)[name];
+  return h.is_valid() && h.ptr() != Py_False;
+}
+
+Tensor Call::out(std::string_view name, DType dtype, std::initializer_list<int64_t> shape) {
+  const nb::handle h = (*this)[name];
+  if (!h.is_valid() || h.ptr() == Py_True) {
+    for (int64_t n : shape)
+      if (n < 0)
+        fail(name, "an array", "none, and its shape cannot be told from the other arguments");
+    outputs_.push_back({name, empty_like(origin_, dtype, {shape.begin(), shape.size()})});
+    return view_of(outputs_.back().object, {}).tensor;
+  }
+  Array a = view_of(h, what(name));
+  if (a.other_dtype) fail(name, dtype_name(dtype), a.other_dtype);
+  if (a.read_only) fail(name, "an array that can be written", "a read-only one");
+  same_device(name, a.origin);
+  if (dtype == DType::kE4m3 && a.tensor.dtype == DType::kU8) a.tensor.dtype = dtype;
+  outputs_.push_back({name, nb::borrow(h)});
+  return a.tensor;
+}
+
+std::span<std::byte> Call::scratch(size_t bytes) {
+  if (bytes == 0) return {};
+  const int64_t n = static_cast<int64_t>(bytes);
+  scratch_ = empty_like(origin_, DType::kU8, {&n, 1});
+  return {static_cast<std::byte*>(view_of(scratch_, {}).tensor.data), bytes};
+}
+
+std::span<std::byte> Call::workspace(size_t bytes) {
+  if (!given("workspace")) return scratch(bytes);
+  const Tensor t = in("workspace");
+  if (t.rank != 1 || t.dtype != DType::kU8 || t.stride[0] != 1)
+    fail("workspace", "contiguous uint8 of one dimension", "another array");
+  return {static_cast<std::byte*>(t.data), static_cast<size_t>(t.shape[0])};
+}
+
+nb::object Call::result(std::initializer_list<std::string_view> names) const {
+  nb::list found;
+  for (std::string_view name : names)
+    for (const Output& o : outputs_)
+      if (o.name == name) found.append(o.object);
+  if (nb::len(found) == 1) return found[0];
+  return nb::tuple(found);
+}
+
+void def(nb::module_& m, const char* text, Body body, const char* doc) {
+  // Lives as long as the module, which is as long as the process.
+  const auto* signature = new Signature(text);
+  if (signature->parameters.size() > 32) throw std::logic_error(signature->name);
+  m.def(
+      signature->name.c_str(),
+      [signature, body](nb::args args, nb::kwargs kwargs) {
+        Call call(*signature, args, kwargs);
+        return body(call);
+      },
+      nb::sig(text), doc);
+}
+
+}  // namespace winnow::python

@@ -1,0 +1,116 @@
+// One call from Python: arguments by name, arrays as views, outputs made where they are missing.
+// A binding is a signature (the text that help() and the stubs show, and from which the names are
+// taken) and a body that fills a struct of the library from a Call.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "array.h"
+#include "winnow/plan.h"
+#include "winnow/tensor.h"
+
+namespace winnow::python {
+
+// "def attend(q: Array, *, scale: float | None = None) -> Array", taken apart.
+struct Signature {
+  explicit Signature(const char* text);
+  std::string name;
+  std::vector<std::string> parameters;
+  std::vector<nb::object> keys;  // the same, interned: keywords are found by address
+  std::vector<bool> required;
+  size_t positional = 0;  // parameters before the "*"
+};
+
+// A cache as Python holds it: the view, and the array it looks at.
+struct PyCache {
+  Cache cache;
+  Origin origin;
+  bool read_only = false;
+  nb::object data;
+};
+
+// What an array argument may be read as besides its own dtype.
+enum class As : uint8_t { kItself, kE4m3 };
+
+class Call {
+ public:
+  Call(const Signature& signature, nb::handle args, nb::handle kwargs);
+
+  // The argument, or a null handle where it is missing or None.
+  nb::handle operator[](std::string_view name) const;
+  bool given(std::string_view name) const { return (*this)[name].is_valid(); }
+  int64_t integer(std::string_view name, int64_t otherwise = 0) const;
+  double number(std::string_view name, double otherwise) const;
+  bool flag(std::string_view name, bool otherwise = false) const;
+  std::string text(std::string_view name, const char* otherwise = "") const;
+
+  // Host integers: an int32 array on the CPU, or any sequence.
+  std::vector<int32_t> integers(std::string_view name);
+
+  // A view; not given: an empty one. Bytes count as e4m3 where asked for.
+  Tensor in(std::string_view name, As as = As::kItself);
+  Cache cache(std::string_view name, bool writes = false);
+  const Plan* plan();
+  Target target();  // the arrays' device and current stream, and kernel=
+
+  // An output: the caller's array, or a new one of this shape (which must be known by then).
+  Tensor out(std::string_view name, DType dtype, std::initializer_list<int64_t> shape);
+  // Whether an optional output (`lse: Array | bool = False`) is asked for.
+  bool wanted(std::string_view name) const;
+  // Memory of the caller's library that lives as long as the call.
+  std::span<std::byte> scratch(size_t bytes);
+  // The caller's workspace= array, or scratch.
+  std::span<std::byte> workspace(size_t bytes);
+
+  // Runs the library without the GIL.
+  template <class F>
+  void run(F&& body) {
+    const nb::gil_scoped_release unlocked;
+    body();
+  }
+
+  // The output, or a tuple of those that were made or given.
+  nb::object result(std::initializer_list<std::string_view> names) const;
+
+  [[noreturn]] void fail(std::string_view name, const std::string& expected,
+                         const std::string& found) const;
+
+ private:
+  struct Output {
+    std::string_view name;
+    nb::object object;
+  };
+  std::string what(std::string_view name) const;
+  void same_device(std::string_view name, const Origin& origin);
+
+  const Signature& signature_;
+  static constexpr size_t kMost = 32;
+  PyObject* values_[kMost] = {};
+  Origin origin_;
+  bool has_origin_ = false;
+  std::string kernel_;
+  std::vector<std::shared_ptr<void>> kept_;
+  std::vector<Output> outputs_;
+  nb::object scratch_;
+};
+
+using Body = nb::object (*)(Call&);
+void def(nb::module_& m, const char* signature, Body body, const char* doc);
+
+// One per file of bindings.
+void bind_model(nb::module_& m);
+void bind_planning(nb::module_& m);
+void bind_plan(nb::module_& m);
+void bind_write(nb::module_& m);
+void bind_score(nb::module_& m);
+void bind_attend(nb::module_& m);
+void bind_lists(nb::module_& m);
+void bind_absorb(nb::module_& m);
+void bind_pipeline(nb::module_& m);
+
+}  // namespace winnow::python

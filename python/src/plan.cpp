@@ -1,0 +1,237 @@
+// Plan: made for a capacity, refilled for every batch.
+#include "winnow/plan.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/operators.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <set>
+
+#include "call.h"
+#include "winnow/error.h"
+
+namespace winnow::python {
+
+namespace {
+
+struct ModeName {
+  const char* name;
+  Mode mode;
+};
+constexpr ModeName kModes[] = {{"auto", Mode::kAuto},
+                               {"bf16", Mode::kBf16},
+                               {"mixed", Mode::kMixed},
+                               {"separate", Mode::kSeparate},
+                               {"direct", Mode::kDirect}};
+struct StageName {
+  const char* name;
+  Stage stage;
+};
+constexpr StageName kStageNames[] = {{"write", Stage::kWrite},   {"score", Stage::kScore},
+                                     {"select", Stage::kSelect}, {"locate", Stage::kLocate},
+                                     {"attend", Stage::kAttend}, {"gather", Stage::kGather},
+                                     {"lists", Stage::kLists}};
+
+Stage stage_of(std::string_view name) {
+  for (const StageName& s : kStageNames)
+    if (name == s.name) return s.stage;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      "plan: stage: expected write, score, select, locate, attend, gather or lists, found " +
+          std::string(name));
+}
+
+// "cpu", "cuda", "cuda:1", or a torch.device. The stream of a CUDA plan is the one given, else
+// torch's current one.
+Device device_of(const Call& c) {
+  const nb::handle h = c["device"];
+  const std::string name = h.is_valid() ? nb::cast<std::string>(nb::str(h)) : "cpu";
+  if (name == "cpu") return cpu();
+  if (name.rfind("cuda", 0) != 0) c.fail("device", "cpu, cuda or cuda:<index>", name);
+  const int index = name.size() > 5 ? std::stoi(name.substr(5)) : 0;
+  if (c.given("stream")) return cuda(reinterpret_cast<void*>(c.integer("stream")), index);
+  const nb::dict modules = nb::module_::import_("sys").attr("modules");
+  if (!modules.contains("torch")) return cuda(nullptr, index);
+  const nb::object now = modules["torch"].attr("cuda").attr("current_stream")(index);
+  return cuda(reinterpret_cast<void*>(nb::cast<uintptr_t>(now.attr("cuda_stream"))), index);
+}
+
+// Kernel names live as long as the process: a plan keeps the pointer.
+const char* lasting(const std::string& name) {
+  static auto* names = new std::set<std::string>();
+  return name.empty() ? nullptr : names->insert(name).first->c_str();
+}
+
+PlanOptions options_of(Call& c) {
+  PlanOptions o;
+  const auto set = [&](auto& field, const char* name) {
+    field = static_cast<std::remove_reference_t<decltype(field)>>(c.integer(name, field));
+  };
+  o.model = model_of(c.text("model", "v32"));
+  o.format = c.given("format") ? format_of(c.text("format")) : o.model.fp8;
+  set(o.heads, "heads");
+  set(o.topk, "topk");
+  set(o.extra_topk, "extra_topk");
+  set(o.ratio, "ratio");
+  set(o.index_heads, "index_heads");
+  set(o.page, "page");
+  set(o.pages, "pages");
+  set(o.max_requests, "max_requests");
+  set(o.max_tokens, "max_tokens");
+  set(o.max_context, "max_context");
+  set(o.decode_threshold, "decode_threshold");
+  o.uniform_decode = c.flag("uniform_decode");
+  set(o.workspace_rows, "workspace_rows");
+  set(o.split_size, "split_size");
+  const std::string mode = c.text("mode", "auto"), split = c.text("split", "balanced");
+  bool known = false;
+  for (const ModeName& m : kModes)
+    if (mode == m.name) o.mode = m.mode, known = true;
+  if (!known) c.fail("mode", "auto, bf16, mixed, separate or direct", mode);
+  if (split != "balanced" && split != "fixed") c.fail("split", "balanced or fixed", split);
+  o.split = split == "fixed" ? SplitPolicy::kFixed : SplitPolicy::kBalanced;
+  o.target = {device_of(c), lasting(c.text("kernel"))};
+  return o;
+}
+
+constexpr const char* kInit =
+    "def __init__(self, *, model: str = 'v32', format: str | None = None, heads: int = 128, topk: "
+    "int = 0, "
+    "extra_topk: int = 0, ratio: int = 0, index_heads: int = 64, page: int = 64, pages: int = 0, "
+    "max_requests: int = 256, max_tokens: int = 4096, max_context: int = 0, decode_threshold: int "
+    "= 1, "
+    "uniform_decode: bool = False, mode: str = 'auto', workspace_rows: int = 0, split: str = "
+    "'balanced', "
+    "split_size: int = 512, device: object = 'cpu', stream: int | None = None, kernel: str | None "
+    "= None) "
+    "-> None";
+constexpr const char* kRefill =
+    "def refill(self, query_starts: Ints, seq_lens: Ints, *, tokens: int = 0) -> None";
+
+const Signature& named(const char* text, const char* name) {
+  auto* s = new Signature(text);
+  s->name = name;
+  return *s;
+}
+
+using Ints = nb::ndarray<nb::numpy, const int32_t, nb::ndim<1>>;
+
+// A read-only NumPy view of the plan's own memory, which keeps the plan alive.
+nb::object view(nb::handle self, std::span<const int32_t> s) {
+  const size_t shape[] = {s.size()};
+  return nb::cast(Ints(s.data(), 1, shape, self));
+}
+
+template <auto Member>
+nb::object array(nb::handle self) {
+  return view(self, (nb::cast<const Plan&>(self).*Member)());
+}
+
+nb::object schedule(nb::handle self, int32_t part) {
+  const Plan& plan = nb::cast<const Plan&>(self);
+  if (part < 0 || part >= static_cast<int32_t>(plan.parts().size()))
+    throw Error(ErrorCode::kInvalidArgument, "plan: part: expected 0 to " +
+                                                 std::to_string(plan.parts().size() - 1) +
+                                                 ", found " + std::to_string(part));
+  const Schedule s = plan.schedule(part);
+  const size_t shape[] = {s.tiles.size(), 4};
+  static_assert(sizeof(Tile) == 4 * sizeof(int32_t));
+  const nb::ndarray<nb::numpy, const int32_t, nb::ndim<2>> tiles(s.tiles.data(), 2, shape, self);
+  return nb::make_tuple(nb::cast(tiles), view(self, s.worker_starts), view(self, s.split_starts));
+}
+
+void bind_part(nb::module_& m) {
+  nb::class_<Part>(m, "Part", "One attend() call of a batch: tokens and requests [first, last).")
+      .def_ro("first_token", &Part::first_token)
+      .def_ro("last_token", &Part::last_token)
+      .def_ro("first_request", &Part::first_request)
+      .def_ro("last_request", &Part::last_request)
+      .def_ro("gathered", &Part::gathered)
+      .def_ro("compressed", &Part::compressed)
+      .def_ro("rows", &Part::rows)
+      .def(nb::self == nb::self)
+      .def("__repr__", [](const Part& p) {
+        return "Part(tokens " + std::to_string(p.first_token) + " to " +
+               std::to_string(p.last_token) + (p.gathered ? ", gathered)" : ")");
+      });
+}
+
+}  // namespace
+
+void bind_plan(nb::module_& m) {
+  bind_part(m);
+  static const Signature& init = named(kInit, "Plan");
+  static const Signature& refill = named(kRefill, "refill");
+  nb::class_<Plan>(m, "Plan",
+                   R"(Kernels, workspace and schedule for a capacity; refilled for every batch.
+
+model, format   "v32" or "v4", and its cache format (the fp8 one if not given)
+heads           query heads, 1 to 128
+topk            width of the list (0: the model's); extra_topk: of V4's second list
+page, pages     of the cache
+max_requests, max_tokens, max_context
+                what refill() accepts; max_context 0 means pages * page
+mode            "auto", "bf16", "mixed", "separate" or "direct"
+split           "balanced", or "fixed": a token's result is the same bits in any batch
+device, stream  "cpu", "cuda:0" or a torch.device; torch's current stream if none is given
+
+Arrays are read-only NumPy views of the plan's memory: they change with the next refill.)")
+      .def(
+          "__init__",
+          [](Plan* self, nb::args args, nb::kwargs kwargs) {
+            Call c(init, args, kwargs);
+            new (self) Plan(options_of(c));
+          },
+          nb::sig(kInit))
+      .def(
+          "refill",
+          [](Plan& self, nb::args args, nb::kwargs kwargs) {
+            Call c(refill, args, kwargs);
+            const auto starts = c.integers("query_starts"), lens = c.integers("seq_lens");
+            self.refill({starts, lens, c.integer("tokens")});
+          },
+          nb::sig(kRefill),
+          "The next batch: query_starts [requests + 1], seq_lens [requests], host int32 or "
+          "sequences.")
+      .def_prop_ro("mode", [](const Plan& p) { return kModes[static_cast<int>(p.mode())].name; })
+      .def_prop_ro("device",
+                   [](const Plan& p) {
+                     const Device& d = p.options().target.device;
+                     return device_name(d.kind, d.index);
+                   })
+      .def_prop_ro("requests", &Plan::requests)
+      .def_prop_ro("tokens", &Plan::tokens)
+      .def_prop_ro("split", [](const Plan& p) { return p.split(); })
+      .def_prop_ro(
+          "parts",
+          [](const Plan& p) { return std::vector<Part>(p.parts().begin(), p.parts().end()); })
+      .def_prop_ro(
+          "chunks",
+          [](const Plan& p) { return std::vector<Chunk>(p.chunks().begin(), p.chunks().end()); })
+      .def_prop_ro("query_lens", array<&Plan::query_lens>)
+      .def_prop_ro("seq_lens", array<&Plan::seq_lens>)
+      .def_prop_ro("request_ids", array<&Plan::request_ids>)
+      .def_prop_ro("positions", array<&Plan::positions>)
+      .def_prop_ro("key_ends", array<&Plan::key_ends>)
+      .def_prop_ro("prefill_requests", array<&Plan::prefill_requests>)
+      .def_prop_ro("workspace_starts", array<&Plan::workspace_starts>)
+      .def_prop_ro("compressed_lens", array<&Plan::compressed_lens>)
+      .def_prop_ro("gather_starts", array<&Plan::gather_starts>)
+      .def_prop_ro("gather_lens", array<&Plan::gather_lens>)
+      .def_prop_ro("gather_rows", array<&Plan::gather_rows>)
+      .def_prop_ro("workspace_bytes", &Plan::workspace_bytes)
+      .def_prop_ro("gather_bytes", &Plan::gather_bytes)
+      .def("schedule", schedule, nb::arg("part") = 0,
+           "(tiles [n, 4], worker_starts, split_starts) of a part; a tile is token, begin, end, "
+           "split.")
+      .def(
+          "kernel", [](const Plan& p, std::string_view s) { return p.kernel(stage_of(s)); },
+          nb::arg("stage"), "Name of the kernel that a stage runs.")
+      .def(
+          "reasons", [](const Plan& p, std::string_view s) { return p.reasons(stage_of(s)); },
+          nb::arg("stage"), "Why the kernels before it were passed over.");
+}
+
+}  // namespace winnow::python

@@ -1,0 +1,10 @@
+"""Sparse MLA attention: write -> plan -> score -> select -> locate -> attend.
+
+Arrays of PyTorch, NumPy, JAX and CuPy pass without copies; results are made in the library of the
+arguments, on their device, and CUDA work goes to the current stream. ``winnow.torch`` has the
+operations for ``torch.compile``, ``winnow.flash_mla`` FlashMLA's interface, ``winnow.hf`` attention
+for transformers.
+"""
+
+from winnow._winnow import *  # noqa: F403
+from winnow._winnow import __version__ as __version__

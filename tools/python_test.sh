@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# The Python package and its tests.
+#   python_test.sh        `pip install .` into .venv, with what the tests need, then pytest
+#   python_test.sh cuda   the extension of the cuda preset with the python3 in PATH, which brings
+#                         torch; needs nanobind, installed or as a folder: nanobind_DIR=<its cmake folder>
+set -euo pipefail
+cd "$(dirname "$0")/.."
+tests=("$PWD/python/tests" --rootdir "$PWD" -c "$PWD/pyproject.toml" ${PYTEST_ARGS:-})
+
+if [ "${1:-}" = cuda ]; then
+  nanobind_DIR=${nanobind_DIR:-$(python3 -m nanobind --cmake_dir)}
+  cmake --preset cuda -DWINNOW_PYTHON=ON -Dnanobind_DIR="$nanobind_DIR" -DPython_EXECUTABLE="$(command -v python3)"
+  cmake --build --preset cuda --target _winnow -j "${JOBS:-$(nproc)}"
+  PYTHONPATH=$PWD/build/cuda/python exec python3 -m pytest "${tests[@]}"
+fi
+
+venv=$PWD/.venv
+[ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
+"$venv/bin/python" -m pip install -q --disable-pip-version-check -r python/tests/requirements.txt
+# The build folder stays, so that a second run compiles what changed.
+"$venv/bin/python" -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps .
+cd "$venv"  # the installed package, not the folder
+exec "$venv/bin/python" -m pytest "${tests[@]}"
