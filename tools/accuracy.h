@@ -11,16 +11,16 @@ namespace winnow::tools {
 
 // An element passes if |got - want| is below `absolute`, or below `relative` * |want|; the tensor
 // passes if also its cosine difference, 1 - 2 <a, r> / (|a|^2 + |r|^2) in double, is below
-// `cosine`. bf16 results carry 2^-9 of rounding, P rounded to bf16 before the second product the
+// `cosine`. bf16 results carry 2^-8 of rounding, P rounded to bf16 before the second product the
 // same again: the relative bars below are four (decode) and six (prefill) such steps; lse has no
 // 16-bit step.
 struct Bar {
   double absolute, relative;
   double cosine = std::numeric_limits<double>::infinity();
 };
-// Where values of both signs cancel, the error follows the sum of magnitudes, not the result. Two
-// kernels that each round P and the output to bf16 (2^-9 of every term at most) differ by up to
-// 4 * 2^-9 of sum_j p_j |v_j|.
+// Where values of both signs cancel, the error follows the sum of magnitudes, not the result. A
+// kernel may round P and the dequantised V to bf16, each by at most 2^-8 of a term: 2 * 2^-8 of
+// sum_j p_j |v_j|.
 inline constexpr double kCancellation = 0x1p-7;
 inline constexpr Bar kDecodeOut{1e-3, 2.01 / 128, 5e-6};
 inline constexpr Bar kDecodeLse{1e-6, 8.01 / 65536};

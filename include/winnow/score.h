@@ -34,7 +34,8 @@ struct ScoreArgs {
 // gives -inf. A logit does not depend on the other tokens and keys of the call. Error of the CPU
 // kernels, u = 2^-24: |s_k| * sum_h |w_h| * (128 u * sum_i |q_hi k_i| + (H_I + 2) u * max(0, q_h .
 // k)); Hopper's tensor core adds fp8 products with 14 bits, which adds |s_k| * sum_h |w_h| * 132 *
-// 2^-13 * (the largest product or partial sum of the head). Cost: 2 * 128 * H_I FLOP and 132 B per key; keys are read once per block of tokens.
+// 2^-13 * (the largest product or partial sum of the head). Cost: 2 * 128 * H_I FLOP and 132 B per
+// key; keys are read once per block of tokens.
 void score(const ScoreArgs& args);
 
 struct ScoreSelectArgs {

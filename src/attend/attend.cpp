@@ -236,8 +236,7 @@ class Call {
             .workers = host::threads()};
   }
 
-  // What the balance of the workers rests on: the lengths, where one list has them. They stand in
-  // for positions, which are one less.
+  // What the balance of the workers rests on: the lengths, where one list has them.
   std::span<const int32_t> ends() const {
     const ListView& list = p_.lists[0];
     if (p_.list_count > 1 || !list.lengths || list.length_stride != 1) return {};
