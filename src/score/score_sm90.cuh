@@ -329,8 +329,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
       if (lane == 0) ring::arrive(&sm.empty[stage]);
 
       const int32_t j = at + warp % 4 * 16 + lane / 4;
-#pragma unroll 1  // one copy of the sums: code beyond the instruction cache costs more than a
-                  // branch
+#pragma unroll
       for (int round = 0; round < C::kRounds; ++round) {
         float acc[C::kN / 2];
         multiply<C>(acc, f, q_desc + round * (C::kN * 128 >> 4));
