@@ -37,7 +37,7 @@ FilledCache::FilledCache(CacheFormat format, int64_t pages, int32_t page, uint64
   tools::Buffer<int64_t> slots(block);
   for (int64_t first = 0; first < pages * page; first += block) {
     const int64_t rows = std::min(block, pages * page - first);
-    random.normals(kv.span(), 1.0f);
+    random.normals(kv.span(), tools::kLatentSigma);
     std::iota(slots.begin(), slots.end(), first);
     write({.kv = tensor(kv.data(), {rows, d}),
            .slots = tensor(slots.data(), {rows}),
@@ -50,7 +50,7 @@ WriteProblem::WriteProblem(const Sizes& s, CacheFormat format)
   const int64_t pages = pages_for(std::max(s.context, s.tokens()), s.page);
   memory = tools::Buffer<std::byte>(pages * page_bytes(format, s.page));
   tools::Random random(s.seed);
-  random.normals(kv.span(), 1.0f);
+  random.normals(kv.span(), tools::kLatentSigma);
   tools::Buffer<int32_t> chosen(s.tokens());
   random.choose(chosen.span(), pages * s.page);
   std::copy(chosen.begin(), chosen.end(), slots.begin());

@@ -105,7 +105,7 @@ void Layer::write_prefix(const Request& r) {
   const int32_t page = options_.limits.page, ratio = options_.limits.ratio;
   const int64_t d = options_.model.d_qk, n = r.length, states = v4() ? n / ratio : 0;
   const std::array<StageTotal, kTimed> before = totals_;
-  random_.normals(kv_.span(0, n * d), 1.0f);
+  random_.normals(kv_.span(0, n * d), tools::kLatentSigma);
   for (int64_t i = 0; i < n; ++i) slots_[i] = slot_of(r.pages, i, page);
   write_both(
       {.kv = tensor(kv_.data(), {n, d}), .slots = tensor(slots_.data(), {n}), .cache = cache_},
@@ -129,8 +129,8 @@ void Layer::write_prefix(const Request& r) {
 void Layer::draw_inputs(const Step& step) {
   const LayerOptions& o = options_;
   tokens_ = step.tokens(), rows_ = static_cast<int64_t>(step.requests.size());
-  random_.normals(kv_.span(0, tokens_ * o.model.d_qk), 1.0f);
-  if (v4()) random_.normals(state_kv_.span(0, tokens_ * o.model.d_qk), 1.0f);
+  random_.normals(kv_.span(0, tokens_ * o.model.d_qk), tools::kLatentSigma);
+  if (v4()) random_.normals(state_kv_.span(0, tokens_ * o.model.d_qk), tools::kLatentSigma);
   random_.normals(index_k_.span(0, tokens_ * kIndexDim), 1.0f);
   random_.normals(q_.span(0, tokens_ * o.heads * o.model.d_qk), 1.0f);
   random_.normals(index_q_.span(0, tokens_ * o.index_heads * kIndexDim), 1.0f);

@@ -83,7 +83,7 @@ void Layer::check_attend(int64_t token) {
   attend(a);
   const bool decode = token < plan_.split().decode_tokens;
   const Tensor got = some_heads(rows(all.out, token, 1), first, heads);
-  const tools::Bar bar = tools::for_unit_values(decode ? tools::kDecodeOut : tools::kPrefillOut);
+  const tools::Bar bar = decode ? tools::kDecodeOut : tools::kPrefillOut;
   record(checks_[kAttendTime], tools::compare(got, a.out, bar), got);
   const Tensor got_lse = some_heads(rows(all.lse, token, 1), first, heads);
   record(checks_[kAttendTime],

@@ -52,14 +52,14 @@ inline bool device_finished() {
 }
 
 // Device memory for workspaces (counters there are updated with atomics, which mapped memory may
-// lack).
+// lack); host memory where there is no device.
 class DeviceWorkspace {
  public:
   explicit DeviceWorkspace(size_t bytes) : bytes_(bytes) {
 #ifdef WINNOW_WITH_CUDA
-    if (device_present() && bytes > 0) {
-      cudaMalloc(&data_, bytes);
-      cudaMemset(data_, 0, bytes);
+    if (device_present()) {
+      cudaMalloc(&data_, bytes + 1);
+      cudaMemset(data_, 0, bytes + 1);
       return;
     }
 #endif

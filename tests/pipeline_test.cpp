@@ -78,7 +78,7 @@ struct Done {
   static constexpr size_t kOff = 7;
 };
 
-constexpr tools::Bar kOutBar = tools::for_unit_values(tools::kDecodeOut);
+constexpr tools::Bar kOutBar = tools::kDecodeOut;
 
 void expect_right(Done& done) {
   std::vector<float> want, want_lse;

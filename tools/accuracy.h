@@ -28,13 +28,6 @@ inline constexpr Bar kPrefillOut{8e-4, 3.01 / 128, 7e-6};
 inline constexpr Bar kPrefillLse{1e-6, 2.01 / 65536};  // max_logit too
 inline constexpr Bar kExact{0, 0};                     // bit for bit
 
-// The bar of outputs for values of about 1, where sum_j p_j |v_j| is about 1 as well and was not
-// computed.
-constexpr Bar for_unit_values(Bar out) {
-  out.absolute = kCancellation;
-  return out;
-}
-
 struct Deviation {
   double worst = 0;  // share of its bound that the worst element uses; below 1 passes
   int64_t at = -1;   // its row-major index, -1 when every element is equal

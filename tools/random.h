@@ -8,6 +8,10 @@
 
 namespace winnow::tools {
 
+// Latent values of synthetic problems. The absolute bar of attention is made for values of this
+// size.
+inline constexpr float kLatentSigma = 0.1f;
+
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15u + 1) {}
