@@ -5,6 +5,7 @@
 #include <array>
 
 #include "core/arena.h"
+#include "cuda/device.h"
 #include "pipeline_checks.h"
 
 namespace winnow {
@@ -19,6 +20,7 @@ struct Memory {
   int32_t* combined;  // V4, kSeparate: [T, combined_width]
   int32_t* lengths;   // V4: [T]
   bf16* rows;         // kSeparate: [workspace_rows, d]
+  int32_t* arrays;    // CUDA: the plan's arrays; null on the CPU, where they are read in place
   int64_t picked = 0, combined_width = 0;
 
   Memory(Arena& arena, const Plan& plan) {
@@ -34,6 +36,8 @@ struct Memory {
     combined = arena.take<int32_t>(tokens * combined_width);
     lengths = arena.take<int32_t>(layer.v4 ? tokens : 0);
     rows = arena.take<bf16>(plan.gather_bytes() / sizeof(bf16));
+    const bool on_cpu = o.target.device.kind == DeviceKind::kCpu;
+    arrays = on_cpu ? nullptr : arena.take<int32_t>(plan.arrays().size());
   }
 };
 
@@ -46,10 +50,6 @@ Tensor slice(const Tensor& t, int64_t first, int64_t last) {
   return r;
 }
 
-Tensor view(std::span<const int32_t> s) {
-  return tensor(s.data(), {static_cast<int64_t>(s.size())});
-}
-
 class Flow {
  public:
   Flow(const PipelineArgs& a, const Memory& m)
@@ -58,6 +58,7 @@ class Flow {
   }
 
   void run() {
+    upload();
     // Write the new tokens, compressed states and index keys.
     write({.plan = &plan_, .kv = a_.kv, .slots = a_.slots, .cache = a_.cache});
     if (layer_.compressed)
@@ -117,6 +118,22 @@ class Flow {
   }
 
  private:
+  // Brings the plan's arrays to the device: the only host memory that the stages read.
+  void upload() const {
+#ifdef WINNOW_WITH_CUDA
+    if (!m_.arrays) return;
+    const gpu::Current current(o_.target.device);
+    const std::span<const int32_t> all = plan_.arrays();
+    gpu::copy_to_device(o_.target.device, m_.arrays, all.data(), all.size_bytes());
+    gpu::check_launch("pipeline");
+#endif
+  }
+  // One of the plan's arrays, where the kernels can read it.
+  Tensor view(std::span<const int32_t> s) const {
+    const int32_t* data = s.data();
+    if (m_.arrays && data) data = m_.arrays + (data - plan_.arrays().data());
+    return tensor(data, {static_cast<int64_t>(s.size())});
+  }
   static Tensor tokens(const Tensor& t, const Part& p) {
     return slice(t, p.first_token, p.last_token);
   }

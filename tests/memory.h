@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdlib>
 #include <new>
+#include <vector>
 
 #ifdef WINNOW_WITH_CUDA
 #include <cuda_runtime_api.h>
@@ -42,6 +43,20 @@ inline void release(void* p) {
 #endif
   ::operator delete(p);
 }
+
+// A vector in such memory.
+template <class T>
+struct Mapped {
+  using value_type = T;
+  Mapped() = default;
+  template <class U>
+  Mapped(const Mapped<U>&) {}
+  T* allocate(size_t count) { return static_cast<T*>(testing::allocate(count * sizeof(T))); }
+  void deallocate(T* p, size_t) { release(p); }
+  bool operator==(const Mapped&) const = default;
+};
+template <class T>
+using MappedVector = std::vector<T, Mapped<T>>;
 
 // Waits for the device, so that results can be read. False if the device reported an error.
 inline bool device_finished() {

@@ -41,7 +41,7 @@ struct Pages {
   int32_t page;
   int64_t requests, width, pages;
   Guarded<uint8_t> bytes;
-  std::vector<int32_t> table;
+  MappedVector<int32_t> table;
 
   Pages(CacheFormat f, int32_t page_, int64_t requests_, int64_t longest)
       : format(f),
@@ -106,10 +106,10 @@ class World {
   int64_t count, tokens, d;
   std::vector<int32_t> starts{0}, seq_lens;
   Pages main, states, keys;
-  std::vector<bf16> kv, state_kv, index_k, q;
-  std::vector<int64_t> slots, state_slots, index_slots;
-  std::vector<e4m3> index_q;
-  std::vector<float> weights, sink{0.5f, -1.0f, 2.0f};
+  MappedVector<bf16> kv, state_kv, index_k, q;
+  MappedVector<int64_t> slots, state_slots, index_slots;
+  MappedVector<e4m3> index_q;
+  MappedVector<float> weights, sink{0.5f, -1.0f, 2.0f};
   Guarded<bf16> out;
   Guarded<float> lse;
 
@@ -164,6 +164,7 @@ class World {
                   .split = layout.split,
                   .split_size = 10,
                   .target = {.kernel = kernel}};
+    if (kernel && std::string(kernel) == "sm90") o.target.device = cuda();
     if (layout.mode == Mode::kSeparate) o.workspace_rows = 60;  // two chunks, see batches below
     return o;
   }

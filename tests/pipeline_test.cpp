@@ -42,14 +42,14 @@ constexpr const char* kStageNames[] = {"write",  "score",  "select", "locate",
 std::vector<std::string> kernel_names() {
   std::set<std::string> names = {""};
   for (const char* stage : kStageNames)
-    for (const std::string& k : testing::cpu_kernels(stage)) names.insert(k);
+    for (const std::string& k : testing::kernels(stage)) names.insert(k);
   return std::vector<std::string>(names.begin(), names.end());
 }
 
 // Why some stage that has this kernel cannot run it here.
 std::string missing(const std::string& kernel) {
   for (const KernelInfo& k : support())
-    if (k.kernel == kernel && k.device == "cpu" && !k.available) return k.reason;
+    if (k.kernel == kernel && !k.available) return k.reason;
   return {};
 }
 
@@ -71,7 +71,10 @@ struct Done {
     plan.refill(world.batch());
     run();
   }
-  void run() { pipeline(args()); }
+  void run() {
+    pipeline(args());
+    EXPECT_TRUE(testing::device_finished());
+  }
   PipelineArgs args() { return world.args(plan, memory()); }
   // Of no particular alignment, and not a byte more than asked for.
   std::span<std::byte> memory() { return {workspace.data() + kOff, workspace.size() - kOff}; }

@@ -150,7 +150,7 @@ struct KernelEntry;
 
 // Made once for a capacity; refilled for every batch. refill() does not allocate, and spans given
 // out keep their addresses. A refill that throws leaves the plan as it was. Not safe to refill
-// while a call uses it.
+// while a call uses it; on CUDA, before the stream has run the copy that pipeline() starts with.
 class Plan {
  public:
   explicit Plan(const PlanOptions& options);
@@ -171,6 +171,9 @@ class Plan {
   std::span<const int32_t> positions() const noexcept;    // [tokens]; -1 for padding
   // [tokens]: the indexer's keys that a token may see: (position + 1) / ratio; 0 for padding.
   std::span<const int32_t> key_ends() const noexcept;
+  // What the spans by request and by token here point into, whole: one block, pinned for a CUDA
+  // plan. Copying it to the device carries them all, each at its offset (pipeline() does this).
+  std::span<const int32_t> arrays() const noexcept;
   // One part with everything; kSeparate: the decodes (if there are any), then every prefill chunk.
   // There is always at least one.
   std::span<const Part> parts() const noexcept;

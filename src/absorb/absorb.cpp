@@ -11,6 +11,9 @@ namespace absorption {
 
 std::span<const AbsorbKernel> kernels() {
   static constexpr AbsorbKernel table[] = {
+#ifdef WINNOW_WITH_CUDA
+      {{"sm90", DeviceKind::kCuda, false, gpu::missing}, nullptr, sm90::absorb},
+#endif
       {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd::absorb},
       {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference::absorb},
   };
@@ -19,6 +22,9 @@ std::span<const AbsorbKernel> kernels() {
 
 std::span<const DequantizeKernel> dequantize_kernels() {
   static constexpr DequantizeKernel table[] = {
+#ifdef WINNOW_WITH_CUDA
+      {{"sm90", DeviceKind::kCuda, false, gpu::missing}, nullptr, sm90::dequantize},
+#endif
       {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd::dequantize},
       {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference::dequantize},
   };

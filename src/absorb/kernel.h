@@ -65,5 +65,9 @@ namespace simd {
 void absorb(const Params& p) noexcept;
 void dequantize(const DequantizeParams& p) noexcept;
 }  // namespace simd
+namespace sm90 {  // CUDA builds
+void absorb(const Params& p) noexcept;
+void dequantize(const DequantizeParams& p) noexcept;
+}  // namespace sm90
 
 }  // namespace winnow::absorption

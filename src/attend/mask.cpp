@@ -9,6 +9,9 @@ namespace masking {
 
 std::span<const MaskKernel> kernels() {
   static constexpr MaskKernel table[] = {
+#ifdef WINNOW_WITH_CUDA
+      {{"sm90", DeviceKind::kCuda, false, gpu::missing}, nullptr, sm90},
+#endif
       {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd},
       {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference},
   };

@@ -26,5 +26,6 @@ std::span<const MaskKernel> kernels();
 
 void reference(const Params& p) noexcept;
 void simd(const Params& p) noexcept;
+void sm90(const Params& p) noexcept;  // CUDA builds
 
 }  // namespace winnow::masking

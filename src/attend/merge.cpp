@@ -9,6 +9,9 @@ namespace merging {
 
 std::span<const MergeKernel> kernels() {
   static constexpr MergeKernel table[] = {
+#ifdef WINNOW_WITH_CUDA
+      {{"sm90", DeviceKind::kCuda, false, gpu::missing}, nullptr, sm90},
+#endif
       {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd},
       {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference},
   };

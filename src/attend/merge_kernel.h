@@ -31,5 +31,6 @@ std::span<const MergeKernel> kernels();
 
 void reference(const Params& p) noexcept;
 void simd(const Params& p) noexcept;
+void sm90(const Params& p) noexcept;  // CUDA builds
 
 }  // namespace winnow::merging

@@ -15,6 +15,9 @@ namespace mha {
 
 std::span<const MhaKernel> kernels() {
   static constexpr MhaKernel table[] = {
+#ifdef WINNOW_WITH_CUDA
+      {{{"sm90", DeviceKind::kCuda, false, gpu::missing}, nullptr, on_sm90}, nullptr},
+#endif
       {{{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd}, simd_workspace},
       {{{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference},
        reference_workspace},

@@ -72,5 +72,6 @@ void reference(const Params& p) noexcept;
 size_t reference_workspace(const Shape& shape);
 void simd(const Params& p) noexcept;
 size_t simd_workspace(const Shape& shape);
+void on_sm90(const Params& p) noexcept;  // CUDA builds
 
 }  // namespace winnow::mha

@@ -49,6 +49,22 @@ Current::~Current() {
   if (before_ >= 0) cudaSetDevice(before_);
 }
 
+void* allocate_pinned(size_t bytes) {
+  void* memory = nullptr;
+  if (const cudaError_t e = cudaHostAlloc(&memory, bytes, cudaHostAllocPortable); e != cudaSuccess)
+    throw Error(ErrorCode::kRuntime, cat("plan: CUDA: ", cudaGetErrorString(e)));
+  return memory;
+}
+
+void release_pinned(void* memory) noexcept {
+  if (memory) cudaFreeHost(memory);
+}
+
+void copy_to_device(const Device& device, void* to, const void* from, size_t bytes) noexcept {
+  if (bytes > 0)
+    cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(device.stream));
+}
+
 void check_launch(const char* stage) {
   if (const cudaError_t e = cudaGetLastError(); e != cudaSuccess)
     throw Error(ErrorCode::kRuntime, cat(stage, ": CUDA: ", cudaGetErrorString(e)));

@@ -1,6 +1,7 @@
 // The CUDA device as the kernel tables and verbs see it. No CUDA header in here.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -25,6 +26,15 @@ class Current {
  private:
   int before_ = -1;
 };
+
+// Host memory that the device copies from without a detour. Throws Error(kRuntime) when there is
+// none; release_pinned() takes null.
+void* allocate_pinned(size_t bytes);
+void release_pinned(void* memory) noexcept;
+
+// Queues a copy of pinned host memory to the device, on the stream of `device`. A captured graph
+// copies what is there when it is replayed.
+void copy_to_device(const Device& device, void* to, const void* from, size_t bytes) noexcept;
 
 // Throws Error(kRuntime) naming the stage if a launch since the last check failed. Does not wait.
 void check_launch(const char* stage);

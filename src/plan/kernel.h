@@ -162,5 +162,10 @@ void slots(const SlotsParams& p) noexcept;
 void runs(const RunParams& p) noexcept;
 void combined(const CombinedParams& p) noexcept;
 }  // namespace simd
+namespace sm90 {  // CUDA builds
+void slots(const SlotsParams& p) noexcept;
+void runs(const RunParams& p) noexcept;
+void combined(const CombinedParams& p) noexcept;
+}  // namespace sm90
 
 }  // namespace winnow::lists

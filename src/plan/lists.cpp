@@ -11,6 +11,13 @@ namespace lists {
 
 std::span<const ListsKernel> kernels() {
   static constexpr ListsKernel table[] = {
+#ifdef WINNOW_WITH_CUDA
+      {{"sm90", DeviceKind::kCuda, false, gpu::missing},
+       nullptr,
+       sm90::slots,
+       sm90::runs,
+       sm90::combined},
+#endif
       {{"simd", DeviceKind::kCpu, false, detail::any_machine},
        nullptr,
        simd::slots,

@@ -23,8 +23,9 @@ class Lists : public ::testing::TestWithParam<std::string> {
   void SetUp() override {
     if (const std::string why = testing::why_not("lists", GetParam()); !why.empty())
       GTEST_SKIP() << why;
-    target.kernel = GetParam().c_str();
+    target = testing::target("lists", kernel);
   }
+  std::string kernel = GetParam();
   Target target;
 };
 
@@ -42,6 +43,7 @@ TEST_P(Lists, CompressedSlotsOfTheSpecification) {
                     .pages = 8,
                     .slots = tensor(slots.data(), {45}),
                     .target = target});
+  ASSERT_TRUE(testing::device_finished());
   Longs found;
   for (int64_t s : slots)
     if (s >= 0) found.push_back(s);
@@ -63,6 +65,7 @@ TEST_P(Lists, C128aOfTheSpecification) {
                .lists = tensor(lists.data(), {4, 128}),
                .lengths = vec(lengths),
                .target = target});
+  ASSERT_TRUE(testing::device_finished());
   EXPECT_EQ(lengths.values(), (Ints{2, 4, 3, 5}));
   const Ints want[] = {{1536, 1537}, {2560, 2561, 2562, 2563}, {0, 1, 2}, {0, 1, 2, 3, 4}};
   for (int64_t t = 0; t < 4; ++t) {
@@ -84,6 +87,7 @@ TEST_P(Lists, RowsStayInTheirWidth) {
                 .lists = tensor(lists.data(), {4, 8}, {16, 1}),
                 .lengths = vec(lengths),
                 .target = target});
+  ASSERT_TRUE(testing::device_finished());
   EXPECT_EQ(lengths.values(), (Ints{3, 8, 0, 0}));
   const Ints want[] = {
       {0, 1, 2, -1, -1, -1, -1, -1}, {33, 34, 35, 36, 37, 38, 39, 40}, Ints(8, -1), Ints(8, -1)};
@@ -98,6 +102,7 @@ TEST_P(Lists, RowsStayInTheirWidth) {
                 .lists = tensor(lists.data(), {4, 8}, {16, 1}),
                 .lengths = vec(lengths),
                 .target = target});
+  ASSERT_TRUE(testing::device_finished());
   EXPECT_EQ(Ints(&lists[16], &lists[16] + 8), (Ints{0, -1, -1, -1, -1, -1, -1, -1}));
 }
 
@@ -119,6 +124,7 @@ TEST_P(Lists, CombinedByHand) {
                   .lists = tensor(lists.data(), {2, 128}),
                   .lengths = vec(lengths),
                   .target = target});
+  ASSERT_TRUE(testing::device_finished());
   Ints first = {12, 15, 16, 19, 20, 21, 22}, second = {1, 2, 7, 8, 9, 10};
   EXPECT_EQ(lengths.values(), (Ints{7, 6}));
   first.resize(128, -1), second.resize(128, -1);
@@ -176,6 +182,7 @@ TEST_P(Lists, DrawnSlots) {
                       .pages = d.pages,
                       .slots = tensor(slots.data(), {room}),
                       .target = target});
+    ASSERT_TRUE(testing::device_finished());
     for (int64_t t = 0; t < room; ++t) {
       const int64_t p = t < d.tokens ? d.positions[t] : -1;
       const int64_t want = p >= 0 && (p + 1) % d.ratio == 0 ? d.slot(t, p / d.ratio) : -1;
@@ -212,6 +219,7 @@ TEST_P(Lists, DrawnC128aAndWindow) {
                  .lists = out,
                  .lengths = vec(lengths),
                  .target = target});
+    ASSERT_TRUE(testing::device_finished());
     const auto states = [&](int64_t t) {
       return d.positions[t] < 0 ? 0 : std::min((int64_t{d.positions[t]} + 1) / d.ratio, width);
     };
@@ -226,10 +234,12 @@ TEST_P(Lists, DrawnC128aAndWindow) {
                          .lengths = vec(lengths),
                          .target = target};
     window_lists(args);
+    ASSERT_TRUE(testing::device_finished());
     expect(position, length, "positions");
     args.requests = vec(d.ids), args.block_table = d.table_view();
     args.page = d.page, args.pages = d.pages;
     window_lists(args);
+    ASSERT_TRUE(testing::device_finished());
     expect([&](int64_t t, int64_t k) { return d.slot(t, position(t, k)); }, length, "slots");
   }
 }
@@ -267,6 +277,7 @@ TEST_P(Lists, DrawnCombined) {
                     .lists = tensor(lists.data(), {d.tokens, columns}),
                     .lengths = vec(lengths),
                     .target = target});
+    ASSERT_TRUE(testing::device_finished());
     for (int64_t t = 0; t < d.tokens; ++t) {
       const int64_t pos = d.positions[t], r = d.ids[t];
       Ints want;
@@ -289,7 +300,7 @@ TEST_P(Lists, DrawnCombined) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, Lists, ::testing::ValuesIn(testing::cpu_kernels("lists")),
+INSTANTIATE_TEST_SUITE_P(Kernels, Lists, ::testing::ValuesIn(testing::kernels("lists")),
                          [](const auto& info) { return info.param; });
 
 TEST(ListErrors, NameTheArgument) {

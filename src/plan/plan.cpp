@@ -7,6 +7,7 @@
 #include "plan/batch.h"
 #include "plan/choice.h"
 #include "plan/schedule.h"
+#include "plan/staging.h"
 
 namespace winnow {
 
@@ -20,10 +21,13 @@ struct Plan::State {
   // The current batch. Vectors keep their capacity's size; the counts say how much of them counts.
   int32_t requests = 0, tokens = 0;
   BatchSplit split;
-  std::vector<int32_t> query_lens, seq_lens;                                      // by request
-  std::vector<int32_t> request_ids, positions, ends, key_ends, prefill_requests;  // by token
+  planning::Staging staging;                            // what the spans point into
+  std::span<int32_t> query_lens, seq_lens;              // by request
+  std::span<int32_t> request_ids, positions, key_ends;  // by token
+  std::span<int32_t> prefill_requests;                  // by token, kSeparate alone
   // By prefill request, kSeparate alone:
-  std::vector<int32_t> starts, compressed_lens, gather_starts, gather_lens, gather_rows;
+  std::span<int32_t> starts, compressed_lens, gather_starts, gather_lens, gather_rows;
+  std::vector<int32_t> ends;  // by token, for the schedule alone
   std::vector<Part> parts;
   std::vector<Chunk> chunks;
   size_t part_count = 0, chunk_count = 0;
@@ -49,13 +53,17 @@ void Plan::State::allocate() {
   Check("plan").that(
       most_tiles <= INT32_MAX, "max_tokens", "at most 2147483647 tiles",
       cat(most_tiles, " (max_tokens ", o.max_tokens, ", split_size ", o.split_size, ")"));
-  for (auto* v : {&query_lens, &seq_lens}) v->resize(o.max_requests);
-  for (auto* v : {&request_ids, &positions, &ends, &key_ends}) v->resize(o.max_tokens);
+  const size_t by_request = o.max_requests, by_token = o.max_tokens;
+  staging = planning::Staging(
+      o.target.device, separate() ? 7 * by_request + 4 * by_token : 2 * by_request + 3 * by_token);
+  for (auto* v : {&query_lens, &seq_lens}) *v = staging.take(by_request);
+  for (auto* v : {&request_ids, &positions, &key_ends}) *v = staging.take(by_token);
+  ends.resize(by_token);
   if (separate()) {
-    prefill_requests.resize(o.max_tokens);
+    prefill_requests = staging.take(by_token);
     chunks.resize(o.max_requests);
     for (auto* v : {&starts, &compressed_lens, &gather_starts, &gather_lens, &gather_rows})
-      v->resize(o.max_requests);
+      *v = staging.take(by_request);
     gather_bytes = static_cast<size_t>(o.workspace_rows) * o.model.d_qk * sizeof(bf16);
   }
   tiles.resize(most_tiles);
@@ -168,8 +176,8 @@ void Plan::State::fill_parts(std::span<const int32_t> query_starts) noexcept {
   if (split.decode_tokens > 0 || split.prefills == 0)
     parts[part_count++] = {0, split.decode_tokens, 0, split.decodes};
   const int32_t base = split.decodes;
-  const std::span prefill_lens = std::span(seq_lens).subspan(base, split.prefills);
-  const V4ChunkArgs v4_args{.query_lens = std::span(query_lens).subspan(base, split.prefills),
+  const std::span prefill_lens = seq_lens.subspan(base, split.prefills);
+  const V4ChunkArgs v4_args{.query_lens = query_lens.subspan(base, split.prefills),
                             .seq_lens = prefill_lens,
                             .ratio = options.extra_topk > 0 ? options.ratio : 1,
                             .window = options.topk};
@@ -226,8 +234,8 @@ const BatchSplit& Plan::split() const noexcept { return state_->split; }
 
 namespace {
 // The part of an array that counts; empty where the mode does not have it.
-std::span<const int32_t> front(const std::vector<int32_t>& v, int32_t count) {
-  return v.empty() ? std::span<const int32_t>() : std::span(v).first(count);
+std::span<const int32_t> front(std::span<const int32_t> v, int32_t count) {
+  return v.empty() ? v : v.first(count);
 }
 }  // namespace
 
@@ -264,6 +272,7 @@ std::span<const int32_t> Plan::gather_lens() const noexcept {
 std::span<const int32_t> Plan::gather_rows() const noexcept {
   return front(state_->gather_rows, state_->split.prefills);
 }
+std::span<const int32_t> Plan::arrays() const noexcept { return state_->staging.all(); }
 std::span<const Part> Plan::parts() const noexcept {
   return std::span(state_->parts).first(state_->part_count);
 }

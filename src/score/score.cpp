@@ -124,6 +124,9 @@ const ScoreKernel& kernel_for(const char* stage, const ScoreArgs& a, const Shape
                 : choose(stage, kernels(), shape, a.target);
 }
 
+// Keys of a token that a plan's workspace is made for.
+int64_t planned_keys(const PlanOptions& o) { return o.max_context / o.ratio; }
+
 Shape shape_for(const Params& p, int64_t topk) {
   return {p.heads, p.tokens, p.ranges.limit,
           static_cast<int32_t>(std::min<int64_t>(topk, INT32_MAX))};
@@ -155,6 +158,9 @@ void score_select(const ScoreSelectArgs& args) {
   p.ids = static_cast<int32_t*>(args.ids.data), p.id_stride = args.ids.stride[0];
   p.width = args.ids.shape[1];
   p.relative = args.relative;
+  if (args.score.plan && p.score.device.kind == DeviceKind::kCuda)
+    p.score.ranges.limit =
+        std::min(p.score.ranges.limit, scoring::planned_keys(args.score.plan->options()));
   const scoring::Shape shape = scoring::shape_for(p.score, p.width);
   const auto& kernel = scoring::kernel_for("score_select", args.score, shape);
 
@@ -170,7 +176,8 @@ void score_select(const ScoreSelectArgs& args) {
       p.workspace = own->span();
     }
   } else {
-    least = kernel.workspace(shape);
+    // Lengths are on the device; the plan's capacity, or the table, bounds them.
+    least = scoring::smallest_workspace(std::max<int64_t>(p.score.ranges.limit, 1));
   }
   check.that(p.workspace.size() >= least, "workspace", cat("at least ", least, " bytes"),
              cat(p.workspace.size()));

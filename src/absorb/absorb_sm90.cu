@@ -1,0 +1,225 @@
+// The projections on the device: a product per head by the tensor cores' m16n8k16, and strided
+// copies.
+//
+// A block owns a kRows x kCols tile of one head's result, four warps a quarter each. Slices of 64
+// of the depth come through a ring of three stages in shared memory, copied two ahead. Every
+// element is added up in the order of the depth whatever the tile's size, so a row's bits do not
+// depend on the call's other rows. Budget: at decode sizes the weights are read once, 16 MB for 128
+// heads of 512 x 128; at prefill sizes 32 products of 16 x 8 x 16 for eight matrix loads a warp.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "absorb/kernel.h"
+#include "core/formats.h"
+#include "cuda/device.h"
+#include "cuda/mma.h"
+
+namespace winnow::absorption::sm90 {
+
+namespace {
+
+constexpr int kThreads = 128, kDepth = 64, kStages = 3;
+
+template <int kRows_, int kCols_, bool kByColumn_>
+struct Config {
+  static constexpr int kRows = kRows_, kCols = kCols_;
+  static constexpr bool kByColumn = kByColumn_;  // b is contiguous along the depth
+  static constexpr int kWidthA = kDepth + gpu::kTilePad;
+  static constexpr int kWidthB = (kByColumn ? kDepth : kCols) + gpu::kTilePad;
+  struct Stage {
+    alignas(16) bf16 a[kRows * kWidthA];
+    alignas(16) bf16 b[(kByColumn ? kCols : kDepth) * kWidthB];
+  };
+  struct SharedMemory {
+    Stage stages[kStages];
+  };
+};
+
+struct Task {
+  Product p;
+  bool fast_a, fast_b;
+};
+
+// Copies slice `k` of the depth for the tile at (row, col) of a head; zeros outside the operands.
+template <class C>
+__device__ void load_stage(typename C::Stage& stage, const Task& task, const bf16* a, const bf16* b,
+                           int64_t k) {
+  const Product& p = task.p;
+  const int64_t row_tiles = (p.rows + C::kRows - 1) / C::kRows;
+  const int64_t col_tiles = (p.cols + C::kCols - 1) / C::kCols;
+  const int64_t row = blockIdx.x / col_tiles % row_tiles * C::kRows;
+  const int64_t col = blockIdx.x % col_tiles * C::kCols;
+  constexpr int kVectors = kDepth / 8;
+  for (int i = threadIdx.x; i < C::kRows * kVectors; i += kThreads) {
+    const int r = i / kVectors, at = i % kVectors * 8;
+    const int64_t valid = row + r < p.rows ? p.depth - k - at : 0;
+    const bf16* from = valid > 0 ? a + (row + r) * p.a_row + k + at : a;
+    gpu::copy8(stage.a + r * C::kWidthA + at, {from, 1, task.fast_a}, valid);
+  }
+  constexpr int kAcross = (C::kByColumn ? kDepth : C::kCols) / 8;
+  constexpr int kLines = C::kByColumn ? C::kCols : kDepth;
+  for (int i = threadIdx.x; i < kLines * kAcross; i += kThreads) {
+    const int line = i / kAcross, at = i % kAcross * 8;
+    const int64_t d = k + (C::kByColumn ? at : line), c = col + (C::kByColumn ? line : at);
+    const int64_t valid = d < p.depth && c < p.cols ? (C::kByColumn ? p.depth - d : p.cols - c) : 0;
+    const bf16* from = valid > 0 ? b + d * p.b_k + c * p.b_col : b;
+    gpu::copy8(stage.b + line * C::kWidthB + at,
+               {from, C::kByColumn ? p.b_k : p.b_col, task.fast_b}, valid);
+  }
+}
+
+template <class C>
+__global__ void __launch_bounds__(kThreads) multiply(const __grid_constant__ Task task) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  auto& shared = *reinterpret_cast<typename C::SharedMemory*>(memory);
+  const Product& p = task.p;
+  const int64_t row_tiles = (p.rows + C::kRows - 1) / C::kRows;
+  const int64_t col_tiles = (p.cols + C::kCols - 1) / C::kCols;
+  const int64_t head = blockIdx.x / (row_tiles * col_tiles);
+  const bf16* a = p.a + head * p.a_head;
+  const bf16* b = p.b + head * p.b_head;
+
+  // A warp's quarter of the tile.
+  constexpr int kWarpRows = C::kRows / 2, kWarpCols = C::kCols / 2;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int warp_row = warp / 2 * kWarpRows, warp_col = warp % 2 * kWarpCols;
+  float sums[kWarpRows / 16][kWarpCols / 8][4] = {};
+
+  // Fill two stages ahead; a group is committed every time, so that counting them works.
+  const int slices = static_cast<int>((p.depth + kDepth - 1) / kDepth);
+  for (int s = 0; s < kStages - 1; ++s) {
+    if (s < slices) load_stage<C>(shared.stages[s], task, a, b, int64_t{s} * kDepth);
+    gpu::copy_commit();
+  }
+  for (int s = 0; s < slices; ++s) {
+    // Wait for this slice; everyone is then done with the one before, whose stage is filled next.
+    gpu::copy_wait<kStages - 2>();
+    __syncthreads();
+    if (const int next = s + kStages - 1; next < slices)
+      load_stage<C>(shared.stages[next % kStages], task, a, b, int64_t{next} * kDepth);
+    gpu::copy_commit();
+    const typename C::Stage& stage = shared.stages[s % kStages];
+#pragma unroll
+    for (int k = 0; k < kDepth; k += 16) {
+      uint32_t left[kWarpRows / 16][4];
+#pragma unroll
+      for (int m = 0; m < kWarpRows / 16; ++m)
+        gpu::load_a(left[m], stage.a, C::kWidthA, warp_row + 16 * m, k);
+#pragma unroll
+      for (int n = 0; n < kWarpCols / 16; ++n) {
+        uint32_t right[4];
+        if constexpr (C::kByColumn) gpu::load_b(right, stage.b, C::kWidthB, warp_col + 16 * n, k);
+        else gpu::load_b_rows(right, stage.b, C::kWidthB, warp_col + 16 * n, k);
+#pragma unroll
+        for (int m = 0; m < kWarpRows / 16; ++m) {
+          gpu::mma_bf16(sums[m][2 * n], left[m], right[0], right[1]);
+          gpu::mma_bf16(sums[m][2 * n + 1], left[m], right[2], right[3]);
+        }
+      }
+    }
+  }
+
+  // Store what lies inside the result.
+  const int64_t row0 = blockIdx.x / col_tiles % row_tiles * C::kRows + warp_row + lane / 4;
+  const int64_t col0 = blockIdx.x % col_tiles * C::kCols + warp_col + lane % 4 * 2;
+  bf16* out = p.out + head * p.out_head;
+#pragma unroll
+  for (int m = 0; m < kWarpRows / 16; ++m)
+#pragma unroll
+    for (int n = 0; n < kWarpCols / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int64_t row = row0 + 16 * m + i / 2 * 8, col = col0 + 8 * n + i % 2;
+        if (row < p.rows && col < p.cols) out[row * p.out_row + col] = to_bf16(sums[m][n][i]);
+      }
+}
+
+template <class C>
+void launch_tiles(const Task& task, cudaStream_t stream) {
+  const Product& p = task.p;
+  const int64_t tiles = (p.rows + C::kRows - 1) / C::kRows * ((p.cols + C::kCols - 1) / C::kCols);
+  constexpr int kBytes = sizeof(typename C::SharedMemory);
+  cudaFuncSetAttribute(multiply<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  multiply<C><<<static_cast<unsigned>(tiles * p.heads), kThreads, kBytes, stream>>>(task);
+}
+
+void product(const Product& p, cudaStream_t stream) {
+  if (p.rows == 0 || p.cols == 0 || p.heads == 0) return;
+  const bool by_column = p.b_k == 1 && p.b_col != 1;
+  Task task{p};
+  task.fast_a = gpu::aligned8(p.a, p.a_row, p.a_head);
+  task.fast_b =
+      (by_column || p.b_col == 1) && gpu::aligned8(p.b, by_column ? p.b_col : p.b_k, p.b_head);
+  const bool large = p.rows > 64 && p.cols > 64;  // decode batches have the small tile's rows
+  if (by_column) {
+    if (large) launch_tiles<Config<128, 128, true>>(task, stream);
+    else launch_tiles<Config<64, 64, true>>(task, stream);
+  } else {
+    if (large) launch_tiles<Config<128, 128, false>>(task, stream);
+    else launch_tiles<Config<64, 64, false>>(task, stream);
+  }
+}
+
+// Tiles of 32 x 32 over the outer and inner dimension, turned in shared memory when what is
+// consecutive in one tensor is not in the other.
+constexpr int kTile = 32;
+__global__ void __launch_bounds__(kTile * 8) copy_tiles(const __grid_constant__ Copy c) {
+  __shared__ bf16 tile[kTile][kTile + 2];
+  const int64_t inner = (c.shape[2] + kTile - 1) / kTile;
+  const int64_t outer = (c.shape[0] + kTile - 1) / kTile;
+  const bool from_inner = c.from_stride[2] <= c.from_stride[0] || c.shape[0] == 1;
+  const bool to_inner = c.to_stride[2] <= c.to_stride[0] || c.shape[0] == 1;
+  for (int64_t b = blockIdx.x; b < inner * outer * c.shape[1]; b += gridDim.x) {
+    const int64_t k0 = b % inner * kTile, i0 = b / inner % outer * kTile, j = b / (inner * outer);
+    for (int y = threadIdx.y; y < kTile; y += 8) {
+      const int i = from_inner ? y : threadIdx.x, k = from_inner ? threadIdx.x : y;
+      if (i0 + i < c.shape[0] && k0 + k < c.shape[2])
+        tile[i][k] = c.from[(i0 + i) * c.from_stride[0] + j * c.from_stride[1] +
+                            (k0 + k) * c.from_stride[2]];
+    }
+    __syncthreads();
+    for (int y = threadIdx.y; y < kTile; y += 8) {
+      const int i = to_inner ? y : threadIdx.x, k = to_inner ? threadIdx.x : y;
+      if (i0 + i < c.shape[0] && k0 + k < c.shape[2])
+        c.to[(i0 + i) * c.to_stride[0] + j * c.to_stride[1] + (k0 + k) * c.to_stride[2]] =
+            tile[i][k];
+    }
+    __syncthreads();
+  }
+}
+
+// Blocks of a pass over `work` pieces: enough to fill the device, the rest in turns.
+unsigned blocks_for(int64_t work, const Device& device) {
+  return static_cast<unsigned>(std::min<int64_t>(work, 16 * gpu::multiprocessors(device.index)));
+}
+
+__global__ void __launch_bounds__(256) dequantize_rows(const __grid_constant__ DequantizeParams p) {
+  for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
+    const float* scales = p.scale + row / kBlock * p.scale_row;
+    for (int64_t col = threadIdx.x; col < p.cols; col += 256)
+      p.out[row * p.out_row + col] = to_bf16(to_float(p.weight[row * p.weight_row + col]) *
+                                             scales[col / kBlock * p.scale_col]);
+  }
+}
+
+}  // namespace
+
+void absorb(const Params& p) noexcept {
+  const auto stream = static_cast<cudaStream_t>(p.device.stream);
+  for (int i = 0; i < p.product_count; ++i) product(p.products[i], stream);
+  for (int i = 0; i < p.copy_count; ++i) {
+    const Copy& c = p.copies[i];
+    const int64_t tiles =
+        (c.shape[0] + kTile - 1) / kTile * c.shape[1] * ((c.shape[2] + kTile - 1) / kTile);
+    if (tiles > 0) copy_tiles<<<blocks_for(tiles, p.device), dim3(kTile, 8), 0, stream>>>(c);
+  }
+}
+
+void dequantize(const DequantizeParams& p) noexcept {
+  if (p.rows == 0 || p.cols == 0) return;
+  const auto stream = static_cast<cudaStream_t>(p.device.stream);
+  dequantize_rows<<<blocks_for(p.rows, p.device), 256, 0, stream>>>(p);
+}
+
+}  // namespace winnow::absorption::sm90

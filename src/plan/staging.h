@@ -1,0 +1,35 @@
+// The block of host memory that a plan's arrays live in: plain, or pinned for a CUDA plan, so that
+// one copy on the stream brings them to the device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "winnow/tensor.h"
+
+namespace winnow::planning {
+
+class Staging {
+ public:
+  Staging() = default;
+  Staging(const Device& device, size_t count);  // zeros; throws when there is no memory
+
+  // The next `count` numbers of the block, which must have as many left.
+  std::span<int32_t> take(size_t count) {
+    used_ += count;
+    return {memory_.get() + used_ - count, count};
+  }
+  std::span<const int32_t> all() const { return {memory_.get(), count_}; }
+
+ private:
+  struct Free {
+    bool pinned = false;
+    void operator()(int32_t* memory) const noexcept;
+  };
+  std::unique_ptr<int32_t, Free> memory_;
+  size_t count_ = 0, used_ = 0;
+};
+
+}  // namespace winnow::planning
