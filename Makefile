@@ -13,7 +13,7 @@ build: setup  ## the library and the program: build/release/winnow
 run: build  ## a continuous-batching step loop through all stages (ARGS="--model v4 --check")
 	$(WINNOW) run $(ARGS)
 
-test: setup  ## every test: release, ASan + UBSan, TSan, Python; closes with the counts
+test: setup  ## every test: release, ASan + UBSan, TSan, Python; CUDA compiled where nvcc is; the counts
 	@tools/setup.sh python
 	@JOBS=$(JOBS) tools/test.sh
 
@@ -32,10 +32,10 @@ python-test: setup  ## the Python package, installed into .venv, and its tests
 
 cuda:  ## the program with the Hopper kernels: build/cuda/winnow
 	@tools/setup.sh cuda
-	cmake --preset cuda
+	PATH=$$PATH:/usr/local/cuda/bin cmake --preset cuda
 	cmake --build --preset cuda -j $(JOBS)
 
-gpu-test:  ## every test of the CUDA build, on a machine with a Hopper GPU
+gpu-test:  ## every test of the CUDA build and compute-sanitizer, on a machine with a Hopper GPU
 	@nvidia-smi -L || { echo "gpu-test needs an NVIDIA GPU"; exit 1; }
 	@tools/setup.sh cuda
 	@JOBS=$(JOBS) tools/test.sh cuda

@@ -152,7 +152,7 @@ double Runner::at_the_roof(const Case& c, bool cold) const {
   double compute = roofs_.fma;
   if (c.kernel.find("amx") != std::string::npos) compute = roofs_.amx;
   else if (c.kernel.find("bf16") != std::string::npos) compute = roofs_.bf16_dot;
-  else if (c.kernel.find("sm90") != std::string::npos) compute = roofs_.tensor;
+  else if (c.kernel.find("sm90") != std::string::npos) compute = roofs_.tensor * (c.fp8 ? 2 : 1);
   const double arithmetic = compute > 0 ? c.flops / compute : 0;
   const double memory = roofs_.read > 0 && cold ? c.bytes / roofs_.read : 0;
   return std::max(arithmetic, memory);

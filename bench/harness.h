@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "placement.h"
+
 namespace winnow::bench {
 
 // What is measured. 0 and "" stand for "not applicable" (null in the JSON).
@@ -24,6 +26,7 @@ struct Case {
   int64_t heads = 0, topk = 0, extra = 0, batch = 0, s_q = 0, context = 0;
   double flops = 0;  // of one run
   double bytes = 0;  // that one run has to move when nothing is cached
+  bool fp8 = false;  // products of e4m3: twice the rate of the tensor cores
 };
 
 struct Result {
@@ -78,6 +81,8 @@ class Runner {
   // Kernels of the stage that this machine can run and the options ask for.
   std::vector<std::string> kernels() const;
   const Options& options() const { return options_; }
+  Device device() const { return device_of(options_.device.c_str()); }
+  bool on_cuda() const { return options_.device == "cuda"; }
   // Whether the options ask for this case: to spare the set-up of one that they do not.
   bool wants(const Case& c) const;
   // Times `run` cold and warm. A kernel that refuses the shape is noted on stderr and left out.

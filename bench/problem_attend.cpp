@@ -9,6 +9,8 @@ namespace {
 
 constexpr int64_t kCompression = 4;  // V4: tokens per compressed state
 
+constexpr int64_t kDrawn = 512;  // tokens whose slots are drawn; later ones take theirs in turn
+
 // Slots of `width` distinct positions of each token's request.
 void fill_slots(const Paging& paging, const Sizes& s, int64_t context,
                 const tools::Buffer<int32_t>& slots) {
@@ -16,50 +18,55 @@ void fill_slots(const Paging& paging, const Sizes& s, int64_t context,
   const int64_t width = static_cast<int64_t>(slots.size()) / std::max<int64_t>(s.tokens(), 1);
   for (int64_t t = 0; t < s.tokens(); ++t) {
     const std::span<int32_t> row = slots.span(t * width, width);
+    if (s.batch == 1 && t >= kDrawn) {
+      std::ranges::copy(slots.span((t - kDrawn) * width, width), row.begin());
+      continue;
+    }
     random.choose(row, context);
     const int32_t* table = paging.table.data() + paging.requests[t] * paging.width;
     for (int32_t& id : row)
       if (id >= 0) id = table[id / s.page] * s.page + id % s.page;
+    for (int64_t i = width - 1; s.shuffled && i > 0; --i) std::swap(row[i], row[random.draw(0, i)]);
   }
+}
+
+Cache shape_of(const Sizes& s, int64_t pages) {
+  return {nullptr, s.bf16_cache ? s.model.bf16 : s.model.fp8, pages, s.page};
 }
 
 }  // namespace
 
 AttendProblem::AttendProblem(const Sizes& s)
-    : paging(s, s.context),
-      extra_paging(s, s.extra > 0 ? std::max<int64_t>(s.context / kCompression, 1) : 0),
-      cache(s.bf16_cache ? s.model.bf16 : s.model.fp8, paging.pages, s.page, s.seed),
-      extra_cache(cache.cache.format, extra_paging.pages, s.page, s.seed + 1),
-      q(s.tokens() * s.heads * s.model.d_qk),
-      out(s.tokens() * s.heads * s.model.d_v),
-      lse(s.tokens() * s.heads),
-      max_logit(s.tokens() * s.heads),
+    : placement(s.device),
+      paging(placement, s, s.context),
+      extra_paging(placement, s, s.extra > 0 ? std::max<int64_t>(s.context / kCompression, 1) : 0),
+      cache(placement, shape_of(s, paging.pages), s.seed),
+      extra_cache(placement, shape_of(s, extra_paging.pages), s.seed + 1),
       sink(s.heads),
       slots(s.tokens() * s.topk),
       extra_slots(s.tokens() * s.extra),
       sizes_(s) {
   tools::Random random(s.seed + 2);
-  random.normals(q.span(), 1.0f);
-  random.normals(sink.span(), 1.0f);
+  args.q = placement.normals(q, {s.tokens(), s.heads, s.model.d_qk}, random);
+  const Tensor sinks = placement.normals(sink, {s.heads}, random);
   fill_slots(paging, s, s.context, slots);
-  args.q = tensor(q.data(), {s.tokens(), s.heads, s.model.d_qk});
-  args.lists[0] = {.cache = cache.cache, .indices = tensor(slots.data(), {s.tokens(), s.topk})};
+  args.lists[0] = {.cache = cache.cache, .indices = placement.copied(slots, {s.tokens(), s.topk})};
   if (s.extra > 0) {
     fill_slots(extra_paging, s, std::max<int64_t>(s.context / kCompression, 1), extra_slots);
     args.lists[1] = {.cache = extra_cache.cache,
-                     .indices = tensor(extra_slots.data(), {s.tokens(), s.extra})};
+                     .indices = placement.copied(extra_slots, {s.tokens(), s.extra})};
   }
   args.scale = s.model.d_qk == 576 ? 0.0416666679f : 0.0441941738f;  // 576^-1/2, 512^-1/2
-  if (s.model.lists == 2) args.sink = tensor(sink.data(), {s.heads});
-  args.out = tensor(out.data(), {s.tokens(), s.heads, s.model.d_v});
-  args.lse = tensor(lse.data(), {s.tokens(), s.heads});
-  args.max_logit = tensor(max_logit.data(), {s.tokens(), s.heads});
+  if (s.model.lists == 2) args.sink = sinks;
+  args.out = placement.room(out, {s.tokens(), s.heads, s.model.d_v});
+  args.lse = placement.room(lse, {s.tokens(), s.heads});
+  args.max_logit = placement.room(max_logit, {s.tokens(), s.heads});
+  args.target.device = s.device;
 }
 
 void AttendProblem::use(const char* kernel) {
   args.target.kernel = kernel;
-  workspace = tools::Buffer<std::byte>(static_cast<int64_t>(attend_workspace_bytes(args)));
-  args.workspace = workspace.span();
+  args.workspace = placement.workspace(workspace, attend_workspace_bytes(args));
 }
 
 double AttendProblem::flops() const {
@@ -70,7 +77,7 @@ double AttendProblem::flops() const {
 double AttendProblem::bytes() const {  // every selected record, queries and output once
   const double record = static_cast<double>(page_bytes_used(cache.cache.format, 64)) / 64;
   return static_cast<double>(sizes_.tokens() * (sizes_.topk + sizes_.extra)) * (record + 4) +
-         2.0 * static_cast<double>(q.size() + out.size());
+         2.0 * static_cast<double>(args.q.size() + args.out.size());
 }
 
 }  // namespace winnow::bench

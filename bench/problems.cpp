@@ -14,50 +14,67 @@ int64_t pages_for(int64_t tokens, int32_t page) { return (tokens + page - 1) / p
 
 }  // namespace
 
-Paging::Paging(const Sizes& s, int64_t context)
+Paging::Paging(Placement& memory, const Sizes& s, int64_t context)
     : pages(pages_for(context, s.page) * (s.shared ? 1 : s.batch)),
       width(pages_for(context, s.page)),
       table(s.batch * width),
-      requests(s.tokens()),
-      batch_(s.batch) {
+      requests(s.tokens()) {
   tools::Random random(s.seed + 3);
   std::vector<int32_t> order(static_cast<size_t>(pages));
   std::iota(order.begin(), order.end(), 0);
   for (int64_t i = pages - 1; i > 0; --i) std::swap(order[i], order[random.draw(0, i)]);
   for (int64_t i = 0; i < s.batch * width; ++i) table[i] = order[s.shared ? i % width : i];
   for (int64_t t = 0; t < s.tokens(); ++t) requests[t] = static_cast<int32_t>(t / s.s_q);
+  table_view = memory.copied(table, {s.batch, width});
+  request_view = memory.copied(requests, {s.tokens()});
 }
 
-FilledCache::FilledCache(CacheFormat format, int64_t pages, int32_t page, uint64_t seed)
-    : memory(pages * page_bytes(format, page)),
-      cache{.data = memory.data(), .format = format, .pages = pages, .page = page} {
-  const int64_t d = record_dim(format), block = std::min<int64_t>(pages * page, 1024);
+FilledCache::FilledCache(Placement& placement, Cache shape, uint64_t seed) : cache(shape) {
+  const int64_t bytes = cache.pages * page_bytes(cache.format, cache.page);
+  const Tensor room = placement.room(memory, {bytes});
+  cache.data = room.data;
+  // On a device a block of rows is written over and over: making them takes the longest.
+  const int64_t d = record_dim(cache.format), all = cache.pages * cache.page;
+  const int64_t block = std::min<int64_t>(all, placement.on_host() ? 1024 : 16384);
   tools::Random random(seed);
   tools::Buffer<bf16> kv(block * d);
   tools::Buffer<int64_t> slots(block);
-  for (int64_t first = 0; first < pages * page; first += block) {
-    const int64_t rows = std::min(block, pages * page - first);
-    random.normals(kv.span(), tools::kLatentSigma);
+  Placement own(placement.device());
+  Tensor rows;
+  std::byte* device_slots = placement.on_host() ? nullptr : own.bytes(block * sizeof(int64_t));
+  for (int64_t first = 0; first < all; first += block) {
+    const int64_t count = std::min(block, all - first);
+    if (first == 0) rows = own.normals(kv, {block, d}, random, tools::kLatentSigma);
+    else if (placement.on_host()) random.normals(kv.span(), tools::kLatentSigma);
+    rows.shape[0] = count;
     std::iota(slots.begin(), slots.end(), first);
-    write({.kv = tensor(kv.data(), {rows, d}),
-           .slots = tensor(slots.data(), {rows}),
-           .cache = cache});
+    auto* where = slots.data();
+    if (device_slots) {
+      wait_for(placement.device());  // the write before has read its slots
+      own.upload(device_slots, slots.data(), static_cast<size_t>(count) * sizeof(int64_t));
+      where = reinterpret_cast<int64_t*>(device_slots);
+    }
+    write({.kv = rows,
+           .slots = tensor(where, {count}),
+           .cache = cache,
+           .target = {.device = placement.device()}});
   }
+  wait_for(placement.device());
 }
 
 WriteProblem::WriteProblem(const Sizes& s, CacheFormat format)
-    : kv(s.tokens() * record_dim(format)), slots(s.tokens()) {
+    : placement(s.device), slots(s.tokens()) {
   const int64_t pages = pages_for(std::max(s.context, s.tokens()), s.page);
-  memory = tools::Buffer<std::byte>(pages * page_bytes(format, s.page));
   tools::Random random(s.seed);
-  random.normals(kv.span(), tools::kLatentSigma);
+  args.kv = placement.normals(kv, {s.tokens(), record_dim(format)}, random, tools::kLatentSigma);
   tools::Buffer<int32_t> chosen(s.tokens());
   random.choose(chosen.span(), pages * s.page);
   std::copy(chosen.begin(), chosen.end(), slots.begin());
   for (int64_t i = s.tokens() - 1; i > 0; --i) std::swap(slots[i], slots[random.draw(0, i)]);
-  args.kv = tensor(kv.data(), {s.tokens(), record_dim(format)});
-  args.slots = tensor(slots.data(), {s.tokens()});
-  args.cache = {.data = memory.data(), .format = format, .pages = pages, .page = s.page};
+  args.slots = placement.copied(slots, {s.tokens()});
+  const Tensor room = placement.room(memory, {pages * page_bytes(format, s.page)});
+  args.cache = {.data = room.data, .format = format, .pages = pages, .page = s.page};
+  args.target.device = s.device;
 }
 
 double WriteProblem::bytes() const {
@@ -67,28 +84,34 @@ double WriteProblem::bytes() const {
 }
 
 ScoreProblem::ScoreProblem(const Sizes& s)
-    : paging(s, s.context),
-      keys(CacheFormat::kIndexKeys, paging.pages, s.page, s.seed),
-      q(s.tokens() * s.index_heads * kIndexDim),
-      weights(s.tokens() * s.index_heads),
-      logits(s.tokens() * s.context),
+    : placement(s.device),
+      paging(placement, s, s.contiguous ? 0 : s.context),
+      keys(placement, {nullptr, CacheFormat::kIndexKeys, paging.pages, s.page}, s.seed),
       ends(s.tokens()),
-      ids(s.tokens() * s.topk),
       sizes_(s) {
   tools::Random random(s.seed + 1);
-  random.normals(q.span(), 1.0f);
-  random.normals(weights.span(), 0.1f);
   for (int64_t t = 0; t < s.tokens(); ++t)  // each token of a request sees one key more
     ends[t] = static_cast<int32_t>(std::max<int64_t>(0, s.context - s.s_q + 1 + t % s.s_q));
-  args.q = tensor(q.data(), {s.tokens(), s.index_heads, kIndexDim});
-  args.weights = tensor(weights.data(), {s.tokens(), s.index_heads});
-  args.keys = keys.cache;
-  args.block_table = paging.table_view(), args.requests = paging.request_view();
-  args.ends = tensor(ends.data(), {s.tokens()});
-  args.logits = tensor(logits.data(), {s.tokens(), s.context});
+  args.q = placement.normals(q, {s.tokens(), s.index_heads, kIndexDim}, random);
+  args.weights = placement.normals(weights, {s.tokens(), s.index_heads}, random, 0.1f);
+  if (s.contiguous) {
+    args.key_rows = placement.normals(rows, {s.context, kIndexDim}, random);
+    args.key_scales = placement.normals(scales, {s.context}, random, 0.1f);
+  } else {
+    args.keys = keys.cache;
+    args.block_table = paging.table_view, args.requests = paging.request_view;
+  }
+  args.ends = placement.copied(ends, {s.tokens()});
+  args.logits = placement.room(logits, {s.tokens(), s.context});
+  args.target.device = s.device;
   select_args.score = args;
   select_args.score.logits = {};
-  select_args.ids = tensor(ids.data(), {s.tokens(), s.topk});
+  select_args.ids = placement.room(ids, {s.tokens(), s.topk});
+}
+
+void ScoreProblem::use(const char* kernel) {
+  args.target.kernel = select_args.score.target.kernel = kernel;
+  select_args.workspace = placement.workspace(workspace, score_select_workspace_bytes(select_args));
 }
 
 double ScoreProblem::flops() const {
@@ -102,29 +125,27 @@ double ScoreProblem::bytes() const {  // keys once a request, logits once
          4.0 * std::accumulate(ends.begin(), ends.end(), 0.0);
 }
 
-SelectProblem::SelectProblem(const Sizes& s)
-    : logits(s.tokens() * s.context), ids(s.tokens() * s.topk) {
-  tools::Random(s.seed).normals(logits.span(), 1.0f);
-  args.logits = tensor(logits.data(), {s.tokens(), s.context});
-  args.ids = tensor(ids.data(), {s.tokens(), s.topk});
+SelectProblem::SelectProblem(const Sizes& s) : placement(s.device) {
+  tools::Random random(s.seed);
+  args.logits = placement.normals(logits, {s.tokens(), s.context}, random);
+  args.ids = placement.room(ids, {s.tokens(), s.topk});
+  args.target.device = s.device;
 }
 
 double SelectProblem::bytes() const {
-  return 4.0 * static_cast<double>(logits.size() + ids.size());
+  return 4.0 * static_cast<double>(args.logits.size() + args.ids.size());
 }
 
 LocateProblem::LocateProblem(const Sizes& s)
-    : paging(s, s.context),
-      ids(s.tokens() * s.topk),
-      slots(s.tokens() * s.topk),
-      counts(s.tokens()) {
+    : placement(s.device), paging(placement, s, s.context), ids(s.tokens() * s.topk) {
   tools::Random random(s.seed);
   for (int64_t t = 0; t < s.tokens(); ++t) random.choose(ids.span(t * s.topk, s.topk), s.context);
-  args.ids = tensor(ids.data(), {s.tokens(), s.topk});
-  args.requests = paging.request_view(), args.block_table = paging.table_view();
+  args.ids = placement.copied(ids, {s.tokens(), s.topk});
+  args.requests = paging.request_view, args.block_table = paging.table_view;
   args.page = s.page, args.pages = paging.pages;
-  args.slots = tensor(slots.data(), {s.tokens(), s.topk});
-  args.counts = tensor(counts.data(), {s.tokens()});
+  args.slots = placement.room(slots, {s.tokens(), s.topk});
+  args.counts = placement.room(counts, {s.tokens()});
+  args.target.device = s.device;
 }
 
 double LocateProblem::bytes() const {

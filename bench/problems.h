@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "buffer.h"
+#include "placement.h"
 #include "winnow/attend.h"
 #include "winnow/locate.h"
 #include "winnow/model.h"
@@ -27,6 +28,9 @@ struct Sizes {
   int32_t page = 64;
   bool shared = false;      // all requests read the same pages
   bool bf16_cache = false;  // instead of fp8
+  bool contiguous = false;  // index keys in rows instead of pages
+  bool shuffled = false;    // slots in no order
+  Device device = {};
   uint64_t seed = 1;
 
   int64_t tokens() const { return batch * s_q; }
@@ -34,29 +38,24 @@ struct Sizes {
 
 // The pages of `batch` requests in a cache, in random order.
 struct Paging {
-  Paging(const Sizes& s, int64_t context);
+  Paging(Placement& memory, const Sizes& s, int64_t context);
   int64_t pages = 0, width = 0;     // of the cache; of a table row
   tools::Buffer<int32_t> table;     // [batch, width]
   tools::Buffer<int32_t> requests;  // [tokens]
 
-  Tensor table_view() const { return tensor(table.data(), {batch_, width}); }
-  Tensor request_view() const {
-    return tensor(requests.data(), {static_cast<int64_t>(requests.size())});
-  }
-
- private:
-  int64_t batch_;
+  Tensor table_view, request_view;
 };
 
 // A cache of this format with every slot written from random values.
 struct FilledCache {
-  FilledCache(CacheFormat format, int64_t pages, int32_t page, uint64_t seed);
+  FilledCache(Placement& placement, Cache shape, uint64_t seed);
   tools::Buffer<std::byte> memory;
   Cache cache;
 };
 
 struct WriteProblem {
   WriteProblem(const Sizes& s, CacheFormat format);
+  Placement placement;
   WriteArgs args;
   tools::Buffer<bf16> kv;
   tools::Buffer<int64_t> slots;
@@ -66,12 +65,18 @@ struct WriteProblem {
 
 struct ScoreProblem {
   explicit ScoreProblem(const Sizes& s);
+  // Names the kernel and makes the workspace that it needs.
+  void use(const char* kernel);
+  Placement placement;
   ScoreArgs args;
   Paging paging;
   FilledCache keys;
   tools::Buffer<e4m3> q;
   tools::Buffer<float> weights, logits;
   tools::Buffer<int32_t> ends;
+  tools::Buffer<e4m3> rows;     // of contiguous keys
+  tools::Buffer<float> scales;  // of contiguous keys
+  tools::Buffer<std::byte> workspace;
   tools::Buffer<int32_t> ids;   // of score_select
   ScoreSelectArgs select_args;  // the same call, ending in ids
   double flops() const;
@@ -83,6 +88,7 @@ struct ScoreProblem {
 
 struct SelectProblem {
   explicit SelectProblem(const Sizes& s);
+  Placement placement;
   SelectArgs args;
   tools::Buffer<float> logits;
   tools::Buffer<int32_t> ids;
@@ -91,6 +97,7 @@ struct SelectProblem {
 
 struct LocateProblem {
   explicit LocateProblem(const Sizes& s);
+  Placement placement;
   LocateArgs args;
   Paging paging;
   tools::Buffer<int32_t> ids, slots, counts;
@@ -101,6 +108,7 @@ struct AttendProblem {
   explicit AttendProblem(const Sizes& s);
   // Names the kernel and makes the workspace that it needs.
   void use(const char* kernel);
+  Placement placement;
   AttendArgs args;
   Paging paging, extra_paging;
   FilledCache cache, extra_cache;

@@ -23,7 +23,7 @@ TEST_P(GoldenTest, EveryKernelAgrees) {
     checks.insert(v.check + " " + v.kernel);
   }
   for (const char* stage : {"write", "locate", "attend"})
-    for (const std::string& kernel : testing::cpu_kernels(stage))
+    for (const std::string& kernel : testing::kernels(stage))
       if (testing::why_not(stage, kernel).empty())
         EXPECT_TRUE(checks.count(std::string(stage) + " " + kernel)) << stage << " " << kernel;
 }

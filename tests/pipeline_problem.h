@@ -112,6 +112,9 @@ class World {
   MappedVector<float> weights, sink{0.5f, -1.0f, 2.0f};
   Guarded<bf16> out;
   Guarded<float> lse;
+  // By expected(): what rounding an fp8 record's scale and values to fp16 (2^-11 each, as Hopper's
+  // kernel does) can do to a row's logits.
+  std::vector<float> rounding;
 
   World(const Layout& s, const std::vector<Request>& batch, int64_t padding)
       : layout(s),
@@ -198,8 +201,9 @@ class World {
   }
 
   // Output and lse of every token by the book. Prefills of kSeparate read bf16 copies.
-  void expected(const Plan& plan, std::vector<float>& want, std::vector<float>& want_lse) const {
+  void expected(const Plan& plan, std::vector<float>& want, std::vector<float>& want_lse) {
     const int64_t dv = layout.model.d_v;
+    rounding.assign(tokens * kHeads, 0.0f);
     want.assign(tokens * kHeads * dv, 0.0f);
     want_lse.assign(tokens * kHeads, std::numeric_limits<float>::infinity());
     for (int64_t i = 0; i < count; ++i)
@@ -299,12 +303,17 @@ class World {
   }
 
   void attend_one(const std::vector<std::vector<double>>& list, int64_t t, int64_t h, float* o,
-                  float* lse_out) const {
+                  float* lse_out) {
     std::vector<double> s(list.size());
     for (size_t j = 0; j < list.size(); ++j) {
-      for (int64_t i = 0; i < d; ++i)
-        s[j] += static_cast<double>(to_float(q[(t * kHeads + h) * d + i])) * list[j][i];
+      double terms = 0;
+      for (int64_t i = 0; i < d; ++i) {
+        const double term = static_cast<double>(to_float(q[(t * kHeads + h) * d + i])) * list[j][i];
+        s[j] += term, terms += std::abs(term);
+      }
       s[j] *= scale();
+      float& most = rounding[t * kHeads + h];
+      most = std::max(most, static_cast<float>(terms * scale() * 0x1p-10));
     }
     const double top = *std::max_element(s.begin(), s.end());
     double sum = 0;

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <span>
+
+#include "device_memory.h"
 
 namespace winnow::tools {
 
@@ -15,9 +15,8 @@ class Buffer {
  public:
   Buffer() = default;
   explicit Buffer(int64_t count) : count_(static_cast<size_t>(count)) {
-    const size_t bytes = (count_ * sizeof(T) + 127) / 64 * 64;  // never 0
-    memory_.reset(static_cast<T*>(std::aligned_alloc(64, bytes)));
-    if (!memory_) throw std::bad_alloc();
+    const size_t bytes = count_ * sizeof(T);
+    memory_.reset(static_cast<T*>(allocate(bytes)));
     std::memset(static_cast<void*>(memory_.get()), 0, bytes);
   }
 
@@ -33,7 +32,7 @@ class Buffer {
 
  private:
   struct Free {
-    void operator()(T* p) const { std::free(static_cast<void*>(p)); }
+    void operator()(T* p) const { release(p); }
   };
   size_t count_ = 0;
   std::unique_ptr<T, Free> memory_;

@@ -12,6 +12,7 @@
 #include "accuracy.h"
 #include "buffer.h"
 #include "core/formats.h"
+#include "device_memory.h"
 #include "model/v4.h"
 #include "safetensors.h"
 #include "winnow/attend.h"
@@ -105,8 +106,16 @@ struct Golden {
 std::vector<std::string> kernels_of(const std::string& stage) {
   std::vector<std::string> names;
   for (const KernelInfo& k : support())
-    if (k.stage == stage && k.device == "cpu" && k.available) names.push_back(k.kernel);
+    if (k.stage == stage && k.available) names.push_back(k.kernel);
   return names;
+}
+
+// The kernel of a verdict, where it runs.
+Target target_of(const Verdict& v) {
+  for (const KernelInfo& k : support())
+    if (k.kernel == v.kernel && k.device == "cuda")
+      return {.device = cuda(), .kernel = v.kernel.c_str()};
+  return {.kernel = v.kernel.c_str()};
 }
 
 // Collects the verdicts of one file.
@@ -157,7 +166,8 @@ class Checks {
              .slots = tensor(slots.data(), {n}),
              .cache = cache,
              .scale = ScaleMode::kPow2,
-             .target = {.kernel = v.kernel.c_str()}});
+             .target = target_of(v)});
+      wait_for_device();
       const Buffer<std::byte> want = stored_pages(l);
       wrong += differing(pages.span(), want.data());
       bytes += l.cache_bytes.size();
@@ -189,7 +199,8 @@ class Checks {
            .slots = tensor(slots.data(), {n}),
            .cache =
                {.data = cache.data(), .format = golden_.model->bf16, .pages = pages, .page = kPage},
-           .target = {.kernel = v.kernel.c_str()}});
+           .target = target_of(v)});
+    wait_for_device();
     for (int64_t i = 0; i < n; ++i)
       std::memcpy(&back[i * d], &cache[slots[i] * d], static_cast<size_t>(d) * sizeof(bf16));
     const int64_t wrong = differing(std::as_writable_bytes(back.span()), kv.data);
@@ -224,7 +235,8 @@ class Checks {
               .page = l.cache.page,
               .pages = l.cache.pages,
               .slots = got,
-              .target = {.kernel = v.kernel.c_str()}});
+              .target = target_of(v)});
+      wait_for_device();
       const Deviation d = compare(got, l.physical, kExact);
       wrong += d.wrong, count += d.count;
     }
@@ -250,7 +262,8 @@ class Checks {
             .workspace_starts = tensor(zeros.data(), {1}),
             .workspace_rows = rows,
             .slots = got,
-            .target = {.kernel = v.kernel.c_str()}});
+            .target = target_of(v)});
+    wait_for_device();
     const Deviation d = compare(got, tensor(want.data(), {ids.shape[0], ids.shape[1]}), kExact);
     v.ok = d.ok;
     v.deviation = fmt::format("{} of {} rows differ (0 allowed)", d.wrong, d.count);
@@ -268,7 +281,7 @@ class Checks {
                  .out = tensor(out.data(), {tokens, g.heads, g.model->d_v}),
                  .lse = tensor(lse.data(), {tokens, g.heads}),
                  .max_logit = tensor(max_logit.data(), {tokens, g.heads}),
-                 .target = {.kernel = v.kernel.c_str()}};
+                 .target = target_of(v)};
     if (g.data.has("attn_sink")) a.sink = g.data.at("attn_sink");
     if (g.decode) {
       for (size_t i = 0; i < g.lists.size(); ++i) {
@@ -286,7 +299,10 @@ class Checks {
       a.lists[0].indices = g.data.at("indices");
       if (g.data.has("topk_length")) a.lists[0].lengths = g.data.at("topk_length");
     }
+    const Buffer<std::byte> workspace(static_cast<int64_t>(attend_workspace_bytes(a)));
+    a.workspace = workspace.span();
     attend(a);
+    wait_for_device();
     if (!logical && magnitudes_.size() == 0) find_magnitudes(a);
     compare_all(v, a);
   }
@@ -369,6 +385,9 @@ class Checks {
 
 }  // namespace
 
-std::vector<Verdict> check_golden(const std::string& path) { return Checks(path).run(); }
+std::vector<Verdict> check_golden(const std::string& path) {
+  const SharedWithDevice shared;
+  return Checks(path).run();
+}
 
 }  // namespace winnow::tools

@@ -13,8 +13,8 @@ struct Verdict {
   std::string deviation;  // the largest, against its bound
 };
 
-// Every check of a golden file by every CPU kernel that this machine can run. Throws Error if the
-// file is no golden file.
+// Every check of a golden file by every kernel that this machine can run, on its device. Throws
+// Error if the file is no golden file.
 std::vector<Verdict> check_golden(const std::string& path);
 
 }  // namespace winnow::tools

@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <new>
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "device_memory.h"
 #include "winnow/error.h"
 
 namespace winnow::tools {
@@ -130,7 +129,7 @@ size_t padded(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
 }  // namespace
 
-void Safetensors::Free::operator()(std::byte* p) const { std::free(p); }
+void Safetensors::Free::operator()(std::byte* p) const { release(p); }
 
 Safetensors Safetensors::parse(std::span<const std::byte> file, const std::string& path) {
   if (file.size() < kLengthBytes)
@@ -181,8 +180,7 @@ Safetensors Safetensors::parse(std::span<const std::byte> file, const std::strin
     fail(ErrorCode::kInvalidArgument, path,
          "expected " + std::to_string(at) + " bytes of data, found " + std::to_string(data.size()));
 
-  result.memory_.reset(static_cast<std::byte*>(std::aligned_alloc(kAlign, total)));
-  if (!result.memory_) throw std::bad_alloc();
+  result.memory_.reset(static_cast<std::byte*>(allocate(total)));
   std::byte* next = result.memory_.get();
   for (auto& [name, e] : entries) {
     if (e.end > e.begin) std::memcpy(next, data.data() + e.begin, e.end - e.begin);

@@ -1,14 +1,31 @@
 #!/usr/bin/env bash
-# Builds and tests the presets given (default: release, the sanitizers, the Python package) and closes
-# with the runner's count of each. Goes through all of them even if one fails.
+# Builds and tests the presets given (default: release, the sanitizers, the Python package; then,
+# where there is an nvcc, compiles the CUDA code) and closes with the runner's count of each. Goes
+# through all of them even if one fails. `test.sh cuda` is for machines with a GPU: it closes with
+# compute-sanitizer.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 jobs=${JOBS:-$(nproc)}
 presets=("$@")
-[ $# -gt 0 ] || presets=(release asan tsan python)
+export PATH=$PATH:/usr/local/cuda/bin
+if [ $# -eq 0 ]; then
+  presets=(release asan tsan python)
+  if command -v nvcc >/dev/null; then presets+=(cuda-compile); fi
+fi
 
 counts=() status=0
 for preset in "${presets[@]}"; do
+  if [ "$preset" = cuda-compile ]; then
+    # The kernels, and a test that says what is skipped without a GPU: the others hold nothing new.
+    log=build/cuda/test.log
+    if cmake --preset cuda && cmake --build --preset cuda -j "$jobs" --target cuda_test; then
+      ctest --preset cuda -R '^cuda_test' 2>&1 | tee "$log" || status=1
+      counts+=("$preset: $(grep -E 'tests? passed|No tests were found' "$log" | tail -n1)")
+    else
+      counts+=("$preset: does not build") status=1
+    fi
+    continue
+  fi
   log=build/$preset/test.log
   if [[ $preset = python* ]]; then
     mkdir -p "build/$preset"
@@ -24,6 +41,18 @@ for preset in "${presets[@]}"; do
     counts+=("$preset: does not build") status=1
   fi
 done
+
+# A small set under the device's own checkers.
+if [ "${presets[*]}" = cuda ] && command -v compute-sanitizer >/dev/null; then
+  for tool in memcheck racecheck initcheck synccheck; do
+    if compute-sanitizer --tool $tool --error-exitcode 9 build/cuda/tests/cuda_test \
+        --gtest_brief=1 --gtest_filter='*Replays*' >build/cuda/$tool.log 2>&1; then
+      counts+=("$tool: $(tail -n1 build/cuda/$tool.log)")
+    else
+      counts+=("$tool: failed, see build/cuda/$tool.log") status=1
+    fi
+  done
+fi
 echo
 printf '%s\n' "${counts[@]}"
 exit $status

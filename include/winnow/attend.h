@@ -49,6 +49,9 @@ struct AttendArgs {
 // max_logit = -inf, whatever the sink. sink: out *= e^lse / (e^lse + e^sink); lse is unchanged.
 // A logit of -inf weighs nothing (a row of them alone is empty), one of +inf weighs 1 beside finite
 // ones that weigh nothing; a NaN makes its row's results NaN.
+// On Hopper an fp8 record's scale, and the value made with it, are rounded to fp16: a logit is off
+// by up to 2^-10 of scale * sum |q_i K_i| where scales are no powers of two.
+//
 // Serves decode (paged fp8), prefill from contiguous bf16 (a cache of one page) and prefill
 // straight from the pages: they differ in sizes only. Cost: 2 * T * H * K * (d_qk + d_v) FLOP.
 void attend(const AttendArgs& args);

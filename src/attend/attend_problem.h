@@ -288,8 +288,12 @@ inline void expect_close(const AttendArgs& a, Answer& want) {
 
 // The call with a workspace of exactly the size it asks for, on the device of its target.
 inline void attend_with_workspace(AttendArgs a) {
-  testing::DeviceWorkspace workspace(attend_workspace_bytes(a));
-  a.workspace = {static_cast<std::byte*>(workspace.data()), workspace.size()};
+  const size_t bytes = attend_workspace_bytes(a);
+  const bool on_cpu = a.target.device.kind == DeviceKind::kCpu;
+  testing::DeviceWorkspace device(on_cpu ? 0 : bytes);
+  std::vector<std::byte> host(on_cpu ? bytes : 0);
+  if (on_cpu) a.workspace = host;
+  else a.workspace = {static_cast<std::byte*>(device.data()), bytes};
   attend(a);
   ASSERT_TRUE(testing::device_finished());
 }

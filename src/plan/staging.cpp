@@ -15,7 +15,7 @@ Staging::Staging([[maybe_unused]] const Device& device, size_t count) : count_(c
     return;
   }
 #endif
-  memory_ = {new int32_t[count](), Free{}};
+  memory_ = {new int32_t[count](), Free{false}};
 }
 
 void Staging::Free::operator()(int32_t* memory) const noexcept {

@@ -25,10 +25,10 @@ class Staging {
 
  private:
   struct Free {
-    bool pinned = false;
+    bool pinned;
     void operator()(int32_t* memory) const noexcept;
   };
-  std::unique_ptr<int32_t, Free> memory_;
+  std::unique_ptr<int32_t, Free> memory_{nullptr, Free{false}};
   size_t count_ = 0, used_ = 0;
 };
 

@@ -2,45 +2,61 @@
 // topk). FLOP: 2 * 128 H_I a token and key; bytes: 132 a key, logits where they are written.
 #include <fmt/format.h>
 
-#include "buffer.h"
 #include "harness.h"
 #include "problems.h"
 
 namespace winnow {
 namespace {
 
-// The tokens of a batch read the same pages: 16 of them would otherwise need 16 caches.
-void measure(bench::Runner& runner, int64_t heads, int64_t tokens, int64_t context) {
-  const bench::Sizes sizes{
-      .index_heads = heads, .topk = 2048, .batch = tokens, .context = context, .shared = true};
-  const std::string shape =
-      fmt::format("h{} {}k keys {} token{}", heads, context / 1024, tokens, tokens == 1 ? "" : "s");
-  bench::Case logits{.name = "logits " + shape};
-  logits.heads = heads, logits.batch = tokens, logits.s_q = 1, logits.context = context;
+std::string shape_of(const bench::Sizes& s) {
+  const std::string tokens =
+      s.s_q > 1 ? fmt::format("{} x {}", s.batch, s.s_q) : fmt::format("{}", s.batch);
+  return fmt::format("h{} {}k keys{} {} token{}", s.index_heads, s.context / 1024,
+                     s.contiguous ? " in rows" : "", tokens, s.tokens() == 1 ? "" : "s");
+}
+
+void measure(bench::Runner& runner, bench::Sizes sizes) {
+  sizes.topk = 2048, sizes.device = runner.device();
+  bench::Case logits{.name = "logits " + shape_of(sizes), .fp8 = true};
+  logits.heads = sizes.index_heads, logits.batch = sizes.batch, logits.s_q = sizes.s_q;
+  logits.context = sizes.context;
   bench::Case fused = logits;
-  fused.name = fmt::format("topk {} {}", sizes.topk, shape), fused.topk = sizes.topk;
+  fused.name = fmt::format("topk {} {}", sizes.topk, shape_of(sizes)), fused.topk = sizes.topk;
   if (!runner.wants(logits) && !runner.wants(fused)) return;
 
   bench::ScoreProblem problem(sizes);
   logits.flops = fused.flops = problem.flops();
   logits.bytes = problem.bytes();
-  fused.bytes = static_cast<double>(context) * 132;
-  tools::Buffer<std::byte> workspace;
+  fused.bytes = 132.0 * static_cast<double>(sizes.context * (sizes.shared ? 1 : sizes.batch));
   for (const std::string& kernel : runner.kernels()) {
     logits.kernel = fused.kernel = kernel;
-    problem.args.target.kernel = problem.select_args.score.target.kernel = kernel.c_str();
+    problem.use(kernel.c_str());
     runner.measure(logits, [&] { score(problem.args); });
-    workspace = tools::Buffer<std::byte>(
-        static_cast<int64_t>(score_select_workspace_bytes(problem.select_args)));
-    problem.select_args.workspace = workspace.span();
     runner.measure(fused, [&] { score_select(problem.select_args); });
   }
 }
 
+// DeepGEMM's shapes: a cache for every request, and keys in rows.
+void measure_on_device(bench::Runner& runner) {
+  const auto paged = [&](int64_t batch, int64_t s_q, int64_t context) {
+    measure(runner, {.batch = batch, .s_q = s_q, .context = context});
+  };
+  paged(1, 1, 32768), paged(1, 1, 131072), paged(8, 1, 131072), paged(32, 1, 32768);
+  paged(32, 1, 131072), paged(128, 1, 32768), paged(128, 2, 32768);
+  const auto rows = [&](int64_t s_q, int64_t context) {
+    measure(runner, {.s_q = s_q, .context = context, .contiguous = true});
+  };
+  rows(2048, 8192), rows(2048, 65536), rows(4096, 131072);
+}
+
 const bench::Suite suite("score", "default", [](bench::Runner& runner) {
+  if (runner.on_cuda()) return measure_on_device(runner);
+  // The tokens of a batch read the same pages: 16 of them would otherwise need 16 caches.
   for (const int64_t tokens : {1, 16})
-    for (const int64_t context : {8192, 32768, 131072}) measure(runner, 64, tokens, context);
-  for (const int64_t heads : {32, 8}) measure(runner, heads, 1, 32768);
+    for (const int64_t context : {8192, 32768, 131072})
+      measure(runner, {.batch = tokens, .context = context, .shared = true});
+  for (const int64_t heads : {32, 8})
+    measure(runner, {.index_heads = heads, .context = 32768, .shared = true});
 });
 
 }  // namespace

@@ -7,11 +7,11 @@
 namespace winnow {
 namespace {
 
-void measure(bench::Runner& runner, int64_t tokens, int64_t context, int64_t topk) {
-  const bench::Sizes sizes{.topk = topk, .batch = tokens, .context = context};
-  bench::Case c{.name = fmt::format("topk {} of {}k {} token{}", topk, context / 1024, tokens,
-                                    tokens == 1 ? "" : "s")};
-  c.topk = topk, c.batch = tokens, c.s_q = 1, c.context = context;
+void measure(bench::Runner& runner, bench::Sizes sizes) {
+  sizes.device = runner.device();
+  bench::Case c{.name = fmt::format("topk {} of {}k {} token{}", sizes.topk, sizes.context / 1024,
+                                    sizes.tokens(), sizes.tokens() == 1 ? "" : "s")};
+  c.topk = sizes.topk, c.batch = sizes.batch, c.s_q = sizes.s_q, c.context = sizes.context;
   if (!runner.wants(c)) return;
   bench::SelectProblem problem(sizes);
   c.bytes = problem.bytes();
@@ -23,9 +23,18 @@ void measure(bench::Runner& runner, int64_t tokens, int64_t context, int64_t top
 }
 
 const bench::Suite suite("select", "default", [](bench::Runner& runner) {
+  const auto run = [&](int64_t batch, int64_t s_q, int64_t context) {
+    measure(runner, {.topk = 2048, .batch = batch, .s_q = s_q, .context = context});
+  };
+  if (runner.on_cuda()) {  // the shapes beside DeepGEMM's logits
+    run(1, 1, 32768), run(1, 1, 131072), run(8, 1, 131072), run(32, 1, 32768);
+    run(32, 1, 131072), run(128, 1, 32768), run(128, 2, 32768);
+    run(1, 2048, 8192), run(1, 2048, 65536), run(1, 4096, 131072);
+    return;
+  }
   for (const int64_t tokens : {1, 16})
-    for (const int64_t context : {8192, 32768, 131072}) measure(runner, tokens, context, 2048);
-  measure(runner, 1, 32768, 512);
+    for (const int64_t context : {8192, 32768, 131072}) run(tokens, 1, context);
+  measure(runner, {.topk = 512, .context = 32768});
 });
 
 }  // namespace

@@ -8,7 +8,7 @@ namespace winnow {
 namespace {
 
 void measure(bench::Runner& runner, CacheFormat format, int64_t tokens) {
-  const bench::Sizes sizes{.batch = tokens, .context = 32768};
+  const bench::Sizes sizes{.batch = tokens, .context = 32768, .device = runner.device()};
   bench::Case c{.name = fmt::format("{} {} tokens", name_of(format), tokens)};
   c.batch = tokens, c.s_q = 1, c.context = sizes.context;
   if (!runner.wants(c)) return;

@@ -1,0 +1,127 @@
+// The CUDA backend of the harness: a run is captured in a graph and replayed between events, after
+// a write over 256 MB that empties the 50 to 60 MB of L2.
+#ifdef WINNOW_WITH_CUDA
+#include "cuda_backend.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <string>
+
+#include "cuda/device.h"
+#include "harness.h"
+#include "winnow/error.h"
+
+namespace winnow::bench {
+
+namespace {
+
+constexpr size_t kFlush = size_t{256} << 20;
+constexpr int64_t kRuns = 30;
+
+void check(cudaError_t e) {
+  if (e != cudaSuccess)
+    throw Error(ErrorCode::kRuntime, std::string("bench: CUDA: ") + cudaGetErrorString(e));
+}
+
+cudaStream_t stream() { return static_cast<cudaStream_t>(cuda_stream()); }
+
+struct Event {
+  cudaEvent_t event = nullptr;
+  Event() { check(cudaEventCreate(&event)); }
+  ~Event() { cudaEventDestroy(event); }
+};
+
+void flush() {
+  static void* memory = cuda_allocate(kFlush);
+  check(cudaMemsetAsync(memory, 1, kFlush, stream()));
+}
+
+// Everything of a sample is queued at once: the flush keeps the device busy until the host is done.
+template <class F>
+double sample(bool cold, const F& run) {
+  static const Event begin, end;
+  if (cold) flush();
+  check(cudaEventRecord(begin.event, stream()));
+  run();
+  check(cudaEventRecord(end.event, stream()));
+  check(cudaEventSynchronize(end.event));
+  float ms = 0;
+  check(cudaEventElapsedTime(&ms, begin.event, end.event));
+  return 1e3 * ms;
+}
+
+std::vector<double> time_on_device(const std::function<void()>& run, const Method& method) {
+  run();  // first-use work of the runtime
+  check(cudaStreamSynchronize(stream()));
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  check(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal));
+  run();
+  check(cudaStreamEndCapture(stream(), &graph));
+  check(cudaGraphInstantiate(&replay, graph, 0));
+  const auto once = [&] { check(cudaGraphLaunch(replay, stream())); };
+  for (int i = 0; i < 3; ++i) sample(method.cold, once);
+  std::vector<double> us;
+  for (int64_t i = 0; i < std::min(kRuns, method.max_runs); ++i)
+    us.push_back(sample(method.cold, once));
+  cudaGraphExecDestroy(replay);
+  cudaGraphDestroy(graph);
+  return us;
+}
+
+// Bytes read and written by a large copy on the device; products of the tensor cores.
+Roofs measure_device_roofs() {
+  constexpr size_t kCopy = size_t{1} << 30;
+  void *from = cuda_allocate(kCopy), *to = cuda_allocate(kCopy);
+  double best = 1e30;
+  for (int i = 0; i < 10; ++i)
+    best = std::min(best, sample(false, [&] {
+                      check(cudaMemcpyAsync(to, from, kCopy, cudaMemcpyDeviceToDevice, stream()));
+                    }));
+  cuda_release(from), cuda_release(to);
+  Roofs r;
+  r.read = 2.0 * kCopy / (1e-6 * best);
+  r.tensor = cuda_tensor_roof(cuda_stream());
+  return r;
+}
+
+std::string describe_device() {
+  cudaDeviceProp p{};
+  if (!gpu::missing().empty() || cudaGetDeviceProperties(&p, 0) != cudaSuccess) return "";
+  return p.name;
+}
+
+const bool added = [] {
+  add_backend({"cuda", time_on_device, measure_device_roofs, describe_device, true});
+  return true;
+}();
+
+}  // namespace
+
+void* cuda_stream() {
+  static cudaStream_t stream = [] {
+    if (const std::string why = gpu::missing(); !why.empty())
+      throw Error(ErrorCode::kUnsupported, "bench: device: " + why);
+    cudaStream_t s = nullptr;
+    check(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    return s;
+  }();
+  return stream;
+}
+
+void* cuda_allocate(size_t bytes) {
+  void* memory = nullptr;
+  check(cudaMalloc(&memory, bytes > 0 ? bytes : 1));
+  check(cudaMemset(memory, 0, bytes));
+  check(cudaDeviceSynchronize());
+  return memory;
+}
+void cuda_release(void* memory) { cudaFree(memory); }
+void cuda_wait() { check(cudaStreamSynchronize(stream())); }
+void cuda_upload(void* to, const void* from, size_t bytes) {
+  check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice));
+}
+
+}  // namespace winnow::bench
+#endif

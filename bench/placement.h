@@ -1,0 +1,74 @@
+// Where a problem's tensors live: in the host's buffers, or on a device that the benchmark fills
+// itself (a cache of gigabytes would take minutes to make on the host and copy).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <vector>
+
+#include "buffer.h"
+#include "random.h"
+#include "winnow/tensor.h"
+
+namespace winnow::bench {
+
+// The device of this name ("cpu", "cuda"); on CUDA its stream is the one that the harness times.
+Device device_of(const char* name);
+
+void wait_for(const Device& device);  // until its stream is done; nothing on the CPU
+
+class Placement {
+ public:
+  explicit Placement(const Device& device) : device_(device) {}
+  ~Placement();
+  Placement(const Placement&) = delete;
+  Placement& operator=(const Placement&) = delete;
+
+  const Device& device() const { return device_; }
+  bool on_host() const { return device_.kind == DeviceKind::kCpu; }
+
+  // Memory on the device, zeroed; freed with the placement.
+  std::byte* bytes(size_t count);
+  void upload(void* to, const void* from, size_t count) const;
+
+  // An output of this shape, in `buffer` or on the device.
+  template <class T>
+  Tensor room(tools::Buffer<T>& buffer, std::initializer_list<int64_t> shape) {
+    const int64_t count = tensor<T>(nullptr, shape).size();
+    if (on_host()) buffer = tools::Buffer<T>(count);
+    return tensor(on_host() ? buffer.data() : reinterpret_cast<T*>(bytes(count * sizeof(T))),
+                  shape);
+  }
+  // What `buffer` holds.
+  template <class T>
+  Tensor copied(const tools::Buffer<T>& buffer, std::initializer_list<int64_t> shape) {
+    if (on_host()) return tensor(buffer.data(), shape);
+    std::byte* memory = bytes(buffer.size() * sizeof(T));
+    upload(memory, buffer.data(), buffer.size() * sizeof(T));
+    return tensor(reinterpret_cast<T*>(memory), shape);
+  }
+  // Normal numbers; on a device a few million of them, over and over.
+  template <class T>
+  Tensor normals(tools::Buffer<T>& buffer, std::initializer_list<int64_t> shape,
+                 tools::Random& random, float sigma = 1.0f) {
+    const int64_t count = tensor<T>(nullptr, shape).size();
+    buffer = tools::Buffer<T>(on_host() || count < kBlock ? count : kBlock);
+    random.normals(buffer.span(), sigma);
+    if (on_host()) return tensor(buffer.data(), shape);
+    std::byte* memory = bytes(count * sizeof(T));
+    for (int64_t at = 0; at < count; at += kBlock)
+      upload(memory + at * sizeof(T), buffer.data(),
+             (count - at < kBlock ? count - at : kBlock) * sizeof(T));
+    return tensor(reinterpret_cast<T*>(memory), shape);
+  }
+  std::span<std::byte> workspace(tools::Buffer<std::byte>& buffer, size_t count);
+
+ private:
+  static constexpr int64_t kBlock = (int64_t{1} << 22) - 9;  // odd: rows do not repeat soon
+  Device device_;
+  std::vector<void*> owned_;
+};
+
+}  // namespace winnow::bench

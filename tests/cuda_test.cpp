@@ -1,0 +1,230 @@
+// What CUDA asks of every verb: capture in a graph and replay with other contents, the same bits
+// again on any stream and over any workspace; caches above 4 GiB with NaN wherever nothing was
+// written. Skipped, with the reason, where there is no Hopper device.
+#include <gtest/gtest.h>
+
+#ifndef WINNOW_WITH_CUDA
+
+TEST(Cuda, IsNotInThisBuild) { GTEST_SKIP() << "built without CUDA (WINNOW_CUDA=OFF)"; }
+
+#else
+
+#include "cuda/device.h"
+#include "cuda_verbs.h"
+#include "pipeline_problem.h"
+
+namespace winnow {
+namespace {
+
+using testing::Verb;
+using testing::VerbPtr;
+
+struct Stream {
+  cudaStream_t stream = nullptr;
+  Stream() { EXPECT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess); }
+  ~Stream() { cudaStreamDestroy(stream); }
+  Device device() const { return cuda(stream); }
+};
+
+// What `run` queues on the stream, as a graph that can be replayed.
+class Graph {
+ public:
+  Graph(const Stream& s, const std::function<void(const Device&)>& run) : stream_(s.stream) {
+    EXPECT_EQ(cudaStreamBeginCapture(s.stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+    run(s.device());
+    EXPECT_EQ(cudaStreamEndCapture(s.stream, &graph_), cudaSuccess);
+    EXPECT_EQ(cudaGraphInstantiate(&replay_, graph_, 0), cudaSuccess);
+  }
+  ~Graph() {
+    cudaGraphExecDestroy(replay_);
+    cudaGraphDestroy(graph_);
+  }
+  void replay() const { EXPECT_EQ(cudaGraphLaunch(replay_, stream_), cudaSuccess); }
+
+ private:
+  cudaStream_t stream_;
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t replay_ = nullptr;
+};
+
+class CudaVerb : public ::testing::TestWithParam<size_t> {
+ protected:
+  void SetUp() override {
+    if (const std::string why = gpu::missing(); !why.empty()) GTEST_SKIP() << why;
+    verb = testing::verbs()[GetParam()].second();
+  }
+  std::string direct(int version, const Device& device, int scratch = 0xff) {
+    verb->load(version, scratch);
+    verb->run(device);
+    return verb->results();
+  }
+  VerbPtr verb;
+};
+
+TEST_P(CudaVerb, ReplaysWithOtherContents) {
+  const Stream stream;
+  const std::string want[2] = {direct(0, stream.device()), direct(1, stream.device())};
+  EXPECT_NE(want[0], want[1]) << "contents do not matter to this test";
+  verb->load(0);
+  const Graph graph(stream, verb->run);
+  for (const int version : {1, 0, 1}) {
+    verb->load(version);
+    graph.replay();
+    EXPECT_TRUE(verb->results() == want[version]) << "version " << version;
+  }
+}
+
+TEST_P(CudaVerb, GivesTheSameBitsAgain) {
+  const Stream one, two;
+  const std::string want = direct(0, one.device());
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(direct(0, one.device()) == want);
+  EXPECT_TRUE(direct(0, two.device()) == want) << "another stream";
+  EXPECT_TRUE(direct(0, cuda()) == want) << "the default stream";
+  EXPECT_TRUE(direct(0, one.device(), 0x00) == want) << "another workspace";
+}
+
+INSTANTIATE_TEST_SUITE_P(Verbs, CudaVerb, ::testing::Range<size_t>(0, testing::verbs().size()),
+                         [](const auto& info) { return testing::verbs()[info.param].first; });
+
+// A captured step replayed after a refill: lengths, positions and request ids come from the plan's
+// block when the graph runs.
+class CudaPipeline : public ::testing::TestWithParam<testing::Layout> {};
+
+TEST_P(CudaPipeline, ReplaysAfterARefill) {
+  if (const std::string why = gpu::missing(); !why.empty()) GTEST_SKIP() << why;
+  const Stream stream;
+  testing::World world(GetParam(), {{1, 2, 70}, {2, 1, 37}, {3, 2, 31}}, 3);
+  PlanOptions options = world.options("sm90");
+  options.target.device = stream.device();
+  Plan plan(options);
+  const std::vector<int32_t> lens[2] = {{70, 37, 31}, {55, 36, 12}};
+  const auto refill = [&](int i) { plan.refill({world.starts, lens[i], world.tokens}); };
+  const testing::DeviceWorkspace memory(pipeline_workspace_bytes(plan));
+  const std::span workspace{static_cast<std::byte*>(memory.data()), memory.size()};
+  const auto results = [&] {
+    EXPECT_TRUE(testing::device_finished());
+    std::vector<uint32_t> all;
+    for (const bf16 x : world.out) all.push_back(x.bits);
+    for (const float x : world.lse) all.push_back(std::bit_cast<uint32_t>(x));
+    return all;
+  };
+  std::vector<uint32_t> want[2];
+  for (const int i : {0, 1}) {
+    refill(i);
+    pipeline(world.args(plan, workspace));
+    want[i] = results();
+  }
+  EXPECT_NE(want[0], want[1]);
+  refill(0);
+  const PipelineArgs args = world.args(plan, workspace);
+  const Graph graph(stream, [&](const Device&) { pipeline(args); });
+  for (const int i : {1, 0, 1}) {
+    refill(i);
+    graph.replay();
+    EXPECT_TRUE(results() == want[i]) << "batch " << i;
+  }
+}
+
+std::vector<testing::Layout> one_part_layouts() {  // the parts of a batch are baked into a graph
+  std::vector<testing::Layout> some;
+  for (const testing::Layout& l : testing::layouts())
+    if (l.mode != Mode::kSeparate) some.push_back(l);
+  return some;
+}
+INSTANTIATE_TEST_SUITE_P(Layouts, CudaPipeline, ::testing::ValuesIn(one_part_layouts()),
+                         [](const auto& info) { return info.param.name; });
+
+// A cache of more than 4 GiB, all NaN; records near its end are written, read and attended to as in
+// a small one.
+class LargeCache : public ::testing::TestWithParam<CacheFormat> {
+ protected:
+  static constexpr int64_t kBytes = int64_t{4608} << 20;
+  void SetUp() override {
+    if (const std::string why = gpu::missing(); !why.empty()) GTEST_SKIP() << why;
+    const int64_t page_size = page_bytes(GetParam(), kPage);
+    large = {nullptr, GetParam(), kBytes / page_size + 1, kPage};
+    small = {nullptr, GetParam(), kPages, kPage};
+    for (Cache* c : {&large, &small}) {
+      if (cudaMalloc(&c->data, c->pages * page_size) != cudaSuccess)
+        GTEST_SKIP() << "not enough device memory";
+      cudaMemset(c->data, 0xff, c->pages * page_size);
+    }
+  }
+  void TearDown() override {
+    for (const Cache& c : {large, small}) cudaFree(c.data);
+  }
+  // The last pages of either cache.
+  static int32_t page_of(const Cache& c, int64_t i) {
+    return static_cast<int32_t>(c.pages - 1 - i);
+  }
+
+  static constexpr int32_t kPage = 64;
+  static constexpr int64_t kPages = 4, kTokens = kPages * kPage;
+  Cache large, small;
+};
+
+TEST_P(LargeCache, OffsetsHave64Bits) {
+  testing::Rng rng(3);
+  const int64_t d = record_dim(GetParam());
+  testing::MappedVector<bf16> kv(kTokens * d);
+  for (bf16& x : kv) x = to_bf16(testing::normal(rng));
+  std::vector<std::vector<uint32_t> > results;
+  for (const Cache& cache : {large, small}) {
+    testing::MappedVector<int64_t> slots;
+    testing::MappedVector<int32_t> table;
+    for (int64_t i = 0; i < kPages; ++i) table.push_back(page_of(cache, i));
+    for (int64_t t = 0; t < kTokens; ++t)
+      slots.push_back(int64_t{table[t / kPage]} * kPage + t % kPage);
+    write({.kv = tensor(kv.data(), {kTokens, d}),
+           .slots = tensor(slots.data(), {kTokens}),
+           .cache = cache,
+           .target = {.device = cuda()}});
+    std::vector<uint32_t>& all = results.emplace_back();
+    if (GetParam() == CacheFormat::kIndexKeys) {
+      testing::MappedVector<float> weights(16, 0.5f), logits(kTokens);
+      testing::MappedVector<e4m3> q(16 * 128, to_e4m3(0.25f));
+      testing::MappedVector<int32_t> ends(1, kTokens), request(1, 0);
+      score({.q = tensor(q.data(), {1, 16, 128}),
+             .weights = tensor(weights.data(), {1, 16}),
+             .keys = cache,
+             .block_table = tensor(table.data(), {1, kPages}),
+             .requests = tensor(request.data(), {1}),
+             .ends = tensor(ends.data(), {1}),
+             .logits = tensor(logits.data(), {1, kTokens}),
+             .target = {.device = cuda()}});
+      ASSERT_TRUE(testing::device_finished());
+      for (const float x : logits) {
+        ASSERT_TRUE(std::isfinite(x));  // no NaN of unused memory
+        all.push_back(std::bit_cast<uint32_t>(x));
+      }
+    } else {
+      testing::MappedVector<int32_t> length(1, kTokens), ids(slots.begin(), slots.end());
+      testing::MappedVector<bf16> rows(kTokens * d), out(16 * 512);
+      gather({.cache = cache,
+              .block_table = tensor(table.data(), {1, kPages}),
+              .lengths = tensor(length.data(), {1}),
+              .out = tensor(rows.data(), {kTokens, d}),
+              .target = {.device = cuda()}});
+      attend({.q = tensor(kv.data(), {1, 16, d}),
+              .lists = {KvList{.cache = cache, .indices = tensor(ids.data(), {1, kTokens})}},
+              .scale = 0.05f,
+              .out = tensor(out.data(), {1, 16, 512}),
+              .target = {.device = cuda()}});
+      ASSERT_TRUE(testing::device_finished());
+      rows.insert(rows.end(), out.begin(), out.end());
+      for (const bf16 x : rows) {
+        ASSERT_TRUE(std::isfinite(to_float(x)));
+        all.push_back(x.bits);
+      }
+    }
+  }
+  EXPECT_TRUE(results[0] == results[1]);
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, LargeCache, ::testing::ValuesIn(cache_formats()),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
+
+}  // namespace
+}  // namespace winnow
+
+#endif

@@ -1,0 +1,392 @@
+// Every verb as a call on device memory with two sets of contents, for the tests that ask the same
+// of all of them: the addresses stay, what stands there changes.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <functional>
+#include <memory>
+
+#include "core/formats.h"
+#include "testing.h"
+#include "winnow/absorb.h"
+#include "winnow/attend.h"
+#include "winnow/lists.h"
+#include "winnow/locate.h"
+#include "winnow/model.h"
+#include "winnow/score.h"
+#include "winnow/select.h"
+#include "winnow/write.h"
+
+namespace winnow::testing {
+
+// One call: its inputs in two versions, outputs and workspace, all in memory of the device.
+class Verb {
+ public:
+  std::string name;
+  std::function<void(const Device&)> run;
+
+  explicit Verb(std::string n) : name(std::move(n)) {}
+  Verb(const Verb&) = delete;
+  Verb& operator=(const Verb&) = delete;
+  ~Verb() {
+    for (const Block& b : blocks_) cudaFree(b.data);
+  }
+
+  template <class T>
+  T* input(const std::vector<T>& first, const std::vector<T>& second) {
+    EXPECT_EQ(first.size(), second.size());
+    Block& b = add(first.size() * sizeof(T));
+    b.contents[0].assign(reinterpret_cast<const char*>(first.data()), b.bytes);
+    b.contents[1].assign(reinterpret_cast<const char*>(second.data()), b.bytes);
+    return static_cast<T*>(b.data);
+  }
+  // Contents from a function of the generator; both versions differ.
+  template <class T, class F>
+  T* input(int64_t count, F&& value) {
+    std::vector<T> versions[2];
+    for (std::vector<T>& v : versions)
+      for (int64_t i = 0; i < count; ++i) v.push_back(value(rng_));
+    return input(versions[0], versions[1]);
+  }
+  bf16* bf16s(int64_t count) {
+    return input<bf16>(count, [](Rng& r) { return to_bf16(normal(r)); });
+  }
+  float* floats(int64_t count) {
+    return input<float>(count, [](Rng& r) { return normal(r); });
+  }
+  e4m3* codes(int64_t count) {
+    return input<e4m3>(count, [](Rng& r) { return to_e4m3(normal(r)); });
+  }
+  // Numbers of [lo, hi], one in eight hostile.
+  int32_t* ints(int64_t count, int64_t lo, int64_t hi) {
+    const std::vector<int32_t> bad = hostile(hi + 1);
+    return input<int32_t>(count, [=](Rng& r) {
+      return draw(r, 0, 7) == 0 ? bad[draw(r, 0, bad.size() - 1)]
+                                : static_cast<int32_t>(draw(r, lo, hi));
+    });
+  }
+  template <class T>
+  T* output(int64_t count) {
+    Block& b = add(count * sizeof(T));
+    b.output = true;
+    return static_cast<T*>(b.data);
+  }
+  std::span<std::byte> workspace(size_t bytes) {
+    Block& b = add(bytes);
+    b.scratch = true;
+    return {static_cast<std::byte*>(b.data), bytes};
+  }
+
+  // Inputs of a version; poisoned outputs; a workspace full of `scratch`.
+  void load(int version, int scratch = 0xff) const {
+    for (const Block& b : blocks_) {
+      if (b.output || b.scratch) cudaMemset(b.data, b.output ? 0xcd : scratch, b.bytes);
+      else cudaMemcpy(b.data, b.contents[version].data(), b.bytes, cudaMemcpyHostToDevice);
+    }
+    cudaDeviceSynchronize();
+  }
+  std::string results() const {
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess) << name;
+    std::string all;
+    for (const Block& b : blocks_) {
+      if (!b.output) continue;
+      std::string bytes(b.bytes, 0);
+      cudaMemcpy(bytes.data(), b.data, b.bytes, cudaMemcpyDeviceToHost);
+      all += bytes;
+    }
+    return all;
+  }
+
+ private:
+  struct Block {
+    void* data = nullptr;
+    size_t bytes = 0;
+    bool output = false, scratch = false;
+    std::string contents[2];
+  };
+  Block& add(size_t bytes) {
+    Block b;
+    b.bytes = bytes;
+    EXPECT_EQ(cudaMalloc(&b.data, bytes > 0 ? bytes : 1), cudaSuccess);
+    blocks_.push_back(std::move(b));
+    return blocks_.back();
+  }
+  std::vector<Block> blocks_;
+  Rng rng_{7};
+};
+using VerbPtr = std::unique_ptr<Verb>;
+
+// A cache whose pages are random bytes that mean finite numbers: codes and exponents without NaN.
+inline Cache random_cache(Verb& v, CacheFormat format, int64_t pages, int32_t page) {
+  auto* bytes = v.input<uint8_t>(pages * page_bytes(format, page),
+                                 [](Rng& r) { return static_cast<uint8_t>(draw(r, 0x30, 0x3e)); });
+  return {bytes, format, pages, page};
+}
+
+inline VerbPtr write_verb() {
+  auto v = std::make_unique<Verb>("write");
+  const int64_t t = 9;
+  bf16* kv = v->bf16s(t * 576);
+  auto* slots = v->input<int64_t>({3, -1, 100, 0, 127, 5000, 64, 65, -7},
+                                  {4, 9, -1, 1, 126, 2, INT64_MAX, 63, 80});
+  auto* pages = v->output<uint8_t>(2 * page_bytes(CacheFormat::kV32Fp8, 64));
+  v->run = [=](const Device& d) {
+    write({.kv = tensor(kv, {t, 576}),
+           .slots = tensor(slots, {t}),
+           .cache = {pages, CacheFormat::kV32Fp8, 2, 64},
+           .target = {.device = d}});
+  };
+  return v;
+}
+
+inline VerbPtr gather_verb() {
+  auto v = std::make_unique<Verb>("gather");
+  const Cache cache = random_cache(*v, CacheFormat::kV4Fp8, 6, 16);
+  int32_t* table = v->ints(2 * 4, 0, 5);
+  auto* starts = v->input<int32_t>({5, 0}, {0, 20});
+  auto* lengths = v->input<int32_t>({30, 12}, {9, 33});
+  bf16* out = v->output<bf16>(64 * 512);
+  v->run = [=](const Device& d) {
+    gather({.cache = cache,
+            .block_table = tensor(table, {2, 4}),
+            .starts = tensor(starts, {2}),
+            .lengths = tensor(lengths, {2}),
+            .out = tensor(out, {64, 512}),
+            .target = {.device = d}});
+  };
+  return v;
+}
+
+inline VerbPtr join_verb() {
+  auto v = std::make_unique<Verb>("join");
+  bf16 *latent = v->bf16s(3 * 2 * 512), *rope = v->bf16s(3 * 2 * 64);
+  bf16* out = v->output<bf16>(3 * 2 * 576);
+  v->run = [=](const Device& d) {
+    join({.latent = tensor(latent, {3, 2, 512}),
+          .rope = tensor(rope, {3, 2, 64}),
+          .out = tensor(out, {3, 2, 576}),
+          .target = {.device = d}});
+  };
+  return v;
+}
+
+inline VerbPtr quantize_verb() {
+  auto v = std::make_unique<Verb>("quantize");
+  float* x = v->floats(1000);
+  auto* out = v->output<e4m3>(1000);
+  float* scale = v->output<float>(1);
+  v->run = [=](const Device& d) {
+    quantize({.x = tensor(x, {1000}),
+              .out = tensor(out, {1000}),
+              .scale = tensor(scale, {1}),
+              .target = {.device = d}});
+  };
+  return v;
+}
+
+// score, or score_select, over paged keys.
+inline VerbPtr score_verb(bool selected) {
+  auto v = std::make_unique<Verb>(selected ? "score_select" : "score");
+  const int64_t t = 5, heads = 8, width = 9;
+  ScoreArgs a{.q = tensor(v->codes(t * heads * 128), {t, heads, 128}),
+              .weights = tensor(v->floats(t * heads), {t, heads}),
+              .keys = random_cache(*v, CacheFormat::kIndexKeys, 12, 64),
+              .block_table = tensor(v->ints(2 * width, 0, 11), {2, width}),
+              .requests = tensor(v->input<int32_t>({0, 1, 0, 7, 1}, {1, 0, 1, 0, -2}), {t}),
+              .ends = tensor(
+                  v->input<int32_t>({400, 576, 0, 100, INT32_MAX}, {10, 500, -3, 64, 333}), {t})};
+  if (!selected) {
+    a.logits = tensor(v->output<float>(t * 576), {t, 576}), a.clean = true;
+    v->run = [=](const Device& d) mutable { a.target.device = d, score(a); };
+    return v;
+  }
+  ScoreSelectArgs s{.score = a, .ids = tensor(v->output<int32_t>(t * 100), {t, 100})};
+  s.score.target.device = cuda();
+  s.workspace = v->workspace(score_select_workspace_bytes(s));
+  v->run = [=](const Device& d) mutable { s.score.target.device = d, score_select(s); };
+  return v;
+}
+
+inline VerbPtr select_verb() {
+  auto v = std::make_unique<Verb>("select");
+  SelectArgs a{.logits = tensor(v->floats(4 * 3000), {4, 3000}),
+               .ends = tensor(v->input<int32_t>({3000, 20, -1, 2500}, {100, 3000, 7, 1}), {4}),
+               .ids = tensor(v->output<int32_t>(4 * 256), {4, 256})};
+  v->run = [=](const Device& d) mutable { a.target.device = d, select(a); };
+  return v;
+}
+
+inline VerbPtr locate_verb() {
+  auto v = std::make_unique<Verb>("locate");
+  LocateArgs a{.ids = tensor(v->ints(4 * 300, 0, 511), {4, 300}),
+               .requests = tensor(v->ints(4, 0, 1), {4}),
+               .block_table = tensor(v->ints(2 * 8, 0, 9), {2, 8}),
+               .pages = 10,
+               .slots = tensor(v->output<int32_t>(4 * 300), {4, 300}),
+               .counts = tensor(v->output<int32_t>(4), {4})};
+  v->run = [=](const Device& d) mutable { a.target.device = d, locate(a); };
+  return v;
+}
+
+inline VerbPtr lists_verb() {  // the four of them
+  auto v = std::make_unique<Verb>("lists");
+  const int64_t t = 6;
+  const Tensor positions =
+      tensor(v->input<int32_t>({0, 127, 700, -1, 255, 511}, {3, INT32_MAX, 20, 131, -5, 640}), {t});
+  const Tensor requests = tensor(v->ints(t, 0, 1), {t}), table = tensor(v->ints(16, 0, 9), {2, 8});
+  const Tensor lens = tensor(v->input<int32_t>({700, 512}, {650, 140}), {2});
+  const Tensor gathered = tensor(v->input<int32_t>({130, 128}, {200, INT32_MAX}), {2});
+  const Tensor topk = tensor(v->ints(t * 40, 0, 99), {t, 40});
+  const auto rows = [&](int64_t width) {
+    return tensor(v->output<int32_t>(t * width), {t, width});
+  };
+  const auto lengths = [&] { return tensor(v->output<int32_t>(t), {t}); };
+  CompressedSlotsArgs slots{.positions = positions,
+                            .requests = requests,
+                            .block_table = table,
+                            .pages = 10,
+                            .slots = tensor(v->output<int64_t>(8), {8})};
+  C128aListsArgs states{.positions = positions,
+                        .requests = requests,
+                        .block_table = table,
+                        .pages = 10,
+                        .decode_tokens = 4,
+                        .lists = rows(50),
+                        .lengths = lengths()};
+  WindowListsArgs window{.positions = positions,
+                         .requests = requests,
+                         .block_table = table,
+                         .pages = 10,
+                         .lists = rows(128),
+                         .lengths = lengths()};
+  CombinedListsArgs both{.topk = topk,
+                         .positions = positions,
+                         .requests = requests,
+                         .seq_lens = lens,
+                         .gather_lens = gathered,
+                         .compressed = 90,
+                         .rows = 300,
+                         .lists = rows(256),
+                         .lengths = lengths()};
+  v->run = [=](const Device& d) mutable {
+    slots.target.device = d, compressed_slots(slots);
+    states.target.device = d, c128a_lists(states);
+    window.target.device = d, window_lists(window);
+    both.target.device = d, combined_lists(both);
+  };
+  return v;
+}
+
+// V3.2 from logical ids, or V4 from two lists of slots with lengths and a sink.
+inline VerbPtr attend_verb(bool v4) {
+  auto v = std::make_unique<Verb>(v4 ? "attend_v4" : "attend_v32");
+  const Model& m = v4 ? kV4 : kV32;
+  const int64_t t = 3, heads = 20;
+  AttendArgs a{.q = tensor(v->bf16s(t * heads * m.d_qk), {t, heads, m.d_qk}),
+               .scale = 0.01f,
+               .out = tensor(v->output<bf16>(t * heads * 512), {t, heads, 512}),
+               .lse = tensor(v->output<float>(t * heads), {t, heads}),
+               .max_logit = tensor(v->output<float>(t * heads), {t, heads})};
+  a.lists[0] = {.cache = random_cache(*v, m.fp8, 5, 64),
+                .indices = tensor(v->ints(t * 200, 0, 319), {t, 200})};
+  if (v4) {
+    a.lists[0].lengths = tensor(v->input<int32_t>({200, 0, 9}, {1, 150, -1}), {t});
+    a.lists[1] = {.cache = random_cache(*v, m.fp8, 4, 2),
+                  .indices = tensor(v->ints(t * 37, 0, 7), {t, 37})};
+    a.sink = tensor(v->floats(heads), {heads});
+  } else {
+    a.lists[0].block_table = tensor(v->ints(2 * 5, 0, 4), {2, 5});
+    a.requests = tensor(v->ints(t, 0, 1), {t});
+  }
+  a.target.device = cuda();
+  a.workspace = v->workspace(attend_workspace_bytes(a));
+  v->run = [=](const Device& d) mutable { a.target.device = d, attend(a); };
+  return v;
+}
+
+inline VerbPtr merge_verb() {
+  auto v = std::make_unique<Verb>("merge");
+  MergeArgs a{.partial_out = tensor(v->floats(3 * 2 * 4 * 100), {3, 2, 4, 100}),
+              .partial_lse = tensor(v->floats(3 * 2 * 4), {3, 2, 4}),
+              .sink = tensor(v->floats(4), {4}),
+              .out = tensor(v->output<bf16>(2 * 4 * 100), {2, 4, 100}),
+              .lse = tensor(v->output<float>(2 * 4), {2, 4})};
+  v->run = [=](const Device& d) mutable { a.target.device = d, merge(a); };
+  return v;
+}
+
+inline VerbPtr mask_verb() {
+  auto v = std::make_unique<Verb>("topk_mask");
+  TopkMaskArgs a{.ids = tensor(v->ints(3 * 50, 0, 159), {3, 50}),
+                 .lengths = tensor(v->ints(3, 0, 160), {3}),
+                 .mask = tensor(v->output<uint8_t>(3 * 21), {3, 21})};
+  v->run = [=](const Device& d) mutable { a.target.device = d, topk_mask(a); };
+  return v;
+}
+
+inline VerbPtr mha_verb() {
+  auto v = std::make_unique<Verb>("attend_mha");
+  const int64_t t = 70, heads = 3, n = 300;
+  MhaArgs a{.q = tensor(v->bf16s(t * heads * 192), {t, heads, 192}),
+            .k = tensor(v->bf16s(n * heads * 192), {n, heads, 192}),
+            .v = tensor(v->bf16s(n * heads * 128), {n, heads, 128}),
+            .ids = tensor(v->ints(t * 60, 0, n - 1), {t, 60}),
+            .lengths = tensor(v->ints(t, 0, n), {t}),
+            .scale = 0.05f,
+            .sink = tensor(v->floats(heads), {heads}),
+            .out = tensor(v->output<bf16>(t * heads * 128), {t, heads, 128}),
+            .lse = tensor(v->output<float>(t * heads), {t, heads})};
+  v->run = [=](const Device& d) mutable { a.target.device = d, attend_mha(a); };
+  return v;
+}
+
+inline VerbPtr absorb_verb() {  // all five
+  auto v = std::make_unique<Verb>("absorb");
+  const int64_t t = 70, h = 2, l = 96, p = 40, r = 16;
+  const auto out = [&](int64_t a, int64_t b, int64_t c) {
+    return tensor(v->output<bf16>(a * b * c), {a, b, c});
+  };
+  DequantizeWeightArgs whole{.weight = tensor(v->codes(130 * 200), {130, 200}),
+                             .scale = tensor(v->floats(4), {2, 2}),
+                             .out = tensor(v->output<bf16>(130 * 200), {130, 200})};
+  SplitKvBArgs split{.weight = tensor(v->bf16s(l * h * 2 * p), {l, h, 2 * p}),
+                     .w_uk = out(l, h, p),
+                     .w_uv = out(l, h, p)};
+  AbsorbQueryArgs query{
+      .q_nope = tensor(v->bf16s(t * h * p), {t, h, p}), .w_uk = split.w_uk, .out = out(t, h, l)};
+  ProjectOutputArgs project{.attn = query.out, .w_uv = split.w_uv, .out = out(t, h, p)};
+  DecompressArgs open{.latent = tensor(v->bf16s(t * (l + r)), {t, l + r}),
+                      .w_uk = split.w_uk,
+                      .w_uv = split.w_uv,
+                      .k = out(t, h, p + r),
+                      .v = out(t, h, p)};
+  v->run = [=](const Device& d) mutable {
+    whole.target.device = d, dequantize_weight(whole);
+    split.target.device = d, split_kv_b(split);
+    query.target.device = d, absorb_query(query);
+    project.target.device = d, project_output(project);
+    open.target.device = d, decompress(open);
+  };
+  return v;
+}
+
+inline std::vector<std::pair<const char*, std::function<VerbPtr()>>> verbs() {
+  return {{"write", write_verb},
+          {"gather", gather_verb},
+          {"join", join_verb},
+          {"quantize", quantize_verb},
+          {"score", [] { return score_verb(false); }},
+          {"score_select", [] { return score_verb(true); }},
+          {"select", select_verb},
+          {"locate", locate_verb},
+          {"lists", lists_verb},
+          {"attend_v32", [] { return attend_verb(false); }},
+          {"attend_v4", [] { return attend_verb(true); }},
+          {"merge", merge_verb},
+          {"topk_mask", mask_verb},
+          {"attend_mha", mha_verb},
+          {"absorb", absorb_verb}};
+}
+
+}  // namespace winnow::testing
