@@ -71,23 +71,23 @@ void bind_absorb(nb::module_& m) {
       "| None = "
       "None) -> Array",
       dequantize_weight_,
-      R"(weight [rows, cols] e4m3 times scale: [ceil(rows / 128), ceil(cols / 128)] f32 (a checkpoint's
-weight_scale_inv) or [1] f32. Returns bf16. Done once, at load.)");
+      R"(weight [rows, cols] e4m3 times scale: [ceil(rows / 128), ceil(cols / 128)] f32 (a
+checkpoint's weight_scale_inv) or [1] f32. Returns bf16. Done once, at load.)");
   def(m,
       "def split_kv_b(weight: Array, d_nope: int, *, w_uk: Array | None = None, w_uv: Array | None "
       "= None, "
       "kernel: str | None = None) -> tuple[Array, Array]",
       split_kv_b_,
-      R"(The two halves of kv_b_proj, weight [latent, heads, d_nope + d_v] bf16 of any strides: for a
-checkpoint's kv_b_proj.weight W, pass W.view(heads, d_nope + d_v, latent).permute(2, 0, 1).
+      R"(The two halves of kv_b_proj, weight [latent, heads, d_nope + d_v] bf16 of any strides: for
+a checkpoint's kv_b_proj.weight W, pass W.view(heads, d_nope + d_v, latent).permute(2, 0, 1).
 Returns (w_uk [latent, heads, d_nope], w_uv [latent, heads, d_v]) bf16.)");
   def(m,
       "def absorb_query(q_nope: Array, w_uk: Array, *, out: Array | None = None, kernel: str | "
       "None = None) "
       "-> Array",
       absorb_query_,
-      R"(q_nope [tokens, heads, d_nope] into the latent space: [tokens, heads, latent] bf16. out= may be the
-front of a 576-wide query.)");
+      R"(q_nope [tokens, heads, d_nope] into the latent space: [tokens, heads, latent] bf16. out=
+may be the front of a 576-wide query.)");
   def(m,
       "def project_output(attn: Array, w_uv: Array, *, out: Array | None = None, kernel: str | "
       "None = None) "

@@ -145,8 +145,8 @@ Returns out [tokens, heads, d_v] bf16, or (out, lse [tokens, heads] f32) with ls
       "None, "
       "kernel: str | None = None) -> Array",
       topk_mask_,
-      R"(The set of each row of ids [tokens, topk] int32 as bits: [tokens, ceil(keys / 8)] uint8, bit
-j % 8 of byte j / 8 for key j. Ids outside [0, lengths[t]) are skipped.)");
+      R"(The set of each row of ids [tokens, topk] int32 as bits: [tokens, ceil(keys / 8)] uint8,
+bit j % 8 of byte j / 8 for key j. Ids outside [0, lengths[t]) are skipped.)");
   def(m,
       "def merge(partial_out: Array, partial_lse: Array, *, sink: Array | None = None, out: Array "
       "| None "

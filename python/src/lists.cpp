@@ -94,9 +94,9 @@ void bind_lists(nb::module_& m) {
       "None = "
       "None) -> Array",
       compressed_slots_,
-      R"(Where each token writes a compressed state: its slot if (position + 1) % ratio == 0, else -1.
+      R"(Where each token writes a compressed state: a slot if (position + 1) % ratio == 0, or -1.
 
-positions, requests [tokens] int32, block_table [requests, pages] int32, pages of the compressed cache.
+positions, requests [tokens] int32, block_table [requests, pages] int32 of the compressed cache.
 Returns slots [tokens] int64 (all of out= is written, -1 behind the tokens).)");
   def(m,
       "def c128a_lists(positions: Array, requests: Array, block_table: Array, *, width: int | None "
@@ -107,8 +107,8 @@ Returns slots [tokens] int64 (all of out= is written, -1 behind the tokens).)");
       "tuple[Array, "
       "Array]",
       c128a_lists_,
-      R"(All compressed states of each token so far: slots for the first decode_tokens rows, 0, 1, 2... for
-the others, -1 behind them. Returns (lists [tokens, width] int32, lengths [tokens] int32);
+      R"(All compressed states of each token so far: slots for the first decode_tokens rows, 0, 1,
+2... for the others, -1 behind them. Returns (lists [tokens, width] int32, lengths [tokens] int32);
 c128a_width() gives the width of a batch.)");
   def(m, "def c128a_width(max_position: int, ratio: int = 128) -> int", c128a_width_,
       "Columns that a batch of this largest position uses: (max_position + 1) / ratio, padded to "
@@ -120,8 +120,8 @@ c128a_width() gives the width of a batch.)");
       "Array | "
       "None = None, plan: Plan | None = None, kernel: str | None = None) -> tuple[Array, Array]",
       window_lists_,
-      R"(Positions (p - window, p] of each token, or their slots when block_table is given; -1 behind them.
-Returns (lists [tokens, window] int32, lengths [tokens] int32).)");
+      R"(Positions (p - window, p] of each token, or their slots when block_table is given; -1
+behind them. Returns (lists [tokens, window] int32, lengths [tokens] int32).)");
   def(m,
       "def combined_lists(topk: Array, positions: Array, requests: Array, seq_lens: Array, "
       "gather_lens: "
@@ -131,11 +131,11 @@ Returns (lists [tokens, window] int32, lengths [tokens] int32).)");
       "str | None "
       "= None) -> tuple[Array, Array]",
       combined_lists_,
-      R"(Rows of a V4 prefill chunk's workspace for each token: its compressed states, then its window.
+      R"(Rows of a V4 prefill chunk's workspace for each token: compressed states, then its window.
 
-topk [tokens, K] int32; positions, requests [tokens] int32; seq_lens, gather_lens [requests of the chunk]
-int32; compressed and rows: N and M of the chunk (v4_prefill_chunks). Returns (lists [tokens,
-ceil128(K + window)] int32, lengths [tokens] int32).)");
+topk [tokens, K] int32; positions, requests [tokens] int32; seq_lens, gather_lens [requests of
+the chunk] int32; compressed and rows: N and M of the chunk (v4_prefill_chunks). Returns (lists
+[tokens, ceil128(K + window)] int32, lengths [tokens] int32).)");
 }
 
 }  // namespace winnow::python

@@ -58,13 +58,15 @@ void bind_pipeline(nb::module_& m) {
       pipeline_,
       R"(write -> score -> select -> locate -> attend for the batch that plan was refilled with.
 
-q            [tokens, heads, d_qk] bf16; kv [>= tokens, d] bf16 of the new tokens, slots [tokens] int64
+q            [tokens, heads, d_qk] bf16
+kv, slots    [>= tokens, d] bf16 of the new tokens, [tokens] int64
 block_table  [>= requests, pages] int32, of cache
-index_*      the indexer: keys [states, 128] bf16 and slots of the new tokens (V4: states), its cache and
-             block table, queries [tokens, heads, 128] e4m3 and weights [tokens, heads] f32
+index_*      the indexer: keys [states, 128] bf16 and slots of the new tokens (V4: states), its
+             cache and block table, queries [tokens, heads, 128] e4m3 and weights [tokens, heads] f32
 compressed*  V4: the new compressed states, their slots, cache and block table
 
-Returns out [tokens, heads, 512] bf16, or (out, lse [tokens, heads] f32) with lse=True. CPU arrays.)");
+Returns out [tokens, heads, 512] bf16, or (out, lse [tokens, heads] f32) with lse=True. CPU
+arrays.)");
   def(m, "def pipeline_workspace_bytes(plan: Plan) -> int", workspace_bytes,
       "Bytes of pipeline()'s workspace for the plan's capacity.");
 }

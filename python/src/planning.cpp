@@ -125,8 +125,8 @@ void bind_planning(nb::module_& m) {
       "int | None "
       "= None) -> BatchSplit",
       split_batch_,
-      R"(Decodes stand first; a request with more than threshold query tokens is a prefill. uniform asks for
-decodes of one length. tokens: of the batch, padding included.)");
+      R"(Decodes stand first; a request with more than threshold query tokens is a prefill. uniform
+asks for decodes of one length. tokens: of the batch, padding included.)");
   def(m, "def prefill_chunks(seq_lens: Ints, rows: int) -> list[Chunk]", prefill_chunks_,
       "Greedy runs of consecutive requests whose sequence lengths sum to at most rows.");
   def(m,

@@ -100,7 +100,8 @@ void bind_score(nb::module_& m) {
 q            [tokens, heads, 128] e4m3 (float8_e4m3fn, or uint8 with its bits)
 weights      [tokens, heads] f32, with q's scale and the softmax factors in them
 starts, ends [tokens] int32: valid keys of a token
-keys         a Cache of index keys, with block_table [requests, pages] and requests [tokens] int32; or
+keys         a Cache of index keys, with block_table [requests, pages] int32 and requests [tokens]
+             int32; or
 key_rows     [keys, 128] e4m3 with key_scales [keys] f32
 width        columns of the array that is made; all keys if not given
 clean        fills entries outside a token's range with -inf; else they are left as they are
@@ -117,7 +118,8 @@ Returns logits [tokens, width] f32.)");
       "| None = "
       "None) -> Array",
       score_select_,
-      R"(score() and select() in one call, without the matrix of logits: ids [tokens, topk] int32.)");
+      R"(score() and select() in one call, without the matrix of logits: ids [tokens, topk]
+int32.)");
   def(m,
       "def select(logits: Array, topk: int | None = None, *, starts: Array | None = None, ends: "
       "Array | "

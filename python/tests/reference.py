@@ -1,4 +1,4 @@
-"""What winnow computes, written once more in PyTorch with fp64 arithmetic, from docs/cache-format.md."""
+"""What winnow computes, once more, in PyTorch and fp64, from docs/cache-format.md."""
 
 import torch
 
@@ -43,7 +43,11 @@ def attend(q, lists, scale, sink=None):
         ok = (indices >= 0) & (indices < rows.shape[0])
         if lengths is not None:
             ok &= torch.arange(indices.shape[1]) < lengths.long().cpu()[:, None]
-        k = rows.cpu()[torch.where(ok, indices, 0)] if rows.shape[0] else torch.zeros(*indices.shape, q.shape[2])
+        k = (
+            rows.cpu()[torch.where(ok, indices, 0)]
+            if rows.shape[0]
+            else torch.zeros(*indices.shape, q.shape[2])
+        )
         keys.append(torch.where(ok[..., None], k.double(), 0.0))
         valid.append(ok)
     k, ok = torch.cat(keys, 1), torch.cat(valid, 1)
@@ -73,11 +77,13 @@ def score(q, weights, keys, scales, starts, ends):
 
 
 def select(logits, topk, starts, ends):
-    """By sorting: value descending (NaN last), index ascending; then the ids ascending, -1 behind."""
+    """By sorting: value descending (NaN last), index ascending; the ids ascend, -1 behind them."""
     out = torch.full((logits.shape[0], topk), -1, dtype=torch.int32)
     for t, row in enumerate(logits.tolist()):
         columns = range(max(int(starts[t]), 0), min(int(ends[t]), len(row)))
-        order = sorted(columns, key=lambda j: (row[j] != row[j], -row[j] if row[j] == row[j] else 0, j))
+        order = sorted(
+            columns, key=lambda j: (row[j] != row[j], -row[j] if row[j] == row[j] else 0, j)
+        )
         picked = sorted(order[:topk])
         out[t, : len(picked)] = torch.tensor(picked, dtype=torch.int32)
     return out

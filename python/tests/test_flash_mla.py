@@ -3,12 +3,12 @@
 import inspect
 
 import pytest
-import reference
 import torch
-from conftest import DECODE_LSE, DECODE_OUT, GOLDEN, PREFILL_LSE, PREFILL_OUT, on
 
+import reference
 import winnow
 import winnow.flash_mla as flash_mla
+from conftest import DECODE_LSE, DECODE_OUT, GOLDEN, PREFILL_LSE, PREFILL_OUT, on
 
 safetensors = pytest.importorskip("safetensors")
 
@@ -30,7 +30,7 @@ class Golden:
         return self.tensors[name]
 
     def cache(self, prefix=""):
-        """[pages, page, 1, bytes per token] with the padding behind each page, as engines have it."""
+        """[pages, page, 1, bytes per token] with padding behind each page, as engines have it."""
         if f"{prefix}cache" not in self.tensors:
             return None
         stored = self[f"{prefix}cache"]
@@ -126,18 +126,23 @@ def test_prefill(name, device):
     PREFILL_LSE.check(max_logits, g["max_logits"])
     PREFILL_LSE.check(lse, g["lse"])
     mine = torch.empty_like(out)
-    got = flash_mla.flash_mla_sparse_fwd(g["q"], strided(kv), indices, g.scale, 512, sink, length, mine)
+    got = flash_mla.flash_mla_sparse_fwd(
+        g["q"], strided(kv), indices, g.scale, 512, sink, length, mine
+    )
     assert got[0].data_ptr() == mine.data_ptr()
     assert torch.equal(mine, out) and torch.equal(got[2], lse)
 
 
 def test_names_and_order():
     decode = list(inspect.signature(flash_mla.flash_mla_with_kvcache).parameters)
-    assert decode == (
-        "q k_cache block_table cache_seqlens head_dim_v tile_scheduler_metadata num_splits softmax_scale "
-        "causal is_fp8_kvcache indices attn_sink extra_k_cache extra_indices_in_kvcache topk_length "
-        "extra_topk_length out"
-    ).split()
+    assert (
+        decode
+        == (
+            "q k_cache block_table cache_seqlens head_dim_v tile_scheduler_metadata num_splits "
+            "softmax_scale causal is_fp8_kvcache indices attn_sink extra_k_cache "
+            "extra_indices_in_kvcache topk_length extra_topk_length out"
+        ).split()
+    )
     prefill = list(inspect.signature(flash_mla.flash_mla_sparse_fwd).parameters)
     assert prefill == "q kv indices sm_scale d_v attn_sink topk_length out".split()
     assert flash_mla.get_mla_metadata(torch.zeros(1), 128, 1, topk=2048)[1] is None
@@ -154,10 +159,19 @@ def test_odd_sizes():
     indices = torch.randint(-1, 12, (2, 3, 7), generator=g, dtype=torch.int32)
     length = torch.tensor([7, 4], dtype=torch.int32)
     out, lse = flash_mla.flash_mla_with_kvcache(
-        q, memory.view(4, 3, 1, 656), None, None, 512, indices=indices, topk_length=length, is_fp8_kvcache=True
+        q,
+        memory.view(4, 3, 1, 656),
+        None,
+        None,
+        512,
+        indices=indices,
+        topk_length=length,
+        is_fp8_kvcache=True,
     )
     lengths = length.repeat_interleave(3)
-    want, want_lse = winnow.attend(q.flatten(0, 1), cache, indices.flatten(0, 1), lengths=lengths, lse=True)
+    want, want_lse = winnow.attend(
+        q.flatten(0, 1), cache, indices.flatten(0, 1), lengths=lengths, lse=True
+    )
     assert torch.equal(out.flatten(0, 1), want)
     assert torch.equal(lse, want_lse.view(2, 3, 5).transpose(1, 2))
 

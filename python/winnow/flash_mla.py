@@ -29,7 +29,7 @@ _BF16 = {576: "v32_bf16", 512: "v4_bf16"}
 
 @dataclasses.dataclass
 class FlashMLASchedMeta:
-    """What get_mla_metadata() gives. winnow schedules inside each call, so it may be used for any."""
+    """What get_mla_metadata() gives. winnow schedules inside each call; any call may use it."""
 
     have_initialized: bool = False
 
@@ -169,7 +169,9 @@ def flash_mla_sparse_fwd(
 
 def _dense(name: str):
     def function(*args, **kwargs):
-        raise NotImplementedError(f"winnow.flash_mla: {name} is dense attention, which is not part of winnow")
+        raise NotImplementedError(
+            f"winnow.flash_mla: {name} is dense attention, which is not part of winnow"
+        )
 
     function.__name__ = name
     function.__doc__ = "Dense attention: raises NotImplementedError."

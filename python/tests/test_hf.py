@@ -1,0 +1,184 @@
+"""transformers' models on winnow's attention: the same tokens as eager attention.
+
+The models are random, in fp32, and seeded so that the best token of every step leads the second by
+a multiple of what rounding attention's inputs to bf16 moves a logit (the test looks): the tokens
+are equal because attention is right, and stay equal on another machine.
+"""
+
+import pytest
+import torch
+
+import winnow.hf
+
+transformers = pytest.importorskip("transformers", minversion="5.17")
+
+COMMON = {
+    "vocab_size": 16,
+    "hidden_size": 64,
+    "moe_intermediate_size": 32,
+    "num_attention_heads": 4,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "q_lora_rank": 32,
+    "index_n_heads": 4,
+    "index_head_dim": 32,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+    "initializer_range": 0.1,
+}
+DSA = {
+    **COMMON,
+    "num_hidden_layers": 2,
+    "intermediate_size": 128,
+    "num_key_value_heads": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "index_topk": 8,
+}
+V4 = {
+    **COMMON,
+    "num_hidden_layers": 3,
+    "head_dim": 32,
+    "sliding_window": 8,
+    "o_groups": 2,
+    "o_lora_rank": 16,
+    "index_topk": 3,
+    "layer_types": [
+        "sliding_attention",
+        "compressed_sparse_attention",
+        "heavily_compressed_attention",
+    ],
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+    "mlp_layer_types": ["moe"] * 3,
+    "hc_mult": 2,
+    "partial_rotary_factor": 0.5,
+}
+
+
+def model_of(name, options, seed):
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{name}Config")(**options)
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    for parameter, value in model.named_parameters():
+        if parameter.endswith("sinks"):
+            torch.nn.init.normal_(value)
+    return model
+
+
+def prompt():
+    """Three rows of 24 tokens, longer than index_topk; two of them padded on the left."""
+    ids = torch.randint(2, 16, (3, 24))
+    mask = torch.ones_like(ids)
+    mask[1, :5] = 0
+    mask[2, :11] = 0
+    ids[mask == 0] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+CASES = [("DeepseekV32", DSA, 14), ("GlmMoeDsa", DSA, 18), ("DeepseekV4", V4, 22)]
+
+
+@pytest.mark.parametrize(("name", "options", "seed"), CASES, ids=[c[0] for c in CASES])
+def test_generate(name, options, seed):
+    if not hasattr(transformers, f"{name}ForCausalLM"):
+        pytest.skip(f"this transformers has no {name}")
+    winnow.hf.register()
+    model, inputs = model_of(name, options, seed), prompt()
+    results = {}
+    for implementation in ("eager", "winnow"):
+        model.set_attn_implementation(implementation)
+        results[implementation] = model.generate(
+            **inputs,
+            max_new_tokens=6,
+            do_sample=False,
+            output_scores=True,
+            return_dict_in_generate=True,
+        )
+    eager, ours = (torch.stack(results[k].scores) for k in ("eager", "winnow"))
+    best = eager.topk(2, -1).values
+    margin, moved = (best[..., 0] - best[..., 1]).min(), (eager - ours).abs().max()
+    assert 2 * moved < margin, (
+        f"a logit moved by {moved:.3g}; the closest choice is {margin:.3g} apart"
+    )
+    assert torch.equal(results["eager"].sequences, results["winnow"].sequences)
+    assert moved > 0, "the implementation was not used"
+
+
+@pytest.mark.parametrize("name", ["DeepseekV32", "DeepseekV4"])
+def test_bf16_model(name):
+    """A forward pass in bf16: about as far from eager in fp32 as eager in bf16 is."""
+    if not hasattr(transformers, f"{name}ForCausalLM"):
+        pytest.skip(f"this transformers has no {name}")
+    winnow.hf.register()
+    model = model_of(name, DSA if name == "DeepseekV32" else V4, 14)
+    ids = torch.randint(
+        2, 16, (2, 7)
+    )  # no longer than top-k or window: nothing to choose differently
+    with torch.no_grad():
+        exact = model(ids).logits
+        model.bfloat16()
+        eager = model(ids).logits.float()
+        model.set_attn_implementation("winnow")
+        ours = model(ids).logits.float()
+    noise = (eager - exact).abs().mean()
+    assert (ours - exact).abs().mean() < 1.5 * noise
+
+
+def reference(query, key, value, bias, scale, sink):
+    logits = query.double() @ key.double().transpose(2, 3) * scale + bias
+    if sink is not None:
+        column = sink.double().view(1, -1, 1, 1).expand(*logits.shape[:3], 1)
+        return (torch.cat([logits, column], -1).softmax(-1)[..., :-1] @ value.double()).transpose(
+            1, 2
+        )
+    return (logits.softmax(-1) @ value.double()).transpose(1, 2)
+
+
+@pytest.mark.parametrize("kind", ["float", "bool", "none"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_attention(kind, shared):
+    """Indices that name masked keys, one KV head or all, sinks; and no mask, which means causal."""
+    g = torch.Generator().manual_seed(2)
+    query = torch.randn(2, 4, 5, 24, generator=g).bfloat16()
+    key = torch.randn(2, 1 if shared else 4, 9, 24, generator=g).bfloat16()
+    value = torch.randn(2, 1 if shared else 4, 9, 16, generator=g).bfloat16()
+    sink = torch.randn(4, generator=g) if shared else None
+    visible = torch.ones(2, 1, 5, 9, dtype=torch.bool).tril(4)
+    indices = None
+    if kind != "none":
+        visible[1, ..., :3] = False
+        indices = (
+            torch.stack([torch.randperm(9, generator=g)[:6] for _ in range(10)]).view(2, 5, 6).int()
+        )
+        indices[..., 0] = 4  # a key that every query sees
+    chosen = visible.clone()
+    if indices is not None:
+        chosen &= torch.zeros(2, 5, 9, dtype=torch.bool).scatter(2, indices.long(), True)[:, None]
+    lowest = torch.finfo(torch.bfloat16).min
+    masks = {"bool": visible, "float": torch.where(visible, 0.0, lowest).bfloat16(), "none": None}
+    got, weights = winnow.hf.attention(
+        torch.nn.Module(), query, key, value, masks[kind], scaling=0.3, indices=indices, s_aux=sink
+    )
+    bias = torch.where(chosen, 0.0, float("-inf")).double()
+    want = reference(query, key, value, bias, 0.3, sink)
+    assert weights is None and got.shape == (2, 5, 4, 16)
+    torch.testing.assert_close(got.double(), want, rtol=2**-7, atol=2**-7)
+
+
+def test_inference_only():
+    query = torch.randn(1, 2, 3, 8, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="inference only"):
+        winnow.hf.attention(torch.nn.Module(), query, query, query, None, scaling=1.0)
+    with pytest.raises(NotImplementedError, match="a mask per head"):
+        winnow.hf.attention(
+            torch.nn.Module(), query.detach(), query, query, torch.zeros(1, 2, 3, 3), scaling=1.0
+        )

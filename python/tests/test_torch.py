@@ -1,0 +1,151 @@
+"""torch.ops.winnow: schema, fake kernels, torch.compile, CUDA graphs."""
+
+import pytest
+import torch
+
+import winnow
+from conftest import on
+from winnow.torch import ops
+
+INT = torch.int32
+
+
+def bf16(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def e4m3(*shape, seed=0):
+    """As bytes: opcheck compares its arguments with arithmetic that torch lacks for fp8."""
+    return bf16(*shape, seed=seed).to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def ints(*values):
+    return torch.tensor(values, dtype=INT)
+
+
+def filled(fmt, pages=3, page=8, seed=0):
+    memory = torch.zeros(winnow.cache_shape(fmt, pages, page), dtype=torch.uint8)
+    rows = bf16(pages * page, winnow.record_dim(fmt), seed=seed)
+    winnow.write(rows, torch.arange(pages * page), winnow.Cache(memory, fmt, page))
+    return memory
+
+
+def arguments():
+    """Name -> (args, kwargs) of one call of every operator."""
+    table = torch.tensor([[2, 0], [1, -1]], dtype=INT)
+    requests = ints(0, 1, 0)
+    v32, v4, keys = filled("v32_fp8"), filled("v4_fp8"), filled("index_keys")
+    indices = torch.randint(-1, 24, (3, 5), dtype=INT, generator=torch.Generator().manual_seed(1))
+    scorer = {"keys": keys, "page": 8, "block_table": table, "requests": requests}
+    calls = {
+        "write_": ((v32.clone(), bf16(3, 576), torch.tensor([0, -1, 9]), "v32_fp8", 8), {}),
+        "gather": ((v4, table, ints(10, 3), 13, "v4_fp8", 8), {"starts": ints(1, 0)}),
+        "join": ((bf16(3, 4, 512), bf16(3, 4, 64)), {}),
+        "quantize": ((bf16(3, 4),), {}),
+        "score": ((e4m3(3, 4, 128), torch.rand(3, 4), ints(16, 8, 2)), {**scorer, "width": 16}),
+        "score_select": ((e4m3(3, 4, 128), torch.rand(3, 4), ints(16, 8, 2), 3), scorer),
+        "select": ((torch.rand(3, 9), 4), {"ends": ints(9, 2, 0)}),
+        "locate": ((indices, requests, table), {"page": 8, "pages": 3}),
+        "attend": (
+            (bf16(3, 2, 512), v4, indices, "v4_fp8", 8),
+            {
+                "extra_cache": filled("v4_fp8", 2, 4),
+                "extra_page": 4,
+                "extra_indices": indices,
+                "sink": torch.zeros(2),
+            },
+        ),
+        "attend_mha": ((bf16(3, 2, 48), bf16(24, 2, 48), bf16(24, 2, 32)), {"ids": indices}),
+        "topk_mask": ((indices, 24), {}),
+        "merge": ((torch.rand(2, 3, 2, 16), torch.rand(2, 3, 2)), {"sink": torch.zeros(2)}),
+        "compressed_slots": ((ints(3, 4, 7), requests, table), {"page": 8, "pages": 3}),
+        "c128a_lists": (
+            (ints(3, 4, 7), requests, table),
+            {"width": 128, "ratio": 2, "page": 8, "pages": 3},
+        ),
+        "window_lists": ((ints(3, 4, 7), requests, table), {"window": 4, "page": 8, "pages": 3}),
+        "combined_lists": (
+            (torch.zeros(3, 2, dtype=INT), ints(3, 4, 7), ints(0, 1, 0), ints(9, 9), ints(9, 9)),
+            {"compressed": 3, "rows": 12, "window": 4},
+        ),
+        "dequantize_weight": ((e4m3(130, 7), torch.rand(2, 1)), {}),
+        "split_kv_b": ((bf16(32, 3, 24), 16), {}),
+        "absorb_query": ((bf16(3, 2, 16), bf16(32, 2, 16)), {}),
+        "project_output": ((bf16(3, 2, 32), bf16(32, 2, 24)), {}),
+        "decompress": ((bf16(3, 48), bf16(32, 2, 16), bf16(32, 2, 24)), {}),
+    }
+    return calls
+
+
+CALLS = arguments()
+
+
+def test_every_operator_is_called():
+    import winnow.torch
+
+    defined = {name.split("::")[1].split(".")[0] for name in winnow.torch._library._op_defs}
+    assert defined == set(CALLS)
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_opcheck(name):
+    args, kwargs = arguments()[name]
+    torch.library.opcheck(getattr(ops, name), args, kwargs)
+
+
+def layer(q, memory, kv, slots, indices):
+    ops.write_(memory, kv, slots, "v32_fp8", 8)
+    out, lse = ops.attend(q, memory, indices, "v32_fp8", 8)
+    return out.float().sum(-1) + lse
+
+
+def layer_inputs(device):
+    indices = torch.randint(-1, 24, (3, 5), dtype=INT, generator=torch.Generator().manual_seed(1))
+    inputs = (
+        bf16(3, 2, 576),
+        filled("v32_fp8"),
+        bf16(3, 576, seed=5),
+        torch.tensor([4, 9, 23]),
+        indices,
+    )
+    return [x.to(device) for x in inputs]
+
+
+@on("attend", "write")
+@pytest.mark.filterwarnings("ignore")
+def test_compile(device):
+    want = layer(*layer_inputs(device))
+    inputs = layer_inputs(device)
+    before = inputs[1].clone()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*inputs), want, rtol=0, atol=0)
+    assert not torch.equal(inputs[1], before), "the write is part of the graph"
+
+
+def test_compile_with_dynamic_shapes():
+    """A second batch size compiles to symbolic shapes; no third compilation."""
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, n: ops.select(x, n), fullgraph=True, backend=counter)
+    for rows in (2, 5, 7, 11):
+        x = torch.rand(rows, 30)
+        assert torch.equal(compiled(x, 3), winnow.select(x, 3))
+    assert counter.frame_count <= 2
+
+
+@on("attend", "write")
+def test_cuda_graph(device):
+    if device == "cpu":
+        pytest.skip("a graph is of a CUDA stream")
+    inputs = layer_inputs(device)
+    want = layer(*inputs)
+    layer(*inputs)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = layer(*inputs)
+    inputs[0].mul_(2)
+    graph.replay()
+    torch.cuda.synchronize()
+    torch.testing.assert_close(got, layer(*inputs), rtol=0, atol=0)
+    assert not torch.equal(got, want)

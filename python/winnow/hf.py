@@ -1,0 +1,98 @@
+"""winnow as an attention implementation of transformers: ``register()``, then load a model with
+``attn_implementation="winnow"``.
+
+DeepseekV32 and GlmMoeDsa run on sparse attention over the indexer's top-k; DeepseekV4 (whose mask
+covers window and compressed entries) and any other model that uses the attention interface run on
+the same kernel over all keys that their mask leaves. Queries, keys and values of a model in another
+dtype are rounded to bf16 on the way in; sums are fp32 in any case.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from winnow import _winnow
+
+__all__ = ["attention", "register"]
+
+
+def _bias(mask: torch.Tensor | None) -> dict:
+    """A 4D mask as what attend_mha() takes, per batch entry: bool -> mask, float -> bias."""
+    if mask is None:
+        return {}
+    if mask.shape[1] != 1:
+        raise NotImplementedError(f"winnow.hf: a mask per head (of shape {list(mask.shape)})")
+    mask = mask[:, 0]
+    if mask.dtype == torch.bool:
+        return {"mask": mask}
+    # "Masked" is the dtype's lowest number in transformers; a key so marked must not count at all.
+    lowest = torch.finfo(mask.dtype).min
+    return {"bias": mask.float().masked_fill(mask <= lowest / 2, float("-inf"))}
+
+
+def _per_head(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """[B, H or fewer, keys, d] -> [B, keys, H, d]; one head is shared without a copy."""
+    if x.shape[1] == 1:
+        x = x.expand(-1, heads, -1, -1)
+    elif x.shape[1] != heads:
+        x = x.repeat_interleave(heads // x.shape[1], dim=1)
+    return x.transpose(1, 2)
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    indices: torch.Tensor | None = None,
+    s_aux: torch.Tensor | None = None,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """The function behind the name: query [B, H, q, d_qk], key and value [B, H or 1, keys, d],
+    attention_mask [B, 1, q, keys] bool or float, indices [B, q, topk] int32, s_aux [H] sinks.
+    Returns [B, q, H, d_v].
+    """
+    if dropout or (torch.is_grad_enabled() and query.requires_grad):
+        raise NotImplementedError(
+            "winnow.hf: inference only: no dropout, and run under torch.no_grad()"
+        )
+    batch, heads, tokens, _ = query.shape
+    q = query.transpose(1, 2).bfloat16()
+    k, v = _per_head(key.bfloat16(), heads), _per_head(value.bfloat16(), heads)
+    lengths = None
+    if attention_mask is None and getattr(module, "is_causal", True) and tokens > 1:
+        # No mask means causal: query i sees the keys up to its own.
+        first = key.shape[2] - tokens + 1
+        lengths = torch.arange(first, key.shape[2] + 1, dtype=torch.int32, device=query.device)
+    masks = _bias(attention_mask)
+    sink = None if s_aux is None else s_aux.float()
+    out = q.new_empty(batch, tokens, heads, value.shape[-1])
+    for b in range(batch):
+        _winnow.attend_mha(
+            q[b],
+            k[b],
+            v[b],
+            ids=None if indices is None else indices[b],
+            lengths=lengths,
+            scale=scaling,
+            sink=sink,
+            out=out[b],
+            **{name: x[b] for name, x in masks.items()},
+        )
+    return out.to(query.dtype), None
+
+
+def register(name: str = "winnow") -> None:
+    """Adds the implementation to transformers under a name.
+
+    The masks are those of eager attention, float [B, 1, q, keys]: DeepseekV32's and GlmMoeDsa's
+    indexers need one to be there, and DeepseekV4 extends it over its compressed entries.
+    """
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, eager_mask
+
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, eager_mask)

@@ -1,0 +1,344 @@
+"""winnow's operations as PyTorch custom operators, ``torch.ops.winnow.*``.
+
+They have fake kernels, so ``torch.compile`` and ``torch.export`` trace through them, and they run
+on the current stream, so CUDA graphs capture them. A cache is a plain tensor here, with the name of
+its format (and, where its shape does not say, the page size). Operators that fill a cache end in
+``_``.
+Inference only: no operator has a derivative.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from winnow import _winnow
+
+__all__ = ["ops"]
+
+ops = torch.ops.winnow
+_library = torch.library.Library("winnow", "DEF")
+
+
+def _cache(data: Tensor | None, fmt: str, page: int | None) -> _winnow.Cache | None:
+    # A bf16 tensor of two dimensions is a contiguous KV unless a page is named.
+    return None if data is None else _winnow.Cache(data, fmt, page)
+
+
+def _operator(schema: str):
+    """Registers the function below for CPU and CUDA; its attribute `fake` registers shapes."""
+    name = schema[: schema.index("(")]
+    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+
+    def register(function):
+        for key in ("CPU", "CUDA"):
+            _library.impl(name, function, key)
+        function.fake = lambda shapes: torch.library.register_fake(
+            f"winnow::{name}", shapes, lib=_library
+        )
+        return function
+
+    return register
+
+
+def _bf16(like: Tensor, *shape) -> Tensor:
+    return like.new_empty(shape, dtype=torch.bfloat16)
+
+
+def _f32(like: Tensor, *shape) -> Tensor:
+    return like.new_empty(shape, dtype=torch.float32)
+
+
+def _i32(like: Tensor, *shape) -> Tensor:
+    return like.new_empty(shape, dtype=torch.int32)
+
+
+# ---- write, gather, join, quantize ------------------------------------------------------------
+
+
+@_operator(
+    "write_(Tensor(a!) cache, Tensor kv, Tensor slots, str format, int? page=None, *, Tensor? "
+    "rope=None, str scale='default') -> ()"
+)
+def _write(cache, kv, slots, format, page=None, *, rope=None, scale="default"):
+    _winnow.write(kv, slots, _cache(cache, format, page), rope=rope, scale=scale)
+
+
+@_write.fake
+def _(cache, kv, slots, format, page=None, *, rope=None, scale="default"):
+    return None
+
+
+@_operator(
+    "gather(Tensor cache, Tensor block_table, Tensor lengths, SymInt rows, str format, int? "
+    "page=None, *, Tensor? starts=None, Tensor? out_starts=None) -> Tensor"
+)
+def _gather(cache, block_table, lengths, rows, format, page=None, *, starts=None, out_starts=None):
+    out = block_table.new_zeros(rows, _winnow.record_dim(format), dtype=torch.bfloat16)
+    return _winnow.gather(
+        _cache(cache, format, page),
+        block_table,
+        lengths,
+        starts=starts,
+        out_starts=out_starts,
+        out=out,
+    )
+
+
+@_gather.fake
+def _(cache, block_table, lengths, rows, format, page=None, *, starts=None, out_starts=None):
+    return _bf16(cache, rows, _winnow.record_dim(format))
+
+
+@_operator("join(Tensor latent, Tensor rope) -> Tensor")
+def _join(latent, rope):
+    return _winnow.join(latent, rope)
+
+
+@_join.fake
+def _(latent, rope):
+    return _bf16(latent, *latent.shape[:2], latent.shape[2] + rope.shape[2])
+
+
+@_operator("quantize(Tensor x) -> (Tensor, Tensor)")
+def _quantize(x):
+    return _winnow.quantize(x)
+
+
+@_quantize.fake
+def _(x):
+    return x.new_empty(x.shape, dtype=torch.float8_e4m3fn), _f32(x, 1)
+
+
+# ---- score, select, locate --------------------------------------------------------------------
+
+
+@_operator(
+    "score(Tensor q, Tensor weights, Tensor ends, *, Tensor? starts=None, Tensor? keys=None, int? "
+    "page=None, Tensor? block_table=None, Tensor? requests=None, Tensor? key_rows=None, Tensor? "
+    "key_scales=None, SymInt width) -> Tensor"
+)
+def _score(q, weights, ends, *, keys=None, page=None, width, **rest):
+    return _winnow.score(
+        q, weights, ends, keys=_cache(keys, "index_keys", page), width=width, **rest
+    )
+
+
+@_score.fake
+def _(q, weights, ends, *, width, **rest):
+    return _f32(q, q.shape[0], width)
+
+
+@_operator(
+    "score_select(Tensor q, Tensor weights, Tensor ends, SymInt topk, *, Tensor? starts=None, "
+    "Tensor? keys=None, int? page=None, Tensor? block_table=None, Tensor? requests=None, Tensor? "
+    "key_rows=None, Tensor? key_scales=None, bool relative=False) -> Tensor"
+)
+def _score_select(q, weights, ends, topk, *, keys=None, page=None, **rest):
+    return _winnow.score_select(
+        q, weights, ends, topk, keys=_cache(keys, "index_keys", page), **rest
+    )
+
+
+@_score_select.fake
+def _(q, weights, ends, topk, **rest):
+    return _i32(q, q.shape[0], topk)
+
+
+@_operator(
+    "select(Tensor logits, SymInt topk, *, Tensor? starts=None, Tensor? ends=None, bool "
+    "relative=False) -> Tensor"
+)
+def _select(logits, topk, **rest):
+    return _winnow.select(logits, topk, **rest)
+
+
+@_select.fake
+def _(logits, topk, **rest):
+    return _i32(logits, logits.shape[0], topk)
+
+
+@_operator(
+    "locate(Tensor ids, Tensor requests, Tensor block_table, *, int page=64, SymInt pages, int "
+    "rows_per_page=0, Tensor? prefill_requests=None, Tensor? workspace_starts=None, SymInt "
+    "workspace_rows=0, int world=1, int rank=0, int interleave=1, bool compact=False) -> (Tensor, "
+    "Tensor)"
+)
+def _locate(ids, requests, block_table, **rest):
+    return _winnow.locate(ids, requests, block_table, counts=True, **rest)
+
+
+@_locate.fake
+def _(ids, requests, block_table, **rest):
+    return _i32(ids, *ids.shape), _i32(ids, ids.shape[0])
+
+
+# ---- attend -----------------------------------------------------------------------------------
+
+
+@_operator(
+    "attend(Tensor q, Tensor cache, Tensor indices, str format, int? page=None, *, float? "
+    "scale=None, Tensor? lengths=None, Tensor? block_table=None, Tensor? extra_cache=None, int? "
+    "extra_page=None, Tensor? extra_indices=None, Tensor? extra_lengths=None, Tensor? "
+    "extra_block_table=None, Tensor? requests=None, Tensor? q_rope=None, Tensor? sink=None, bool "
+    "empty_lse_negative=False) -> (Tensor, Tensor)"
+)
+def _attend(q, cache, indices, format, page=None, *, extra_cache=None, extra_page=None, **rest):
+    extra = _cache(extra_cache, format, extra_page)
+    return _winnow.attend(
+        q, _cache(cache, format, page), indices, extra_cache=extra, lse=True, **rest
+    )
+
+
+@_attend.fake
+def _(q, cache, indices, format, page=None, **rest):
+    return _bf16(q, *q.shape[:2], 512), _f32(q, *q.shape[:2])
+
+
+@_operator(
+    "attend_mha(Tensor q, Tensor k, Tensor v, *, Tensor? ids=None, Tensor? starts=None, Tensor? "
+    "lengths=None, Tensor? mask=None, Tensor? bias=None, float? scale=None, Tensor? sink=None, "
+    "bool empty_lse_negative=False) -> (Tensor, Tensor)"
+)
+def _attend_mha(q, k, v, **rest):
+    return _winnow.attend_mha(q, k, v, lse=True, **rest)
+
+
+@_attend_mha.fake
+def _(q, k, v, **rest):
+    return _bf16(q, *q.shape[:2], v.shape[2]), _f32(q, *q.shape[:2])
+
+
+@_operator("topk_mask(Tensor ids, SymInt keys, *, Tensor? lengths=None) -> Tensor")
+def _topk_mask(ids, keys, *, lengths=None):
+    return _winnow.topk_mask(ids, keys, lengths=lengths)
+
+
+@_topk_mask.fake
+def _(ids, keys, *, lengths=None):
+    return ids.new_empty((ids.shape[0], (keys + 7) // 8), dtype=torch.uint8)
+
+
+@_operator(
+    "merge(Tensor partial_out, Tensor partial_lse, *, Tensor? sink=None) -> (Tensor, Tensor)"
+)
+def _merge(partial_out, partial_lse, *, sink=None):
+    return _winnow.merge(partial_out, partial_lse, sink=sink, lse=True)
+
+
+@_merge.fake
+def _(partial_out, partial_lse, *, sink=None):
+    return _bf16(partial_out, *partial_out.shape[1:]), _f32(partial_lse, *partial_lse.shape[1:])
+
+
+# ---- V4's lists -------------------------------------------------------------------------------
+
+
+@_operator(
+    "compressed_slots(Tensor positions, Tensor requests, Tensor block_table, *, int ratio=4, int "
+    "page=64, SymInt pages) -> Tensor"
+)
+def _compressed_slots(positions, requests, block_table, **rest):
+    return _winnow.compressed_slots(positions, requests, block_table, **rest)
+
+
+@_compressed_slots.fake
+def _(positions, requests, block_table, **rest):
+    return positions.new_empty(positions.shape, dtype=torch.int64)
+
+
+@_operator(
+    "c128a_lists(Tensor positions, Tensor requests, Tensor block_table, *, SymInt width, int "
+    "ratio=128, int page=64, SymInt pages, SymInt decode_tokens=0) -> (Tensor, Tensor)"
+)
+def _c128a_lists(positions, requests, block_table, **rest):
+    return _winnow.c128a_lists(positions, requests, block_table, **rest)
+
+
+@_c128a_lists.fake
+def _(positions, requests, block_table, *, width, **rest):
+    return _i32(positions, positions.shape[0], width), _i32(positions, positions.shape[0])
+
+
+@_operator(
+    "window_lists(Tensor positions, Tensor? requests=None, Tensor? block_table=None, *, int "
+    "window=128, int page=64, SymInt pages=0) -> (Tensor, Tensor)"
+)
+def _window_lists(positions, requests=None, block_table=None, **rest):
+    return _winnow.window_lists(positions, requests, block_table, **rest)
+
+
+@_window_lists.fake
+def _(positions, requests=None, block_table=None, *, window=128, **rest):
+    return _i32(positions, positions.shape[0], window), _i32(positions, positions.shape[0])
+
+
+@_operator(
+    "combined_lists(Tensor topk, Tensor positions, Tensor requests, Tensor seq_lens, Tensor "
+    "gather_lens, *, SymInt compressed, SymInt rows, int first_request=0, int ratio=4, int "
+    "window=128) -> (Tensor, Tensor)"
+)
+def _combined_lists(topk, positions, requests, seq_lens, gather_lens, **rest):
+    return _winnow.combined_lists(topk, positions, requests, seq_lens, gather_lens, **rest)
+
+
+@_combined_lists.fake
+def _(topk, positions, requests, seq_lens, gather_lens, *, window=128, **rest):
+    width = (topk.shape[1] + window + 127) // 128 * 128
+    return _i32(topk, topk.shape[0], width), _i32(topk, topk.shape[0])
+
+
+# ---- absorb -----------------------------------------------------------------------------------
+
+
+@_operator("dequantize_weight(Tensor weight, Tensor scale) -> Tensor")
+def _dequantize_weight(weight, scale):
+    return _winnow.dequantize_weight(weight, scale)
+
+
+@_dequantize_weight.fake
+def _(weight, scale):
+    return _bf16(weight, *weight.shape)
+
+
+@_operator("split_kv_b(Tensor weight, int d_nope) -> (Tensor, Tensor)")
+def _split_kv_b(weight, d_nope):
+    return _winnow.split_kv_b(weight, d_nope)
+
+
+@_split_kv_b.fake
+def _(weight, d_nope):
+    latent, heads, both = weight.shape
+    return _bf16(weight, latent, heads, d_nope), _bf16(weight, latent, heads, both - d_nope)
+
+
+@_operator("absorb_query(Tensor q_nope, Tensor w_uk) -> Tensor")
+def _absorb_query(q_nope, w_uk):
+    return _winnow.absorb_query(q_nope, w_uk)
+
+
+@_absorb_query.fake
+def _(q_nope, w_uk):
+    return _bf16(q_nope, *q_nope.shape[:2], w_uk.shape[0])
+
+
+@_operator("project_output(Tensor attn, Tensor w_uv) -> Tensor")
+def _project_output(attn, w_uv):
+    return _winnow.project_output(attn, w_uv)
+
+
+@_project_output.fake
+def _(attn, w_uv):
+    return _bf16(attn, *attn.shape[:2], w_uv.shape[2])
+
+
+@_operator("decompress(Tensor latent, Tensor w_uk, Tensor w_uv) -> (Tensor, Tensor)")
+def _decompress(latent, w_uk, w_uv):
+    return _winnow.decompress(latent, w_uk, w_uv)
+
+
+@_decompress.fake
+def _(latent, w_uk, w_uv):
+    rows, heads = latent.shape[0], w_uk.shape[1]
+    d_k = w_uk.shape[2] + latent.shape[1] - w_uk.shape[0]
+    return _bf16(latent, rows, heads, d_k), _bf16(latent, rows, heads, w_uv.shape[2])
