@@ -90,6 +90,7 @@ std::vector<std::string> header_lines(const json& h) {
     if (h.at("roofs").at(key).is_number())
       roofs += (roofs.empty() ? "roofs: " : ", ") + cell(h["roofs"][key], format);
   lines.push_back(roofs);
+  if (h.contains("note")) lines.push_back(h["note"].get<std::string>());  // written by hand
   return lines;
 }
 
