@@ -50,6 +50,9 @@ inline std::vector<Case> cases() {
       all.push_back({.name = std::string(name) + "_h" + std::to_string(heads),
                      .heads = heads,
                      .list = {{format, 64, 3, heads >= 64 ? 75 : 133}}});
+  // Odd numbers of blocks of heads and several of keys, the last of each in part.
+  all.push_back({.name = "v32_fp8_h33_w311", .heads = 33, .list = {{kV32Fp8, 64, 6, 311}}});
+  all.push_back({.name = "v4_bf16_h100_w523", .heads = 100, .list = {{kV4Bf16, 64, 9, 523}}});
   // Widths, page sizes, lengths, indirection.
   for (const int64_t width : {0, 1, 2, 7, 63, 64, 65, 129, 1000})
     all.push_back({.name = "width_" + std::to_string(width),

@@ -2,20 +2,18 @@
 // x86_decode.h, x86_pack.h.
 //
 // Tiles: scores are S^T[16 keys][16 heads] = K rows (A, as packed) x Q (B, packed once per token);
-// values are O[16 heads][16 dims] = P (A, transposed from the scores) x V pairs (B, as packed).
-// A unit of work is two accumulators: 128 dims of scores, or a block of keys of values. Tiles 0 and
-// 1 serve even units, 2 and 3 odd ones, 4 to 7 the operands (three loads for two products). A
-// unit's sums are stored to a stage in L1 while the next is multiplied, when they are ready: a
-// store that still waits for its data holds up every load of the same page offset. Vector code adds
-// them to S or O yet a unit later; scales, rescaling and the old O stay off the tiles' path.
+// values are O[16 heads][16 dims] = P (A, transposed from the scores) x V pairs (B, as packed). A
+// unit of work is four sums (tiles 0 to 3) from four operands (4 to 7): one load for each product.
+// Every tile in memory is one contiguous KB.
+//
+// Scores: a panel of 128 dims at a time, so that its 8 KB of Q stay in L1 while K streams from L2;
+// each panel leaves a plane of sums, and the softmax adds them up with their fp32 scales, so K is
+// exact. Values: V is scaled and rounded to bf16 when it is packed (that costs nothing: packing
+// waits for its 34 lines a key); O stays in tiles, loaded and stored once a block of keys.
 //
 // Budget, per key and 16 heads, V3.2 (one TDPBF16PS in 16 cycles): scores 18, values 16 cycles;
-// adding the stages 4.5 + 4 lines read twice and written once; softmax about 40 vector operations,
-// of which 4 x 5 to round P for the four scales of the values and transpose it.
-// Per key: 11 lines gathered, 34 written, about 60 vector operations to pack. fp32 scales multiply
-// fp32 sums (scores) and P (values), so K and V are exact.
-// Bytes, block of 128 keys: K 144 KB, V 128 KB in L2; 8 KB of Q and 16 KB of S, or 16 KB of V, stay
-// in L1 while K, or P and O, stream from L2 at 32 bytes a cycle of the tiles.
+// softmax about 30 vector operations. Per key: 11 lines gathered, 34 written.
+// Bytes at 128 heads, block of 128 keys: Q 160 KB, K 160, V 128, sums of scores 80, P 32, O 256.
 #include "attend/x86.h"
 #include "attend/x86_decode.h"
 #include "attend/x86_pack.h"
@@ -26,50 +24,14 @@ namespace {
 
 using host::tile_dot, host::tile_load, host::tile_store, host::tile_zero;
 
-// Two units in flight on the tiles, a third being added. Where: what add() must know of a unit.
-template <class Where>
-struct Pipeline {
-  static constexpr int kUnit = 512;  // floats: two tiles
-  float* stage;                      // two units
-  int unit = 0;
-  Where where[2] = {};
-
-  template <int T>
-  WINNOW_INLINE static void store(float* to) {
-    tile_store<T>(to, 64), tile_store<T + 1>(to + 256, 64);
-  }
-
-  // multiply(T) leaves the sums of unit w in tiles T and T + 1.
-  template <class Multiply, class Add>
-  WINNOW_INLINE void step(const Where& w, Multiply&& multiply, Add&& add) {
-    if (unit % 2 == 0) {
-      multiply(std::integral_constant<int, 0>());
-      if (unit > 0) store<2>(stage + kUnit);
-    } else {
-      multiply(std::integral_constant<int, 2>());
-      store<0>(stage);
-    }
-    if (unit > 1) add(stage + unit % 2 * kUnit, where[unit % 2]);
-    where[unit++ % 2] = w;
-  }
-  template <class Add>
-  WINNOW_INLINE void finish(Add&& add) {
-    if (unit == 0) return;
-    if (unit % 2 == 0) store<2>(stage + kUnit);
-    else store<0>(stage);
-    if (unit > 1) add(stage + unit % 2 * kUnit, where[unit % 2]);
-    add(stage + (unit + 1) % 2 * kUnit, where[(unit + 1) % 2]);
-  }
-};
-
 struct Amx {
-  static constexpr int kPer = 2, kBlock = 128, kValueStep = 32;
-  static constexpr int kStage = 2 * 512;  // floats
-  static constexpr bool kPairs = true, kScaleInP = true;
-  static_assert(kBlock % 32 == 0, "a unit of scores has 16 or 32 keys");
+  static constexpr int kPer = 2, kBlock = 128, kValueStep = 32, kScorePlanes = 5;
+  static constexpr bool kPairs = true, kScaleInP = false, kTiled = true;
   using Session = host::TileSession;
+  // Keys of a unit of scores: its four sums are two blocks of heads x 2 of keys, or one x 4.
   template <int NH>
-  static constexpr int kUnitKeys = 32 / NH;
+  static constexpr int kUnitKeys = 64 / NH;
+  static_assert(kBlock == 128, "four units of 32 keys fill the pages of a panel's scores");
 
   WINNOW_INLINE static void store_q(uint32_t* to, int cell, __m512i pairs) {
     _mm512_store_si512(to + cell * 16, pairs);
@@ -80,180 +42,170 @@ struct Amx {
   }
   template <class R>
   static int score_steps(int blocks, int n) {
-    return Panels<R, Amx>::kCount * (blocks / 2 * ((n + 15) / 16) + blocks % 2 * ((n + 31) / 32));
+    return Panels<R, Amx>::kCount * (blocks / 2 * ((n + 31) / 32) + blocks % 2 * ((n + 63) / 64));
   }
 
-  // Scores of a unit in tiles T and T + 1: 16 keys x two blocks of heads, or 32 keys x one.
-  template <int T, int NH>
-  WINNOW_INLINE static void score_unit(const uint32_t* q, int64_t q_block, const uint32_t* k,
-                                       int cells) {
-    tile_zero<T>(), tile_zero<T + 1>();
-    for (int c = 0; c < cells; c += 16, q += 256, k += 16) {
-      if constexpr (NH == 2) {
-        tile_load<4>(k, cells * 4), tile_load<6>(q, 64), tile_dot<T, 4, 6>();
-        tile_load<7>(q + q_block, 64), tile_dot<T + 1, 4, 7>();
-      } else {
-        tile_load<6>(q, 64), tile_load<4>(k, cells * 4), tile_dot<T, 4, 6>();
-        tile_load<5>(k + 16 * cells, cells * 4), tile_dot<T + 1, 5, 6>();
-      }
-    }
+  WINNOW_INLINE static void zero_sums() {
+    tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
   }
 
-  // s [key][2][16] (+)= stage, times the fp32 scale of the panel; the last panel makes it logits,
-  // rounded, so that nothing is left when the maximum is subtracted from itself.
+  // Scores: [panel][tile of a unit][unit][16 keys][16 heads].
+  template <int NH>
+  static float* scores_of(float* s, int key, int head_block) {
+    return s + (key % kUnitKeys<NH> / 16 * NH + head_block) * kPageCells +
+           key / kUnitKeys<NH> * kTileCells;
+  }
+
+  // Sums of one unit and one panel.
   template <class R, int NH>
-  WINNOW_INLINE static void add_scores(const Block<Amx>& b, const float* stage, int panel,
-                                       int key) {
-    const bool scaled = kFloatScales<R> && panel < 4, last = panel == Panels<R, Amx>::kCount - 1;
-    const __m512 logits = splat(last ? b.scale2 : 1.0f);
-    for (int j = 0; j < kUnitKeys<NH>; ++j) {
-      const __m512 f = splat(scaled ? b.m.scales[(key + j) * 4 + panel] : 1.0f);
-#pragma GCC unroll 2
-      for (int i = 0; i < NH; ++i) {
-        float* at = b.m.s + (key + j) * 32 + i * 16;
-        const __m512 old = panel == 0 ? _mm512_setzero_ps() : _mm512_load_ps(at);
-        const __m512 x = _mm512_load_ps(stage + (j / 16 * NH + i) * 256 + j % 16 * 16);
-        _mm512_store_ps(at, _mm512_mul_ps(_mm512_fmadd_ps(x, f, old), logits));
+  WINNOW_INLINE static void score_unit(const Block<Amx>& b, int hb, int panel, int unit) {
+    using P = Panels<R, Amx>;
+    const uint32_t* q = b.m.q + hb * P::kQuery + panel * kPageCells;
+    const uint32_t* k = b.m.k + P::start(panel) + unit * (kUnitKeys<NH> / 16) * kPageCells;
+    float* s = b.m.s + (kFloatScales<R> ? panel * 4 * kPageCells : 0) + unit * kTileCells;
+    if (kFloatScales<R> || panel == 0) zero_sums();
+    else
+      tile_load<0>(s, 64), tile_load<1>(s + kPageCells, 64), tile_load<2>(s + 2 * kPageCells, 64),
+          tile_load<3>(s + 3 * kPageCells, 64);
+    for (int at = 0; at < P::cells(panel) * 16; at += kTileCells) {
+      if constexpr (NH == 2) {
+        tile_load<4>(k + at, 64), tile_load<6>(q + at, 64), tile_dot<0, 4, 6>();
+        tile_load<7>(q + P::kQuery + at, 64), tile_dot<1, 4, 7>();
+        tile_load<5>(k + kPageCells + at, 64), tile_dot<2, 5, 6>(), tile_dot<3, 5, 7>();
+      } else {
+        tile_load<7>(q + at, 64), tile_load<4>(k + at, 64), tile_dot<0, 4, 7>();
+        tile_load<5>(k + kPageCells + at, 64), tile_dot<1, 5, 7>();
+        tile_load<6>(k + 2 * kPageCells + at, 64), tile_dot<2, 6, 7>();
+        tile_load<4>(k + 3 * kPageCells + at, 64), tile_dot<3, 4, 7>();
       }
     }
+    tile_store<0>(s, 64), tile_store<1>(s + kPageCells, 64), tile_store<2>(s + 2 * kPageCells, 64),
+        tile_store<3>(s + 3 * kPageCells, 64);
   }
 
   // Scores and softmax of NH blocks of heads; P goes to b.m.p as A tiles [head][32 keys].
   template <class R, int NH>
   static void scores(Block<Amx>& b, int hb, Prefetcher<R>& fetch) {
-    using P = Panels<R, Amx>;
-    constexpr int64_t kQBlock = R::kDqk / 2 * 16;
-    struct Where {
-      int panel, key;
-    };
-    Pipeline<Where> pipeline{b.m.stage};
-    const auto add = [&](const float* stage, const Where& w) {
-      add_scores<R, NH>(b, stage, w.panel, w.key);
-    };
-    for (int panel = 0; panel < P::kCount; ++panel) {
-      const uint32_t* q = b.m.q + hb * kQBlock + panel * (kPanel / 2) * 16;
-      const uint32_t* k = b.m.k + P::start(panel);
-      const int cells = P::cells(panel);
-      for (int key = 0; key < b.n; key += kUnitKeys<NH>) {
-        const auto multiply = [&](auto t) {
-          score_unit<t, NH>(q, kQBlock, k + key * cells, cells);
-        };
-        pipeline.step({panel, key}, multiply, add);
+    const int units = (b.n + kUnitKeys<NH> - 1) / kUnitKeys<NH>;
+    for (int panel = 0; panel < Panels<R, Amx>::kCount; ++panel)
+      for (int unit = 0; unit < units; ++unit) {
+        score_unit<R, NH>(b, hb, panel, unit);
         fetch.step();
       }
-    }
-    pipeline.finish(add);
-    for (int i = 0; i < NH; ++i) softmax<R>(b, hb + i, b.m.s + i * 16);
+    for (int i = 0; i < NH; ++i) softmax<R, NH>(b, hb, i);
   }
 
-  // Planes of P: one for each fp32 scale of the values.
+  // Logits of up to 16 keys in place, from the sums of the panels and their fp32 scales; they are
+  // rounded, so that nothing is left when the maximum is subtracted from itself.
   template <class R>
-  static constexpr int kPlanes = kScaleInP&& kFloatScales<R> ? 4 : 1;
-  static int64_t plane_cells(int heads) { return int64_t{head_blocks(heads)} * (kBlock / 2) * 16; }
+  WINNOW_INLINE static __m512 logits(const Block<Amx>& b, float* s, int key, __m512 top) {
+    constexpr int kPlane = 4 * kPageCells;
+    const int end = std::clamp(b.n - key, 0, 16);
+    const float* f = b.m.scales + key * 4;
+    for (int i = 0; i < end; ++i, s += 16, f += 4) {
+      __m512 x = _mm512_load_ps(s);
+      if constexpr (kFloatScales<R>) {
+        __m512 y = _mm512_load_ps(s + 4 * kPlane);
+        x = _mm512_mul_ps(x, splat(f[0]));
+        y = _mm512_fmadd_ps(_mm512_load_ps(s + kPlane), splat(f[1]), y);
+        x = _mm512_fmadd_ps(_mm512_load_ps(s + 2 * kPlane), splat(f[2]), x);
+        y = _mm512_fmadd_ps(_mm512_load_ps(s + 3 * kPlane), splat(f[3]), y);
+        x = _mm512_add_ps(x, y);
+      }
+      x = _mm512_mul_ps(x, splat(b.scale2));
+      top = _mm512_max_ps(top, x);
+      _mm512_store_ps(s, x);
+    }
+    for (int i = end; i < 16; ++i, s += 16) _mm512_store_ps(s, splat(-kInf));
+    return top;
+  }
 
-  template <class R>
-  static void softmax(Block<Amx>& b, int hb, float* s) {
+  static constexpr int kBlockP = kBlock / 32 * kTileCells;
+
+  template <class R, int NH>
+  static void softmax(Block<Amx>& b, int hb, int i) {
     __m512 top = splat(-kInf);
-    for (int key = 0; key < b.n; ++key) top = _mm512_max_ps(top, _mm512_load_ps(s + key * 32));
+    for (int key = 0; key < (b.n + 31) / 32 * 32; key += 16)
+      top = logits<R>(b, scores_of<NH>(b.m.s, key, i), key, top);
+    hb += i;
     State& st = *b.m.state;
     b.rescale |= unsigned{raise_maximum(st, hb * 16, top, b.first)} << hb;
     const __m512 m = _mm512_loadu_ps(st.m + hb * 16);
-    __m512 sum = _mm512_loadu_ps(st.l + hb * 16);
-    for (int key = 0; key < b.n; ++key) {
-      const __m512 p = pow2(_mm512_sub_ps(_mm512_load_ps(s + key * 32), m));
-      sum = _mm512_add_ps(sum, p);
-      _mm512_store_ps(s + key * 32, p);
-    }
-    _mm512_storeu_ps(st.l + hb * 16, sum);
-    for (int key = b.n; key % 32 != 0; ++key) _mm512_store_ps(s + key * 32, _mm512_setzero_ps());
-    // Round, transpose to [head][32 keys].
-    for (int t = 0; t < kPlanes<R>; ++t) {
-      uint32_t* to = b.m.p + t * plane_cells(b.heads) + hb * (kBlock / 2) * 16;
-      for (int key = 0; key < b.n; key += 32, to += 256) {
-        __m512i pairs[16];
-#pragma GCC unroll 16
-        for (int j = 0; j < 16; ++j) {
-          const int at = key + 2 * j;
-          __m512 x = _mm512_load_ps(s + at * 32), y = _mm512_load_ps(s + at * 32 + 32);
-          if constexpr (kPlanes < R >> 1) {
-            x = _mm512_mul_ps(x, splat(b.m.scales[at * 4 + t]));
-            y = _mm512_mul_ps(y, splat(b.m.scales[at * 4 + 4 + t]));
-          }
-          pairs[j] = pair_bf16(x, y);
+    __m512 even = _mm512_loadu_ps(st.l + hb * 16), odd = _mm512_setzero_ps();
+    uint32_t* to = b.m.p + hb * kBlockP;
+    for (int key = 0; key < b.n; key += 32, to += kTileCells) {
+      __m512i pairs[16];
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        const float* s = scores_of<NH>(b.m.s, key + half * 16, i);
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; ++j) {
+          const __m512 x = pow2(_mm512_sub_ps(_mm512_load_ps(s + j * 32), m));
+          const __m512 y = pow2(_mm512_sub_ps(_mm512_load_ps(s + j * 32 + 16), m));
+          even = _mm512_add_ps(even, x), odd = _mm512_add_ps(odd, y);
+          pairs[half * 8 + j] = pair_bf16(x, y);
         }
-        transpose(pairs);
+      }
+      transpose(pairs);
 #pragma GCC unroll 16
-        for (int j = 0; j < 16; ++j) _mm512_store_si512(to + j * 16, pairs[j]);
-      }
+      for (int j = 0; j < 16; ++j) _mm512_store_si512(to + j * 16, pairs[j]);
     }
+    _mm512_storeu_ps(st.l + hb * 16, _mm512_add_ps(even, odd));
   }
 
-  // Values of a unit in tiles T and T + 1: two blocks of heads x 16 dims, or one x 32.
-  template <int T, int NH>
-  WINNOW_INLINE static void value_unit(const uint32_t* p, const uint32_t* v, int n) {
-    constexpr int kPBlock = kBlock / 2 * 16;
-    tile_zero<T>(), tile_zero<T + 1>();
-    for (int key = 0; key < n; key += 32, p += 256, v += 16 * 64) {
-      if constexpr (NH == 2) {
-        tile_load<6>(v, 256), tile_load<4>(p, 64), tile_dot<T, 4, 6>();
-        tile_load<5>(p + kPBlock, 64), tile_dot<T + 1, 5, 6>();
-      } else {
-        tile_load<4>(p, 64), tile_load<6>(v, 256), tile_dot<T, 4, 6>();
-        tile_load<7>(v + 16, 256), tile_dot<T + 1, 4, 7>();
-      }
-    }
-  }
+  // O is kept as C tiles: [16-head block][vector of 16 dims][head][16].
+  static constexpr int kBlockO = 16 * kValueDim;
 
-  // O = O * factor + stage, for a unit that begins at `dims`.
+  // O += P V: four sums of two blocks of heads x 32 dims (the lower or upper `half` of 64), or of
+  // one block x 64.
   template <int NH>
-  WINNOW_INLINE static void add_values(const Block<Amx>& b, const float* stage, int hb, int dims) {
-    for (int tile = 0; tile < 2; ++tile, stage += 256) {
-      const int block = NH == 2 ? hb + tile : hb;
-      const int heads = std::min(16, b.heads - block * 16);
-      const float* factor = b.rescale >> block & 1 ? b.m.state->factor + block * 16 : nullptr;
-      float* o = b.o + block * 16 * kORow + dims + (NH == 2 ? 0 : tile * 16);
-      if (b.first) {
-        for (int h = 0; h < heads; ++h)
-          _mm512_store_ps(o + h * kORow, _mm512_load_ps(stage + h * 16));
+  WINNOW_INLINE static void value_unit(const Block<Amx>& b, const uint32_t* p, const uint32_t* v,
+                                       float* o, int half) {
+    v += half * 2 * kTileCells, o += half * 2 * kTileCells;
+    float *o1 = o + kTileCells, *o2 = o + (NH == 2 ? kBlockO : 2 * kTileCells);
+    float* o3 = o2 + kTileCells;
+    if (b.first) zero_sums();
+    else tile_load<0>(o, 64), tile_load<1>(o1, 64), tile_load<2>(o2, 64), tile_load<3>(o3, 64);
+    for (int step = 0; step < (b.n + 31) / 32; ++step) {
+      const uint32_t *a = p + step * kTileCells, *c = v + step * kPageCells;
+      if constexpr (NH == 2) {
+        tile_load<4>(a, 64), tile_load<6>(c, 64), tile_dot<0, 4, 6>();
+        tile_load<7>(c + kTileCells, 64), tile_dot<1, 4, 7>();
+        tile_load<5>(a + kBlockP, 64), tile_dot<2, 5, 6>(), tile_dot<3, 5, 7>();
       } else {
-        for (int h = 0; h < heads; ++h) {
-          const __m512 f = splat(factor ? factor[h] : 1.0f);
-          const __m512 old = _mm512_load_ps(o + h * kORow);
-          _mm512_store_ps(o + h * kORow, _mm512_fmadd_ps(old, f, _mm512_load_ps(stage + h * 16)));
-        }
+        tile_load<4>(a, 64), tile_load<5>(c, 64), tile_dot<0, 4, 5>();
+        tile_load<6>(c + kTileCells, 64), tile_dot<1, 4, 6>();
+        tile_load<7>(c + 2 * kTileCells, 64), tile_dot<2, 4, 7>();
+        tile_load<5>(c + 3 * kTileCells, 64), tile_dot<3, 4, 5>();
       }
     }
+    tile_store<0>(o, 64), tile_store<1>(o1, 64), tile_store<2>(o2, 64), tile_store<3>(o3, 64);
   }
 
-  // Groups of 64 dims for NH blocks of heads at a time, from block `begin` to `end`.
-  template <class R, int NH>
-  static void value_blocks(const Block<Amx>& b, int begin, int end) {
-    struct Where {
-      int hb, dims;
-    };
-    Pipeline<Where> pipeline{b.m.stage};
-    const auto add = [&](const float* stage, const Where& w) {
-      add_values<NH>(b, stage, w.hb, w.dims);
-    };
-    for (int g = 0; g < kValueDim; g += 64) {
-      const uint32_t* planes = b.m.p + (kPlanes<R> > 1 ? g / 128 * plane_cells(b.heads) : 0);
-      for (int hb = begin; hb < end; hb += NH)
-        for (int dims = g; dims < g + 64; dims += 32 / NH) {
-          const uint32_t* v = b.m.v + g / 64 * kPairGroup<Amx> + dims % 64;
-          const auto multiply = [&](auto t) {
-            value_unit<t, NH>(planes + hb * (kBlock / 2) * 16, v, b.n);
-          };
-          pipeline.step({hb, dims}, multiply, add);
-        }
-    }
-    pipeline.finish(add);
+  static void rescale_sums(const Block<Amx>& b, int hb) {
+    const float* factor = b.m.state->factor + hb * 16;
+    float* o = b.m.o + hb * kBlockO;
+    for (int i = 0; i < kBlockO; i += 16)
+      _mm512_store_ps(o + i, _mm512_mul_ps(_mm512_load_ps(o + i), splat(factor[i / 16 % 16])));
   }
 
   template <class R>
   static void values(const Block<Amx>& b) {
     const int blocks = head_blocks(b.heads), paired = blocks / 2 * 2;
-    value_blocks<R, 2>(b, 0, paired);
-    value_blocks<R, 1>(b, paired, blocks);
+    for (int hb = 0; b.rescale >> hb != 0; ++hb)
+      if (b.rescale >> hb & 1) rescale_sums(b, hb);
+    for (int g = 0; g < kValueDim / 64; ++g) {
+      const uint32_t* v = b.m.v + g * kPairGroup<Amx>;
+      float* o = b.m.o + g * 4 * kTileCells;
+      for (int hb = 0; hb < paired; hb += 2)
+        for (int half = 0; half < 2; ++half)
+          value_unit<2>(b, b.m.p + hb * kBlockP, v, o + hb * kBlockO, half);
+      if (paired < blocks) value_unit<1>(b, b.m.p + paired * kBlockP, v, o + paired * kBlockO, 0);
+    }
+  }
+
+  static void output(const Scratch<Amx>& m, int head, float* o) {
+    restore_order(m.o + head / 16 * kBlockO + head % 16 * 16, kTileCells, o);
   }
 };
 

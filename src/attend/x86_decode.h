@@ -5,8 +5,10 @@
 // scores holds one key for 16 heads, so the softmax needs no reduction across lanes.
 //
 // Engine: kPer (values in a cell of 4 bytes), kBlock, kValueStep (keys), kPairs (values packed as
-// pairs of keys), kScaleInP (fp32 scales multiply P, not K and V), kStage (floats of its own),
-// Session, store_q(to, cell, pairs of 16 heads), pack<R>, scores<R, NH>, values<R>, score_steps<R>.
+// pairs of keys), kScaleInP (fp32 scales multiply P, not V), kTiled (AMX tiles: layout of
+// K and V, memory in whole pages, O in tiles of its own until the end), kScorePlanes, Session,
+// store_q(to, cell, pairs of 16 heads), pack<R>, scores<R, NH>, values<R>, score_steps<R>,
+// output(m, head, o).
 #pragma once
 
 #include <cstring>
@@ -26,24 +28,35 @@ inline int head_blocks(int heads) { return (heads + 15) / 16; }
 template <class E>
 struct Scratch {
   uint32_t *q, *k, *v, *p;
-  float *s, *scales, *stage;
+  float *s, *scales, *o;
   State* state;
   KeyRef* keys;  // two blocks
 
   Scratch(Arena arena, int heads) {
     const size_t rows = static_cast<size_t>(head_blocks(heads)) * 16;
-    q = arena.take<uint32_t>(rows * kMaxKeyDim / E::kPer);
-    k = arena.take<uint32_t>(Panels<V32Bf16, E>::kTotal);
-    v = arena.take<uint32_t>(E::kPairs ? kValueDim / 64 * kPairGroup<E> : 0);
-    p = arena.take<uint32_t>(rows * (E::kBlock / E::kPer) * (E::kScaleInP ? 4 : 1));
-    s = arena.take<float>(size_t{E::kBlock} * 32);
+    q = cells(arena, rows / 16 * Panels<V32Bf16, E>::kQuery);
+    k = cells(arena, Panels<V32Bf16, E>::kTotal);
+    v = cells(arena, E::kPairs ? kValueDim / 64 * kPairGroup<E> : 0);
+    p = cells(arena, rows * (E::kBlock / E::kPer) * (E::kScaleInP ? 4 : 1));
+    s = sums(arena, size_t{E::kBlock} * 32 * E::kScorePlanes);
+    o = sums(arena, E::kTiled ? rows * kValueDim : 0);
     scales = arena.take<float>(size_t{E::kBlock} * 4);
-    stage = arena.take<float>(E::kStage);
     state = arena.take<State>(1);
     keys = arena.take<KeyRef>(size_t{2} * E::kBlock);
     bytes = arena.bytes();
   }
   size_t bytes;
+
+ private:
+  // Whole pages for tiles: none of them lies in two.
+  static uint32_t* cells(Arena& arena, size_t count) {
+    if (!E::kTiled) return arena.take<uint32_t>(count);
+    const auto p = reinterpret_cast<uintptr_t>(arena.take<uint32_t>(count + kPageCells));
+    return reinterpret_cast<uint32_t*>((p + 4095) & ~uintptr_t{4095});
+  }
+  static float* sums(Arena& arena, size_t count) {
+    return reinterpret_cast<float*>(cells(arena, count));
+  }
 };
 
 // What the engine sees of a block.
@@ -59,10 +72,11 @@ struct Block {
 
 // Q as [16-head block][dim cells][16 heads], dims in the engine's order, missing heads 0.
 template <class E, class R>
-void pack_q(const Params& p, int64_t token, uint32_t* to) {
+void pack_q(const Params& p, int64_t token, uint32_t* block) {
   const bf16* nope = p.q + token * p.q_token_stride;
   const bf16* rope = p.q_rope + token * p.rope_token_stride;
-  for (int hb = 0; hb < head_blocks(p.heads); ++hb)
+  for (int hb = 0; hb < head_blocks(p.heads); ++hb, block += Panels<R, E>::kQuery) {
+    uint32_t* to = block;
     for (int g = 0; g < R::kDqk / 64; ++g, to += 64 / E::kPer * 16) {
       __m512i a[16], b[16];
       for (int i = 0; i < 16; ++i) {
@@ -78,6 +92,7 @@ void pack_q(const Params& p, int64_t token, uint32_t* to) {
       transpose(a), transpose(b);
       for (int i = 0; i < 16; ++i) E::store_q(to, i, a[i]), E::store_q(to, 16 + i, b[i]);
     }
+  }
 }
 
 // One block of n keys of one format. `ahead`: the records of the next block, to be fetched
@@ -123,18 +138,25 @@ void attend_keys(const Params& p, const TileJob& job, Block<E>& b) {
   }
 }
 
-// O of one head in memory order: lane i of vector j <-> lane j of vector i, per 64 dims.
-inline void restore_order(float* o) {
-  for (int g = 0; g < kValueDim; g += 64, o += 64) {
-    const __m512 x0 = _mm512_load_ps(o), x1 = _mm512_load_ps(o + 16);
-    const __m512 x2 = _mm512_load_ps(o + 32), x3 = _mm512_load_ps(o + 48);
+// O of one head in memory order: lane i of vector j <-> lane j of vector i, per 64 dims. `from` has
+// its vectors `step` floats apart; it may be `to` itself.
+inline void restore_order(const float* from, int step, float* to) {
+  for (int g = 0; g < kValueDim; g += 64, from += 4 * step, to += 64) {
+    const __m512 x0 = _mm512_load_ps(from), x1 = _mm512_load_ps(from + step);
+    const __m512 x2 = _mm512_load_ps(from + 2 * step), x3 = _mm512_load_ps(from + 3 * step);
     const __m512 a = _mm512_shuffle_f32x4(x0, x1, 0x88), b = _mm512_shuffle_f32x4(x0, x1, 0xdd);
     const __m512 c = _mm512_shuffle_f32x4(x2, x3, 0x88), d = _mm512_shuffle_f32x4(x2, x3, 0xdd);
-    _mm512_store_ps(o, _mm512_shuffle_f32x4(a, c, 0x88));
-    _mm512_store_ps(o + 16, _mm512_shuffle_f32x4(b, d, 0x88));
-    _mm512_store_ps(o + 32, _mm512_shuffle_f32x4(a, c, 0xdd));
-    _mm512_store_ps(o + 48, _mm512_shuffle_f32x4(b, d, 0xdd));
+    _mm512_store_ps(to, _mm512_shuffle_f32x4(a, c, 0x88));
+    _mm512_store_ps(to + 16, _mm512_shuffle_f32x4(b, d, 0x88));
+    _mm512_store_ps(to + 32, _mm512_shuffle_f32x4(a, c, 0xdd));
+    _mm512_store_ps(to + 48, _mm512_shuffle_f32x4(b, d, 0xdd));
   }
+}
+
+// Asks for a part's lines as this core's own: the merge has left them in another's cache.
+inline void fetch_to_write(Partial* part) {
+  char* bytes = reinterpret_cast<char*>(part);
+  for (size_t i = 0; i < sizeof(Partial); i += 64) asm volatile("prefetchw %0" ::"m"(bytes[i]));
 }
 
 template <class E>
@@ -147,12 +169,13 @@ void attend_tile(const Params& p, const TileJob& job, std::byte* memory) noexcep
   attend_keys<E>(p, job, b);
   for (int h = 0; h < p.heads; ++h) {
     Partial& part = job.parts[h];
+    if (E::kTiled && h + 2 < p.heads) fetch_to_write(&part + 2);
     if (b.first) {  // no valid key
       std::memset(part.o, 0, sizeof(part.o));
       part.m = kFloor, part.l = 0, part.max = -kInf;
       continue;
     }
-    if (E::kPairs) restore_order(part.o);
+    E::output(m, h, part.o);
     part.m = m.state->m[h] * kLn2, part.l = m.state->l[h], part.max = m.state->top[h] * kLn2;
   }
 }

@@ -75,11 +75,13 @@ class Prefetcher {
   int per_step_;
 };
 
-// A packed block keeps K in panels of 128 dims, [panel][key][dims]: what a register tile or an AMX
-// tile reads at a time is one short contiguous piece. A cell is 4 bytes: `kPer` values. Panels, and
-// the groups of packed pairs, are a few lines more than a power of two apart: a key's pieces in
-// them would otherwise fall on the same sets of L1.
+// A packed block keeps K in panels of 128 dims: what a register tile or an AMX tile reads at a time
+// is one short contiguous piece. A cell is 4 bytes: `kPer` values. [panel][key][dims] for vectors:
+// panels, and the groups of packed pairs, are a few lines more than a power of two apart, as a
+// key's pieces in them would otherwise fall on the same sets of L1. For AMX (E::kTiled) [panel][16
+// keys] [step of 32 dims][key]: a tile is 1 KB, step s of a panel at s KB of a 4 KB page.
 inline constexpr int kPanel = 128, kPadCells = 80;
+inline constexpr int kTileCells = 256, kPageCells = 4 * kTileCells;
 template <class R, class E>
 struct Panels {
   static constexpr int kCount = (R::kDqk + kPanel - 1) / kPanel;
@@ -87,18 +89,30 @@ struct Panels {
     return std::min(kPanel, R::kDqk - panel * kPanel) / E::kPer;
   }
   static constexpr int64_t start(int panel) {
-    return int64_t{panel} * ((kPanel / E::kPer) * E::kBlock + kPadCells);
+    return int64_t{panel} * ((kPanel / E::kPer) * E::kBlock + (E::kTiled ? 0 : kPadCells));
   }
   static constexpr int64_t kTotal = start(kCount);
-  // Where dims [64 g, 64 g + 64) of a key are.
+  // Where dims [64 g, 64 g + 64) of a key are; tiled, the first half of them.
   static constexpr int64_t group(int key, int g) {
+    if constexpr (E::kTiled)
+      return start(g / 2) + key / 16 * kPageCells + g % 2 * 2 * kTileCells + key % 16 * 16;
     return start(g / 2) + int64_t{key} * cells(g / 2) + g % 2 * (64 / E::kPer);
   }
+  static constexpr int kHalf = E::kTiled ? kTileCells : 16;  // to the second half
+  // Q of 16 heads.
+  static constexpr int64_t kQuery = (E::kTiled ? kCount * kPanel : R::kDqk) / E::kPer * 16;
 };
 
-// Pairs of keys for the values: [group of 64 dims][pair][4 vectors][16 cells].
+// Pairs of keys for the values: [group of 64 dims][pair][4 vectors][16 cells]; tiled, 16 pairs of
+// each vector together.
 template <class E>
-inline constexpr int64_t kPairGroup = E::kBlock / 2 * 64 + kPadCells;
+inline constexpr int64_t kPairGroup = E::kBlock / 2 * 64 + (E::kTiled ? 0 : kPadCells);
+template <class E>
+constexpr int64_t pair_offset(int pair) {
+  return E::kTiled ? pair / 16 * kPageCells + pair % 16 * 16 : pair * 64;
+}
+template <class E>
+inline constexpr int kPairVector = E::kTiled ? kTileCells : 16;
 
 }  // namespace
 }  // namespace winnow::attention

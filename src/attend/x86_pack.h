@@ -55,6 +55,13 @@ WINNOW_INLINE Group load_group(const Bf16Codes& codes, const KeyRef& key, int g)
   }
 }
 
+// Cells of a pair of keys (first key low) times their scales, rounded to bf16.
+WINNOW_INLINE __m512i scale_pair(__m512i cells, __m512 x, __m512 y) {
+  const __m512 low = _mm512_castsi512_ps(_mm512_slli_epi32(cells, 16));
+  const __m512 high = _mm512_castsi512_ps(_mm512_and_si512(cells, splat(int(0xffff0000))));
+  return pair_bf16(_mm512_mul_ps(low, x), _mm512_mul_ps(high, y));
+}
+
 // k: panels of rows. v: groups of pairs. scales: [key][4], fp32 scales.
 struct PackedKeys {
   uint32_t* k;
@@ -80,19 +87,25 @@ WINNOW_INLINE void pack_pair(const Bf16Codes& codes, const KeyRef* keys, int i, 
     if (present > 0) {
       x = load_group<R>(codes, keys[i], g);
       _mm512_store_si512(row, x.a);
-      _mm512_store_si512(row + 16, x.b);
+      _mm512_store_si512(row + P::kHalf, x.b);
     }
     if (present > 1) {
       y = load_group<R>(codes, keys[i + 1], g);
-      _mm512_store_si512(row + P::cells(g / 2), y.a);
-      _mm512_store_si512(row + P::cells(g / 2) + 16, y.b);
+      row = to.k + P::group(i + 1, g);
+      _mm512_store_si512(row, y.a);
+      _mm512_store_si512(row + P::kHalf, y.b);
     }
     if (g >= kValueDim / 64) continue;
-    uint32_t* pairs = to.v + g * kPairGroup<E> + i / 2 * 64;
-    _mm512_store_si512(pairs, _mm512_unpacklo_epi16(x.a, y.a));
-    _mm512_store_si512(pairs + 16, _mm512_unpackhi_epi16(x.a, y.a));
-    _mm512_store_si512(pairs + 32, _mm512_unpacklo_epi16(x.b, y.b));
-    _mm512_store_si512(pairs + 48, _mm512_unpackhi_epi16(x.b, y.b));
+    __m512i pairs[4] = {_mm512_unpacklo_epi16(x.a, y.a), _mm512_unpackhi_epi16(x.a, y.a),
+                        _mm512_unpacklo_epi16(x.b, y.b), _mm512_unpackhi_epi16(x.b, y.b)};
+    if constexpr (kFloatScales<R> && !E::kScaleInP) {
+      const float* scale = to.scales + i * 4 + g / 2;
+#pragma GCC unroll 4
+      for (__m512i& cells : pairs) cells = scale_pair(cells, splat(scale[0]), splat(scale[4]));
+    }
+    uint32_t* v = to.v + g * kPairGroup<E> + pair_offset<E>(i / 2);
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) _mm512_store_si512(v + j * kPairVector<E>, pairs[j]);
   }
 }
 
