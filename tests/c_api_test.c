@@ -69,6 +69,7 @@ static void decode_step(void) {
   CHECK(winnow_plan_tokens(plan) == 1 && winnow_plan_requests(plan) == 1);
   CHECK(winnow_plan_split(plan).decodes == 1 && winnow_plan_split(plan).prefills == 0);
   CHECK(winnow_plan_positions(plan).count == 1 && winnow_plan_positions(plan).data[0] == KEYS - 1);
+  CHECK(winnow_plan_arrays(plan).count > 0);
   CHECK(winnow_plan_schedule(plan, 0).split_starts.count == 2);
   CHECK(winnow_plan_get_options(plan).max_context == PAGE * PAGES);
   CHECK(strcmp(winnow_plan_get_options(plan).model, "v32") == 0);

@@ -118,6 +118,7 @@ winnow_ints winnow_plan_request_ids(const winnow_plan* plan) {
 }
 winnow_ints winnow_plan_positions(const winnow_plan* plan) { return ints(plan->plan.positions()); }
 winnow_ints winnow_plan_key_ends(const winnow_plan* plan) { return ints(plan->plan.key_ends()); }
+winnow_ints winnow_plan_arrays(const winnow_plan* plan) { return ints(plan->plan.arrays()); }
 const winnow_chunk* winnow_plan_chunks(const winnow_plan* plan, int64_t* count) {
   const std::span<const Chunk> chunks = plan->plan.chunks();
   if (count) *count = static_cast<int64_t>(chunks.size());
