@@ -7,6 +7,8 @@
 #include <new>
 #include <vector>
 
+#include "winnow/tensor.h"
+
 #ifdef WINNOW_WITH_CUDA
 #include <cuda_runtime_api.h>
 #endif
@@ -66,13 +68,14 @@ inline bool device_finished() {
   return true;
 }
 
-// Device memory for workspaces (counters there are updated with atomics, which mapped memory may
-// lack); host memory where there is no device.
+// A workspace where a call on `device` needs it: device memory for CUDA (counters there are updated
+// with atomics, which mapped memory may lack), plain memory for the CPU.
 class DeviceWorkspace {
  public:
-  explicit DeviceWorkspace(size_t bytes) : bytes_(bytes) {
+  DeviceWorkspace(const Device& device, size_t bytes)
+      : cuda_(device.kind == DeviceKind::kCuda), bytes_(bytes) {
 #ifdef WINNOW_WITH_CUDA
-    if (device_present()) {
+    if (cuda_) {
       cudaMalloc(&data_, bytes + 1);
       cudaMemset(data_, 0, bytes + 1);
       return;
@@ -82,7 +85,7 @@ class DeviceWorkspace {
   }
   ~DeviceWorkspace() {
 #ifdef WINNOW_WITH_CUDA
-    if (device_present()) {
+    if (cuda_) {
       cudaFree(data_);
       return;
     }
@@ -95,6 +98,7 @@ class DeviceWorkspace {
   size_t size() const { return bytes_; }
 
  private:
+  bool cuda_;
   void* data_ = nullptr;
   size_t bytes_;
 };

@@ -3,6 +3,7 @@
 
 #include "attend/attend_problem.h"
 #include "testing.h"
+#include "winnow/error.h"
 
 namespace winnow {
 namespace {
@@ -22,7 +23,13 @@ TEST_P(AttendTest, MatchesTheFormula) {
   AttendArgs a = p.args();
   r.attach(a);
   a.target = testing::target("attend", kernel);
-  attention::attend_with_workspace(a);
+  try {
+    attention::attend_with_workspace(a);
+  } catch (const Error& e) {
+    // Kernels of the CPU serve every case; a device kernel may say which it leaves out.
+    if (e.code() != ErrorCode::kUnsupported || a.target.device.kind == DeviceKind::kCpu) throw;
+    GTEST_SKIP() << e.what();
+  }
   Answer want = p.expected();
   attention::expect_close(a, want);
 }

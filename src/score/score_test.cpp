@@ -100,7 +100,8 @@ TEST_P(ScoreTest, FusedWithSelectGivesTheSameIds) {
     const int64_t keys = c.page ? p.width * c.page : c.keys;
     Guarded<int32_t> ids(c.tokens * c.topk), want(c.tokens * c.topk), tight(c.tokens * c.topk);
     fused.ids = tensor(ids.data(), {c.tokens, c.topk});
-    const testing::DeviceWorkspace enough(score_select_workspace_bytes(fused));
+    const testing::DeviceWorkspace enough(fused.score.target.device,
+                                          score_select_workspace_bytes(fused));
     const bool on_device = fused.score.target.device.kind == DeviceKind::kCuda;
     if (on_device) fused.workspace = {static_cast<std::byte*>(enough.data()), enough.size()};
     score_select(fused);
