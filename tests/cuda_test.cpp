@@ -99,7 +99,7 @@ TEST_P(CudaPipeline, ReplaysAfterARefill) {
   Plan plan(options);
   const std::vector<int32_t> lens[2] = {{70, 37, 31}, {55, 36, 12}};
   const auto refill = [&](int i) { plan.refill({world.starts, lens[i], world.tokens}); };
-  const testing::DeviceWorkspace memory(pipeline_workspace_bytes(plan));
+  const testing::DeviceWorkspace memory(cuda(), pipeline_workspace_bytes(plan));
   const std::span workspace{static_cast<std::byte*>(memory.data()), memory.size()};
   const auto results = [&] {
     EXPECT_TRUE(testing::device_finished());
