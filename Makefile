@@ -38,7 +38,7 @@ cuda:  ## the program with the Hopper kernels: build/cuda/winnow
 gpu-test:  ## every test of the CUDA build and compute-sanitizer, on a machine with a Hopper GPU
 	@nvidia-smi -L || { echo "gpu-test needs an NVIDIA GPU"; exit 1; }
 	@tools/setup.sh cuda
-	@JOBS=$(JOBS) tools/test.sh cuda
+	@JOBS=$(JOBS) tools/test.sh cuda python-cuda
 
 install: build  ## headers, library, program and CMake package, under PREFIX (/usr/local)
 	cmake --install build/release --prefix $(PREFIX)

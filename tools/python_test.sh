@@ -8,10 +8,14 @@ cd "$(dirname "$0")/.."
 tests=("$PWD/python/tests" --rootdir "$PWD" -c "$PWD/pyproject.toml" ${PYTEST_ARGS:-})
 
 if [ "${1:-}" = cuda ]; then
-  nanobind_DIR=${nanobind_DIR:-$(python3 -m nanobind --cmake_dir)}
+  nanobind_DIR=${nanobind_DIR:-$(python3 -m nanobind --cmake_dir 2>/dev/null || true)}
+  if [ -z "$nanobind_DIR" ] || ! python3 -c 'import torch, pytest' 2>/dev/null; then
+    echo "skipped: needs torch, pytest and nanobind (nanobind_DIR=<its cmake folder>) for python3"
+    exit 0
+  fi
   cmake --preset cuda -DWINNOW_PYTHON=ON -Dnanobind_DIR="$nanobind_DIR" -DPython_EXECUTABLE="$(command -v python3)"
   cmake --build --preset cuda --target _winnow -j "${JOBS:-$(nproc)}"
-  PYTHONPATH=$PWD/build/cuda/python exec python3 -m pytest "${tests[@]}"
+  PYTHONPATH=$PWD/build/cuda/python${PYTHONPATH:+:$PYTHONPATH} exec python3 -m pytest "${tests[@]}"
 fi
 
 venv=$PWD/.venv

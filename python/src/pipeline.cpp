@@ -65,8 +65,7 @@ index_*      the indexer: keys [states, 128] bf16 and slots of the new tokens (V
              cache and block table, queries [tokens, heads, 128] e4m3 and weights [tokens, heads] f32
 compressed*  V4: the new compressed states, their slots, cache and block table
 
-Returns out [tokens, heads, 512] bf16, or (out, lse [tokens, heads] f32) with lse=True. CPU
-arrays.)");
+Returns out [tokens, heads, 512] bf16, or (out, lse [tokens, heads] f32) with lse=True.)");
   def(m, "def pipeline_workspace_bytes(plan: Plan) -> int", workspace_bytes,
       "Bytes of pipeline()'s workspace for the plan's capacity.");
 }

@@ -53,7 +53,9 @@ class Draw:
         memory = torch.full((pages, size), 0xFF, dtype=torch.uint8, device=self.device)
         cache = winnow.Cache(memory, fmt, page)
         slots = torch.arange(pages * page, device=self.device)
-        winnow.write(self.bf16(pages * page, winnow.record_dim(fmt)), slots, cache)
+        # Powers of two: Hopper rounds scales to fp16, which costs other scales some accuracy.
+        rows = self.bf16(pages * page, winnow.record_dim(fmt))
+        winnow.write(rows, slots, cache, scale="pow2")
         return cache, reference.records(memory.cpu(), fmt, page)
 
 

@@ -1,0 +1,55 @@
+"""The examples of docs/python.md, in order, and the plot script."""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_examples_of_the_docs():
+    pytest.importorskip("ml_dtypes")
+    pytest.importorskip("transformers", minversion="5.17")
+    text = (ROOT / "docs" / "python.md").read_text()
+    blocks = list(re.finditer(r"```python\n(.*?)```", text, re.S))
+    assert len(blocks) >= 7
+    names = {}
+    for block in blocks:
+        line = text[: block.start(1)].count("\n")
+        code = "\n" * line + block.group(1)  # errors then name the line of the page
+        exec(compile(code, str(ROOT / "docs" / "python.md"), "exec"), names)
+
+
+def test_example_of_the_readme():
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    names = {}
+    exec(block, names)
+    assert (names["out"] == 1).all()
+
+
+ROW = {"stage": "attend", "case": "v32 h128", "kernel": "amx", "us": 9.5, "roof_share": 0.5}
+
+
+@pytest.mark.parametrize("ending", ["svg", "png"])
+def test_plot(tmp_path, ending):
+    pytest.importorskip("matplotlib")
+    saved = {
+        "header": {"cpu": "a CPU", "gpu": None, "version": "0.1.0", "commit": "abc"},
+        "results": [{**ROW, "ratio": 1.2}, {**ROW, "stage": "select", "ratio": None}],
+    }
+    (tmp_path / "saved.json").write_text(json.dumps(saved))
+    (tmp_path / "rows.json").write_text(json.dumps([{**ROW, "roof_share": None, "ratio": 0.9}]))
+    out = tmp_path / f"plot.{ending}"
+    script = ROOT / "tools" / "plot_bench.py"
+    files = [tmp_path / "saved.json", tmp_path / "rows.json"]
+    done = subprocess.run(
+        [sys.executable, script, *files, "-o", out], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.strip().endswith("4 bars")
+    head = out.read_bytes()[:200]
+    assert (b"<?xml" in head) if ending == "svg" else head.startswith(b"\x89PNG")
