@@ -120,6 +120,16 @@ __device__ __forceinline__ uint32_t mul_b2(uint32_t a, uint32_t b) {
 }
 __device__ __forceinline__ float pow2i(int e) { return __int_as_float((e + 127) << 23); }
 
+// Lets the next kernel of the stream start; waits until the one before has finished. Both do
+// nothing unless the kernels were launched to overlap. A kernel that lets another start must wait
+// in every block, so that its own end still means the end of all before it.
+__device__ __forceinline__ void let_next_start() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_previous() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
                    : "memory");

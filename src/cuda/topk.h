@@ -17,6 +17,9 @@ struct TopkParams {
   int32_t* ids = nullptr;
   int64_t id_stride = 0, width = 0;
   bool relative = false;
+  // The kernel before on the stream lets this one start early (griddepcontrol), and wrote nothing
+  // that this one reads but the logits.
+  bool overlap = false;
   Device device;
 };
 

@@ -40,6 +40,7 @@ struct Params {
   int64_t logit_stride = 0;
   bool clean = false;
   bool from_start = false;  // logit j of token t goes to column j - start instead of j
+  bool overlap = false;     // CUDA: may start before the stream's last kernel ends, see TopkParams
   Device device;
 };
 

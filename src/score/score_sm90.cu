@@ -15,20 +15,35 @@ namespace {
 // two kernels.
 constexpr int64_t kWaveLogits = int64_t{12} << 20;
 
-// Keys per block: equal chunks, about four blocks per multiprocessor where there is so much work.
-int32_t chunk_for(const Params& p, int tokens) {
-  const int64_t groups = (p.tokens + tokens - 1) / tokens, limit = p.ranges.limit;
-  const int64_t blocks = 4 * gpu::multiprocessors(p.device.index);
-  const int64_t most = std::max<int64_t>(1, limit / 256);
-  const int64_t chunks = std::clamp<int64_t>((blocks + groups - 1) / groups, 1, most);
-  const int64_t even = (limit + chunks - 1) / chunks;
-  return static_cast<int32_t>((even + kTileKeys - 1) / kTileKeys * kTileKeys);
+// Keys per block: equal chunks. A block costs its tiles and a start worth about four (decode; the
+// queries of prefill take longer to load), and blocks run in rounds of as many as fit at once: the
+// chunks that come nearest to the least sum, and with decode, where lengths may differ, the
+// shortest within 4 % of it.
+template <class C>
+int32_t chunk_for(const Params& p) {
+  const int64_t groups = (p.tokens + C::kTokens - 1) / C::kTokens;
+  const int64_t tiles = (p.ranges.limit + kTileKeys - 1) / kTileKeys;
+  const int64_t slots = int64_t{gpu::multiprocessors(p.device.index)} * C::kBlocks;
+  const int64_t start = C::kRounds > 1 ? 8 : 4;
+  const auto cost = [&](int64_t tiles_each) {
+    const int64_t chunks = (tiles + tiles_each - 1) / tiles_each;
+    return (groups * chunks + slots - 1) / slots * (tiles_each + start);
+  };
+  // Tried: the lengths that make the blocks fill 1 to 8 rounds.
+  int64_t best = tiles;
+  for (int64_t round = 1; round <= 8; ++round) {
+    const int64_t chunks = std::clamp<int64_t>(round * slots / groups, 1, tiles);
+    const int64_t each = (tiles + chunks - 1) / chunks;
+    const int64_t limit = C::kRounds > 1 ? cost(best) - 1 : cost(best) * 26 / 25;
+    if (cost(each) <= limit) best = each;
+  }
+  return static_cast<int32_t>(best * kTileKeys);
 }
 
 template <int Heads, int Group, int Rounds>
 void launch(const Params& p) noexcept {
   using C = Config<Heads, Group, Rounds>;
-  launch<C>(p, chunk_for(p, C::kTokens));
+  launch<C>(p, chunk_for<C>(p));
 }
 
 // Tokens that follow each other in one request, at a guess: the rows of the block table are the
@@ -44,8 +59,8 @@ void score_sm90(const Params& p) noexcept {
   if (p.tokens == 0 || p.ranges.limit == 0) return;
   const int64_t together = tokens_per_request(p);
   if (together >= 8) {
-    if (p.heads <= 16) return launch<16, 16, 2>(p);
-    if (p.heads <= 32) return launch<32, 8, 2>(p);
+    if (p.heads <= 16) return launch<16, 8, 3>(p);
+    if (p.heads <= 32) return launch<32, 4, 3>(p);
     if (p.heads <= 64) return launch<64, 4, 2>(p);
     return launch<128, 2, 2>(p);
   }
@@ -53,26 +68,34 @@ void score_sm90(const Params& p) noexcept {
   together >= 2 ? launch<64, 2, 1>(p) : launch<64, 1, 1>(p);
 }
 
+namespace {
+
+// Floats from one row of a wave to the next: rows start on 16-byte boundaries.
+int64_t row_of(int64_t keys) { return std::max<int64_t>((keys + 3) / 4 * 4, 4); }
+
+}  // namespace
+
 size_t sm90_workspace(const Shape& s) {
-  const int64_t keys = std::max<int64_t>(s.keys, 1);
-  const int64_t rows = std::clamp<int64_t>(kWaveLogits / keys, 1, std::max<int64_t>(s.tokens, 1));
+  const int64_t row = row_of(s.keys);
+  const int64_t rows = std::clamp<int64_t>(kWaveLogits / row, 1, std::max<int64_t>(s.tokens, 1));
   Arena arena;
-  arena.take<float>(static_cast<size_t>(rows * keys));
+  arena.take<float>(static_cast<size_t>(rows * row));
   return arena.bytes();
 }
 
 void select_sm90(const ScoreKernel& kernel, const SelectParams& p) noexcept {
-  const int64_t keys = std::max<int64_t>(p.score.ranges.limit, 1);
+  const int64_t row = row_of(p.score.ranges.limit);
   const int64_t room = static_cast<int64_t>((p.workspace.size() - Arena::kAlign) / sizeof(float));
   float* logits = Arena(p.workspace).take<float>(static_cast<size_t>(room));
-  const int64_t rows = std::max<int64_t>(1, std::min(room, kWaveLogits) / keys);
+  const int64_t rows = std::max<int64_t>(1, std::min(room, kWaveLogits) / row);
   for (int64_t first = 0; first < p.score.tokens; first += rows) {
     Params wave = wave_of(p.score, first, std::min(rows, p.score.tokens - first));
-    wave.logits = logits, wave.logit_stride = keys;
+    wave.logits = logits, wave.logit_stride = row;
     wave.clean = false, wave.from_start = true;
+    wave.overlap = first > 0;  // with the selection of the wave before
     kernel.run(wave);
     gpu::topk({.logits = logits,
-               .logit_stride = keys,
+               .logit_stride = row,
                .tokens = wave.tokens,
                .ranges = wave.ranges,
                .from_start = true,
@@ -80,6 +103,7 @@ void select_sm90(const ScoreKernel& kernel, const SelectParams& p) noexcept {
                .id_stride = p.id_stride,
                .width = p.width,
                .relative = p.relative,
+               .overlap = wave.ranges.limit > 0,
                .device = p.score.device});
   }
 }

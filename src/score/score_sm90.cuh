@@ -2,14 +2,15 @@
 //
 // Who does what: one producer warp fills a ring of tiles of 64 keys with bulk copies (one per page
 // that the tile touches; plain loads where pages are not aligned for the copy engine). Consumer
-// warpgroups take tiles in turn: a quad of lanes reads a key's 128 bytes into A fragments and frees
-// the stage, four wgmma m64nNk32 give 64 keys x N heads, then ReLU, weight and the sum over heads
-// happen in the accumulators while the other warpgroup multiplies.
+// warpgroups take tiles in turn, or, when tokens are many, every tile with tokens of their own: a
+// quad of lanes reads a key's 128 bytes into A fragments and frees the stage, four wgmma m64nNk32
+// give 64 keys x N heads, then ReLU, weight and the sum over heads happen in the accumulators while
+// another warpgroup multiplies. A lane's weights stay in its registers.
 //
 // Budget per tile of 64 keys and SM: 8,448 B, 630 cycles at 3.5 TB/s. N = 64: 128 cycles of tensor
-// core, so decode is bound by memory and wants bytes in flight: 16 stages, 135 KB. N = 256
-// (prefill): 512 cycles of tensor core, about 400 of issue for the sums, 64 + 64 + 256 of shared
-// memory: bound by the tensor core; kRounds token groups share one read of a tile.
+// core, so decode is bound by memory and wants bytes in flight: two blocks of 10 stages, 170 KB.
+// N = 256 (prefill): 512 cycles of tensor core; 400 instructions a warp, of which 128 FMNMX at half
+// rate and 128 FFMA, so two warpgroups fill 800 of the 1,024 issue slots of their two products.
 //
 // Order of the contraction: lane c of a quad reads 16-byte chunks c and c + 4 of a key. Its word m
 // (of 8) feeds step m / 2 at logical word 8 (m / 2) + 4 (m % 2) + c, where wgmma expects it; Q is
@@ -21,6 +22,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "cuda/hopper.h"
 #include "cuda/wgmma_fp8.h"
 #include "score/kernel.h"
 
@@ -32,20 +34,23 @@ template <int Heads_, int Group_, int Rounds_>
 struct Config {
   static constexpr int kHeads = Heads_;    // of a token, padded
   static constexpr int kGroup = Group_;    // tokens side by side in one product
-  static constexpr int kRounds = Rounds_;  // products per tile of keys
+  static constexpr int kRounds = Rounds_;  // products per tile of keys, a warpgroup for each
   static constexpr int kTokens = kGroup * kRounds;
   static constexpr int kN = kHeads * kGroup;
-  static constexpr int kConsumers = 2;                     // warpgroups
+  // Consumer warpgroups: with one round they take tiles in turn.
+  static constexpr int kConsumers = kRounds > 1 ? kRounds : kN == 128 ? 3 : 2;
   static constexpr int kThreads = 128 * kConsumers + 128;  // the producer warp has a warpgroup
   // Products of 64 columns leave room for a second block per multiprocessor, which hides the first
-  // one's start and end. The others take registers from the producer: 384 x 168 = 256 x 224 + 128 x
-  // 56.
+  // one's start and end. The others take registers from the producer: 384 x 168 = 256 x 232 + 128 x
+  // 40, and 512 x 128 = 384 x 152 + 128 x 56.
   static constexpr int kBlocks = kN == 64 ? 2 : 1;
-  static constexpr int kConsumerRegisters = 224, kProducerRegisters = 56;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 152;
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 56;
   static constexpr int kTile = kTileKeys;
-  static constexpr int kStages = kN == 256 ? 8 : kN == 128 ? 16 : 10;
+  static constexpr int kStages = kN == 256 ? 12 : kN == 128 ? 16 : 10;
+  static constexpr int kReaders = 4 * (kRounds > 1 ? kConsumers : 1);  // warps that read a tile
   static_assert(kN == 64 || kN == 128 || kN == 256);
-  static_assert(kTokens <= 32);
+  static_assert(kTokens <= 32 && kConsumers <= 3);
 };
 
 struct Stage {
@@ -193,30 +198,65 @@ __device__ __forceinline__ void multiply(float (&acc)[C::kN / 2], const Fragment
   for (int i = 0; i < C::kN / 2; ++i) asm volatile("" : "+f"(acc[i])::"memory");
 }
 
-// ReLU, weight, sum over the heads of token u: the totals of rows lane / 4 and lane / 4 + 8, in
-// every lane of the quad. Always the same order: even and odd columns apart, columns ascending,
-// then the quad.
+// ReLU, weight, sum over the heads: totals[2 u + r] is token u's for row lane / 4 + 8 r, over the
+// columns of this lane. Always the same order: even and odd columns apart, columns ascending.
 template <class C>
-__device__ __forceinline__ float2 total(const float (&acc)[C::kN / 2], const float* weights,
-                                        int u) {
-  const int c = threadIdx.x % 4;
-  float x0 = 0, x1 = 0, y0 = 0, y1 = 0;
+__device__ __forceinline__ void add_heads(float (&totals)[2 * C::kGroup],
+                                          const float (&acc)[C::kN / 2],
+                                          const float (&weights)[C::kN / 4]) {
 #pragma unroll
-  for (int b = 0; b < C::kHeads / 8; ++b) {
-    const float2 w = *reinterpret_cast<const float2*>(weights + u * C::kHeads + 8 * b + 2 * c);
-    const float* v = &acc[4 * (u * C::kHeads / 8 + b)];
-    x0 = fmaf(w.x, fmaxf(v[0], 0.0f), x0), x1 = fmaf(w.y, fmaxf(v[1], 0.0f), x1);
-    y0 = fmaf(w.x, fmaxf(v[2], 0.0f), y0), y1 = fmaf(w.y, fmaxf(v[3], 0.0f), y1);
+  for (int u = 0; u < C::kGroup; ++u) {
+    float x0 = 0, x1 = 0, y0 = 0, y1 = 0;
+#pragma unroll
+    for (int i = 0; i < C::kHeads / 8; ++i) {
+      const int b = u * (C::kHeads / 8) + i;
+      const float even = weights[2 * b], odd = weights[2 * b + 1];
+      x0 = fmaf(even, fmaxf(acc[4 * b], 0.0f), x0), x1 = fmaf(odd, fmaxf(acc[4 * b + 1], 0.0f), x1);
+      y0 = fmaf(even, fmaxf(acc[4 * b + 2], 0.0f), y0);
+      y1 = fmaf(odd, fmaxf(acc[4 * b + 3], 0.0f), y1);
+    }
+    totals[2 * u] = x0 + x1, totals[2 * u + 1] = y0 + y1;
   }
-  float2 sum{x0 + x1, y0 + y1};
-  sum.x += __shfl_xor_sync(~0u, sum.x, 1), sum.y += __shfl_xor_sync(~0u, sum.y, 1);
-  sum.x += __shfl_xor_sync(~0u, sum.x, 2), sum.y += __shfl_xor_sync(~0u, sum.y, 2);
-  return sum;
 }
 
-__device__ __forceinline__ void put(float* row, int32_t j, int32_t begin, int32_t end, float value,
-                                    float scale) {
-  if (j >= begin && j < end) row[j] = scale == -INFINITY ? -INFINITY : scale * value;
+// Gives the neighbour at distance `d` what it keeps of a pair and adds what it gives.
+__device__ __forceinline__ float trade(float low, float high, bool keep_high, int d) {
+  return (keep_high ? high : low) + __shfl_xor_sync(~0u, keep_high ? low : high, d);
+}
+
+// Adds the totals over the quad, each sum in one lane c: (0 + 1) + (2 + 3). With four tokens or
+// more the lane has tokens c, c + 4, ..., both rows each; with two, token c % 2 and row c / 2; with
+// one, row c % 2.
+template <int kGroup>
+__device__ __forceinline__ void add_quad(float (&totals)[2 * kGroup], int c) {
+  const bool odd = c & 1, upper = c & 2;
+  if constexpr (kGroup == 1) {
+    totals[0] = trade(totals[0], totals[1], odd, 1);
+    totals[0] += __shfl_xor_sync(~0u, totals[0], 2);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i)
+      totals[i] = trade(totals[i / 2 * 4 + i % 2], totals[i / 2 * 4 + 2 + i % 2], odd, 1);
+    if constexpr (kGroup == 2) totals[0] = trade(totals[0], totals[1], upper, 2);
+    else {
+#pragma unroll
+      for (int i = 0; i < kGroup / 2; ++i)
+        totals[i] = trade(totals[i / 2 * 4 + i % 2], totals[i / 2 * 4 + 2 + i % 2], upper, 2);
+    }
+  }
+}
+
+// Where a token's logits go: keys [begin, begin + count).
+struct Slot {
+  int32_t begin;
+  uint32_t count;
+  float* row;
+};
+__device__ __forceinline__ void put(const Slot& slot, int32_t j, float value, float scale) {
+  if (static_cast<uint32_t>(j - slot.begin) < slot.count)
+    asm volatile("st.global.f32 [%0],%1;" ::"l"(slot.row + j),
+                 "f"(scale == -INFINITY ? -INFINITY : scale * value)
+                 : "memory");
 }
 
 template <class C>
@@ -229,6 +269,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   const int64_t token0 = static_cast<int64_t>(blockIdx.x / chunks) * C::kTokens;
   const int32_t chunk0 = static_cast<int32_t>(blockIdx.x % chunks) * chunk;
   const int32_t chunk1 = chunk0 + min(chunk, limit - chunk0);
+  gpu::let_next_start();
 
   // Find the tokens' valid keys inside the chunk, and fill what lies outside when asked.
   if (threadIdx.x < C::kTokens) {
@@ -241,7 +282,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     sm.rows[threadIdx.x] = p.logits + t * p.logit_stride - (p.from_start ? r.first : 0);
   }
   if (threadIdx.x == 0)
-    for (int s = 0; s < C::kStages; ++s) ring::init(&sm.full[s], 1), ring::init(&sm.empty[s], 4);
+    for (int s = 0; s < C::kStages; ++s)
+      ring::init(&sm.full[s], 1), ring::init(&sm.empty[s], C::kReaders);
   __syncthreads();
   uint32_t wanted = 0;
   for (int u = 0; u < C::kTokens; ++u)
@@ -251,7 +293,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
       for (int32_t j = chunk0 + threadIdx.x; j < chunk1; j += C::kThreads)
         if (j < sm.begins[u] || j >= sm.ends[u])
           p.logits[(token0 + u) * p.logit_stride + j] = -INFINITY;
-  if (!wanted) return;
+  if (!wanted) return gpu::wait_for_previous();
 
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp >= 4 * C::kConsumers) {
@@ -315,12 +357,30 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   // Descriptor of Q: 8 rows of 128 B are 1,024 B apart, 128-byte swizzle.
   const uint64_t q_desc = static_cast<uint64_t>((ring::at(sm.q) & 0x3ffff) >> 4) |
                           uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
-  const int mine = warp / 4, lane = threadIdx.x % 32, c = lane % 4;
-  int n = 0;  // tiles so far
+  const int warpgroup = warp / 4, lane = threadIdx.x % 32, c = lane % 4;
+  const int round = C::kRounds > 1 ? warpgroup : 0;
+  const uint64_t desc = q_desc + round * (C::kN * 128 >> 4);
+  float weights[C::kN / 4];  // of this lane's columns
+#pragma unroll
+  for (int b = 0; b < C::kN / 8; ++b) {
+    const float2 two = *reinterpret_cast<const float2*>(&sm.weights[round][8 * b + 2 * c]);
+    weights[2 * b] = two.x, weights[2 * b + 1] = two.y;
+  }
+  gpu::wait_for_previous();  // it may still read the logits
+  int n = 0;                 // tiles so far
   for (uint32_t left = wanted; left;) {
     const Pass pass = next_pass(sm, left, chunk0, chunk1);
+    constexpr int kMine = C::kGroup >= 4 ? C::kGroup / 4 : 1;  // tokens whose sums this lane gets
+    Slot slots[kMine];
+#pragma unroll
+    for (int i = 0; i < kMine; ++i) {
+      const int u = round * C::kGroup + (C::kGroup >= 4 ? c + 4 * i : c % C::kGroup);
+      slots[i] = {sm.begins[u], 0, sm.rows[u]};
+      if (pass.members >> u & 1) slots[i].count = sm.ends[u] - sm.begins[u];
+    }
+    if (C::kGroup == 1 && c > 1) slots[0].count = 0;
     for (int32_t at = pass.from; at < pass.to; at += C::kTile, ++n) {
-      if (n % C::kConsumers != mine) continue;
+      if (C::kRounds == 1 && n % C::kConsumers != warpgroup) continue;
       const int stage = n % C::kStages;
       ring::wait(&sm.full[stage], (n / C::kStages) & 1);
       Fragment f;
@@ -328,24 +388,20 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
       __syncwarp();
       if (lane == 0) ring::arrive(&sm.empty[stage]);
 
+      float acc[C::kN / 2], totals[2 * C::kGroup];
+      multiply<C>(acc, f, desc);
+      add_heads<C>(totals, acc, weights);
+      add_quad<C::kGroup>(totals, c);
       const int32_t j = at + warp % 4 * 16 + lane / 4;
+      if constexpr (C::kGroup >= 4) {
 #pragma unroll
-      for (int round = 0; round < C::kRounds; ++round) {
-        float acc[C::kN / 2];
-        multiply<C>(acc, f, q_desc + round * (C::kN * 128 >> 4));
-#pragma unroll
-        for (int u = 0; u < C::kGroup; ++u) {
-          const float2 sum = total<C>(acc, sm.weights[round], u);
-          // Four tokens or more: a lane of the quad for each, both rows. Fewer: a lane for each
-          // row.
-          const int token = round * C::kGroup + u;
-          if (c % C::kGroup != u % 4 || !(pass.members >> token & 1)) continue;
-          const int32_t begin = sm.begins[token], end = sm.ends[token];
-          float* row = sm.rows[token];
-          const int which = C::kGroup >= 4 ? -1 : c / C::kGroup;
-          if (which <= 0) put(row, j, begin, end, sum.x, f.scale[0]);
-          if (which == -1 || which == 1) put(row, j + 8, begin, end, sum.y, f.scale[1]);
+        for (int i = 0; i < kMine; ++i) {
+          put(slots[i], j, totals[2 * i], f.scale[0]);
+          put(slots[i], j + 8, totals[2 * i + 1], f.scale[1]);
         }
+      } else {
+        const bool second = C::kGroup == 2 ? c / 2 : c % 2;
+        put(slots[0], second ? j + 8 : j, totals[0], second ? f.scale[1] : f.scale[0]);
       }
     }
   }
@@ -357,8 +413,17 @@ void launch(const Params& p, int32_t chunk) noexcept {
   const int64_t chunks = (p.ranges.limit + chunk - 1) / chunk;
   const int bytes = sizeof(SharedMemory<C>);
   cudaFuncSetAttribute(score_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  score_kernel<C><<<static_cast<unsigned>(groups * chunks), C::kThreads, bytes,
-                    static_cast<cudaStream_t>(p.device.stream)>>>(p, chunk);
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = p.overlap;
+  cudaLaunchConfig_t config{};
+  config.gridDim = {static_cast<unsigned>(groups * chunks), 1, 1};
+  config.blockDim = {C::kThreads, 1, 1};
+  config.dynamicSmemBytes = bytes;
+  config.stream = static_cast<cudaStream_t>(p.device.stream);
+  config.attrs = &overlap;
+  config.numAttrs = 1;
+  cudaLaunchKernelEx(&config, score_kernel<C>, p, chunk);
 }
 
 }  // namespace winnow::scoring

@@ -57,6 +57,15 @@ inline std::vector<Case> cases() {
       {"long_two", 1, 66000, 33000, Fill::kTwo},
       {"long_equal", 1, 66000, 5000, Fill::kEqual},
       {"long_nan", 1, 66000, 5000, Fill::kNan},
+      {"longer", 1, 200000, 2048, Fill::kRelu, true, false, true, 1},
+      {"longest", 1, 270000, 3000, Fill::kNormal, false, true},
+      // More rows than half a device's multiprocessors: a block for each.
+      {"many", 68, 9001, 300, Fill::kNormal, true, true, true, 3},
+      {"many_relu", 68, 8300, 2048, Fill::kRelu, false, true},
+      {"many_spikes", 68, 8300, 64, Fill::kSpike},
+      {"many_two", 68, 8300, 1000, Fill::kTwo},
+      {"many_special", 68, 8300, 2500, Fill::kSpecial, true, false, false, 1},
+      {"many_wide", 68, 8300, 4000, Fill::kNormal},
   };
 }
 
