@@ -60,14 +60,16 @@ class Flow {
   void run() {
     upload();
     // Write the new tokens, compressed states and index keys.
-    write({.plan = &plan_, .kv = a_.kv, .slots = a_.slots, .cache = a_.cache});
+    write({.plan = &plan_, .kv = a_.kv, .slots = a_.slots, .cache = a_.cache, .target = a_.target});
     if (layer_.compressed)
       write({.plan = &plan_,
              .kv = a_.compressed_kv,
              .slots = a_.compressed_slots,
-             .cache = a_.compressed});
+             .cache = a_.compressed,
+             .target = a_.target});
     const Indexer& x = a_.indexer;
-    if (indexed_) write({.plan = &plan_, .kv = x.k, .slots = x.slots, .cache = x.keys});
+    if (indexed_)
+      write({.plan = &plan_, .kv = x.k, .slots = x.slots, .cache = x.keys, .target = a_.target});
 
     // Score and select: the ids that each token attends to.
     if (indexed_)
@@ -77,7 +79,8 @@ class Flow {
                               .keys = x.keys,
                               .block_table = x.block_table,
                               .requests = view(plan_.request_ids()),
-                              .ends = view(plan_.key_ends())},
+                              .ends = view(plan_.key_ends()),
+                              .target = a_.target},
                     .ids = ids_,
                     .workspace = {m_.stage, plan_.workspace_bytes()}});
     else if (layer_.compressed) list_all_states();
@@ -93,7 +96,8 @@ class Flow {
               .prefill_requests = layer_.separate ? view(plan_.prefill_requests()) : Tensor{},
               .workspace_starts = view(plan_.workspace_starts()),
               .workspace_rows = o_.workspace_rows,
-              .slots = ids_});
+              .slots = ids_,
+              .target = a_.target});
 
     // Attend, part by part. A chunk's rows are overwritten by the next chunk's.
     const std::span<const Part> parts = plan_.parts();
@@ -107,7 +111,8 @@ class Flow {
                       .sink = a_.sink,
                       .out = tokens(a_.out, part),
                       .lse = tokens(a_.lse, part),
-                      .workspace = {m_.stage, plan_.workspace_bytes()}};
+                      .workspace = {m_.stage, plan_.workspace_bytes()},
+                      .target = a_.target};
       if (!layer_.v4)
         args.lists[0] = {.cache = part.gathered ? gathered() : a_.cache,
                          .indices = tokens(ids_, part)};
@@ -122,9 +127,10 @@ class Flow {
   void upload() const {
 #ifdef WINNOW_WITH_CUDA
     if (!m_.arrays) return;
-    const gpu::Current current(o_.target.device);
+    const Device device = plan_.device(a_.target);
+    const gpu::Current current(device);
     const std::span<const int32_t> all = plan_.arrays();
-    gpu::copy_to_device(o_.target.device, m_.arrays, all.data(), all.size_bytes());
+    gpu::copy_to_device(device, m_.arrays, all.data(), all.size_bytes());
     gpu::check_launch("pipeline");
 #endif
   }
@@ -160,7 +166,8 @@ class Flow {
                  .pages = a_.compressed.pages,
                  .decode_tokens = layer_.separate ? plan_.split().decode_tokens : plan_.tokens(),
                  .lists = ids_,
-                 .lengths = tensor(m_.lengths, {plan_.tokens()})});
+                 .lengths = tensor(m_.lengths, {plan_.tokens()}),
+                 .target = a_.target});
   }
 
   // The chunk's pages as contiguous bf16 rows; V4: compressed states first, then window tokens.
@@ -172,14 +179,16 @@ class Flow {
             .starts = prefills(plan_.gather_starts(), part),
             .lengths = prefills(plan_.gather_lens(), part),
             .out_starts = prefills(plan_.gather_rows(), part),
-            .out = out});
+            .out = out,
+            .target = a_.target});
     if (layer_.compressed)
       gather({.plan = &plan_,
               .cache = a_.compressed,
               .block_table = requests(a_.compressed_table, part),
               .lengths = prefills(plan_.compressed_lens(), part),
               .out_starts = prefills(plan_.workspace_starts(), part),
-              .out = out});
+              .out = out,
+              .target = a_.target});
   }
 
   // V4 from the pages: the window, and the compressed states picked.
@@ -194,7 +203,8 @@ class Flow {
                   .page = a_.cache.page,
                   .pages = a_.cache.pages,
                   .lists = window,
-                  .lengths = tokens(tensor(m_.lengths, {plan_.tokens()}), part)});
+                  .lengths = tokens(tensor(m_.lengths, {plan_.tokens()}), part),
+                  .target = a_.target});
     if (!layer_.compressed) return {KvList{.cache = a_.cache, .indices = window}};
     if (indexed_)
       locate({.plan = &plan_,
@@ -204,7 +214,8 @@ class Flow {
               .block_table = a_.compressed_table,
               .page = a_.compressed.page,
               .pages = a_.compressed.pages,
-              .slots = ids});
+              .slots = ids,
+              .target = a_.target});
     return {KvList{.cache = a_.cache, .indices = window},
             KvList{.cache = a_.compressed, .indices = ids}};
   }
@@ -225,7 +236,8 @@ class Flow {
                     .compressed = part.compressed,
                     .rows = part.rows,
                     .lists = lists,
-                    .lengths = lengths});
+                    .lengths = lengths,
+                    .target = a_.target});
     return {.cache = gathered(), .indices = lists, .lengths = lengths};
   }
 

@@ -78,6 +78,7 @@ class DeviceWorkspace {
     if (cuda_) {
       cudaMalloc(&data_, bytes + 1);
       cudaMemset(data_, 0, bytes + 1);
+      cudaDeviceSynchronize();  // the call's stream may not wait for the default one
       return;
     }
 #endif

@@ -232,7 +232,7 @@ void append(const Tensor& t, int dim, int64_t offset, std::vector<std::byte>& ou
   const auto* data = static_cast<const std::byte*>(t.data);
   for (int64_t i = 0; i < t.shape[dim]; ++i) {
     const int64_t at = offset + i * t.stride[dim];
-    if (dim + 1 < t.rank) append(t, dim + 1, at, out);
+    if (dim < 3 && dim + 1 < t.rank) append(t, dim + 1, at, out);
     else out.insert(out.end(), data + at * size, data + (at + 1) * size);
   }
 }

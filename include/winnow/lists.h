@@ -9,7 +9,8 @@ namespace winnow {
 
 class Plan;
 
-// Every struct's `plan` is optional: kernel and device come from it instead of `target`.
+// Every struct's `plan` is optional: kernel and device come from it instead of `target`, which then
+// gives no more than the stream.
 
 struct CompressedSlotsArgs {
   const Plan* plan = nullptr;

@@ -42,6 +42,7 @@ struct PipelineArgs {
   Tensor out;                      // [T, H, d_v] bf16
   Tensor lse;                      // [T, H] f32, optional
   std::span<std::byte> workspace;  // pipeline_workspace_bytes(plan)
+  Target target = {};              // the stream, if not the plan's
 };
 
 // write -> score -> select -> locate -> attend over a plan of this batch. V3.2: the indexer's top-k

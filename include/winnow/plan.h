@@ -161,6 +161,9 @@ class Plan {
   void refill(const Batch& batch);
 
   const PlanOptions& options() const noexcept;  // with defaults resolved
+  // Where a call over this plan runs: the plan's device, and there on the stream of the call's own
+  // target where that names this device, else on the plan's.
+  Device device(const Target& call) const noexcept;
   Mode mode() const noexcept;
   int32_t requests() const noexcept;  // of the current batch
   int32_t tokens() const noexcept;    // padding included

@@ -270,6 +270,7 @@ typedef struct winnow_pipeline_args {
   winnow_tensor sink, out, lse; /* [H] f32, [T, H, d_v] bf16, [T, H] f32; only out must be given */
   void* workspace;
   size_t workspace_bytes; /* winnow_pipeline_workspace_bytes() */
+  winnow_target target;   /* the stream, if not the plan's */
 } winnow_pipeline_args;
 #define WINNOW_PIPELINE_ARGS_INIT \
   { .struct_size = sizeof(winnow_pipeline_args), .scale = 1.0f }

@@ -197,7 +197,7 @@ const Plan* Call::plan() {
 
 Target Call::target() {
   kernel_ = text("kernel");
-  return {origin_.current_device(), kernel_.empty() ? nullptr : kernel_.c_str()};
+  return {device(), kernel_.empty() ? nullptr : kernel_.c_str()};
 }
 
 bool Call::wanted(std::string_view name) const {

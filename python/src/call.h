@@ -56,7 +56,8 @@ class Call {
   Tensor in(std::string_view name, As as = As::kItself);
   Cache cache(std::string_view name, bool writes = false);
   const Plan* plan();
-  Target target();  // the arrays' device and current stream, and kernel=
+  Device device() const { return origin_.current_device(); }  // of the arrays, current stream
+  Target target();                                            // the same, and kernel=
 
   // An output: the caller's array, or a new one of this shape (which must be known by then).
   Tensor out(std::string_view name, DType dtype, std::initializer_list<int64_t> shape);

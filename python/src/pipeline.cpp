@@ -28,6 +28,7 @@ nb::object pipeline_(Call& c) {
   if (c.wanted("lse")) a.lse = c.out("lse", DType::kF32, {a.q.shape[0], a.q.shape[1]});
   a.plan = c.plan();
   if (!a.plan) c.fail("plan", "a plan", "none");
+  a.target.device = c.device();
   a.workspace = c.workspace(pipeline_workspace_bytes(*a.plan));
   c.run([&] { pipeline(a); });
   return c.result({"out", "lse"});

@@ -43,19 +43,17 @@ Stage stage_of(std::string_view name) {
           std::string(name));
 }
 
-// "cpu", "cuda", "cuda:1", or a torch.device. The stream of a CUDA plan is the one given, else
-// torch's current one.
+// "cpu", "cuda" (torch's current device), "cuda:1", or a torch.device. The stream comes with each
+// call.
 Device device_of(const Call& c) {
   const nb::handle h = c["device"];
   const std::string name = h.is_valid() ? nb::cast<std::string>(nb::str(h)) : "cpu";
   if (name == "cpu") return cpu();
   if (name.rfind("cuda", 0) != 0) c.fail("device", "cpu, cuda or cuda:<index>", name);
-  const int index = name.size() > 5 ? std::stoi(name.substr(5)) : 0;
-  if (c.given("stream")) return cuda(reinterpret_cast<void*>(c.integer("stream")), index);
+  if (name.size() > 5) return cuda(nullptr, std::stoi(name.substr(5)));
   const nb::dict modules = nb::module_::import_("sys").attr("modules");
-  if (!modules.contains("torch")) return cuda(nullptr, index);
-  const nb::object now = modules["torch"].attr("cuda").attr("current_stream")(index);
-  return cuda(reinterpret_cast<void*>(nb::cast<uintptr_t>(now.attr("cuda_stream"))), index);
+  if (!modules.contains("torch")) return cuda();
+  return cuda(nullptr, nb::cast<int>(modules["torch"].attr("cuda").attr("current_device")()));
 }
 
 // Kernel names live as long as the process: a plan keeps the pointer.
@@ -104,9 +102,7 @@ constexpr const char* kInit =
     "= 1, "
     "uniform_decode: bool = False, mode: str = 'auto', workspace_rows: int = 0, split: str = "
     "'balanced', "
-    "split_size: int = 512, device: object = 'cpu', stream: int | None = None, kernel: str | None "
-    "= None) "
-    "-> None";
+    "split_size: int = 512, device: object = 'cpu', kernel: str | None = None) -> None";
 constexpr const char* kRefill =
     "def refill(self, query_starts: Ints, seq_lens: Ints, *, tokens: int = 0) -> None";
 
@@ -175,7 +171,7 @@ max_requests, max_tokens, max_context
                 what refill() accepts; max_context 0 means pages * page
 mode            "auto", "bf16", "mixed", "separate" or "direct"
 split           "balanced", or "fixed": a token's result is the same bits in any batch
-device, stream  "cpu", "cuda:0" or a torch.device; torch's current stream if none is given
+device          "cpu", "cuda:0" or a torch.device; calls over the plan run on their current stream
 
 Arrays are read-only NumPy views of the plan's memory: they change with the next refill.)")
       .def(

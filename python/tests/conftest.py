@@ -30,6 +30,20 @@ def on(*stages: str):
     return pytest.mark.parametrize("device", ["cpu", last[0] if last else "cuda"])
 
 
+@pytest.fixture
+def small(request):
+    """q, a cache and indices for a small attend(), on the test's device."""
+    device = request.getfixturevalue("device") if "device" in request.fixturenames else "cpu"
+    g = torch.Generator().manual_seed(0)
+    memory = torch.zeros(winnow.cache_shape("v32_fp8", 4, 16), dtype=torch.uint8, device=device)
+    cache = winnow.Cache(memory, "v32_fp8", 16)
+    rows = torch.randn(64, 576, generator=g).bfloat16().to(device)
+    winnow.write(rows, torch.arange(64, device=device), cache)
+    q = torch.randn(2, 8, 576, generator=g).bfloat16().to(device)
+    indices = torch.randint(0, 64, (2, 12), generator=g, dtype=torch.int32).to(device)
+    return q, cache, indices
+
+
 class Bar:
     """|got - want| below `absolute`, or below `relative` of |want|, or below 2^-7 of the magnitudes
     that cancel (tools/accuracy.h derives them); infinities match in place."""

@@ -1,5 +1,6 @@
 """How calls behave: arrays without copies, arguments, errors, threads, memory."""
 
+import ctypes
 import gc
 import os
 import subprocess
@@ -15,16 +16,6 @@ import winnow
 from conftest import on
 
 INT = torch.int32
-
-
-@pytest.fixture
-def small():
-    g = torch.Generator().manual_seed(0)
-    memory = torch.zeros(winnow.cache_shape("v32_fp8", 4, 16), dtype=torch.uint8)
-    cache = winnow.Cache(memory, "v32_fp8", 16)
-    winnow.write(torch.randn(64, 576, generator=g).bfloat16(), torch.arange(64), cache)
-    q = torch.randn(2, 8, 576, generator=g).bfloat16()
-    return q, cache, torch.randint(0, 64, (2, 12), generator=g, dtype=INT)
 
 
 def test_no_copies(small):
@@ -141,7 +132,9 @@ def test_parameters_and_tensors_with_gradients(small):
         ),
     ],
 )
-def test_errors(small, error, text, change):
+@on("attend", "write")
+def test_errors(small, error, text, change, device):
+    change = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in change.items()}
     arguments = {**dict(zip(("q", "cache", "indices"), small, strict=True)), **change}
     arguments = {k: v for k, v in arguments.items() if v is not ...}
     with pytest.raises(error, match=text):
@@ -186,50 +179,61 @@ def test_devices_must_agree(small):
         winnow.attend(q.cuda(), cache, indices)
 
 
-def test_plan_and_pipeline():
+@on("attend", "gather", "locate", "score_select", "write")
+def test_plan_and_pipeline(device):
     """A prefill of 20 tokens, then decodes, against attention over everything written."""
     g = torch.Generator().manual_seed(7)
     pages, page, heads = 3, 16, 4
     plan = winnow.Plan(
-        heads=heads, topk=64, index_heads=2, page=page, pages=pages, max_requests=2, max_tokens=32
+        heads=heads,
+        topk=64,
+        index_heads=2,
+        page=page,
+        pages=pages,
+        max_requests=2,
+        max_tokens=32,
+        device=device,
     )
+    assert plan.device.startswith(device)
     assert plan.kernel("attend") in {k.kernel for k in winnow.support() if k.stage == "attend"}
-    cache = winnow.Cache(
-        torch.zeros(winnow.cache_shape("v32_fp8", pages, page), dtype=torch.uint8), "v32_fp8", page
-    )
-    keys = winnow.Cache(
-        torch.zeros(winnow.cache_shape("index_keys", pages, page), dtype=torch.uint8),
-        "index_keys",
-        page,
-    )
-    table = torch.tensor([[2, 0, 1]], dtype=INT)
-    workspace = torch.empty(winnow.pipeline_workspace_bytes(plan), dtype=torch.uint8)
+
+    def empty(fmt):
+        shape = winnow.cache_shape(fmt, pages, page)
+        return winnow.Cache(torch.zeros(shape, dtype=torch.uint8, device=device), fmt, page)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=g).bfloat16().to(device)
+
+    cache, keys = empty("v32_fp8"), empty("index_keys")
+    table = torch.tensor([[2, 0, 1]], dtype=INT, device=device)
+    size = winnow.pipeline_workspace_bytes(plan)
+    workspace = torch.empty(size, dtype=torch.uint8, device=device)
     done = 0
     for tokens in (20, 1, 1):
         plan.refill([0, tokens], torch.tensor([done + tokens], dtype=INT))
-        positions = torch.arange(done, done + tokens)
+        positions = torch.arange(done, done + tokens, device=device)
         assert plan.tokens == tokens and plan.positions.tolist() == positions.tolist()
         slots = table[0].long()[positions // page] * page + positions % page
-        q = torch.randn(tokens, heads, 576, generator=g).bfloat16()
+        q = normal(tokens, heads, 576)
         out, lse = winnow.pipeline(
             plan,
             q,
-            torch.randn(tokens, 576, generator=g).bfloat16(),
+            normal(tokens, 576),
             slots,
             cache,
             table,
-            index_k=torch.randn(tokens, 128, generator=g).bfloat16(),
+            index_k=normal(tokens, 128),
             index_slots=slots,
             index_keys=keys,
             index_table=table,
-            index_q=torch.randn(tokens, 2, 128, generator=g).to(torch.float8_e4m3fn),
-            index_weights=torch.rand(tokens, 2, generator=g),
+            index_q=normal(tokens, 2, 128).to(torch.float8_e4m3fn),
+            index_weights=torch.rand(tokens, 2, generator=g).to(device),
             lse=True,
             workspace=workspace,
         )
         done += tokens
         # top-k is wider than the context: every token up to the query's own is attended to
-        seen = torch.arange(64, dtype=INT).repeat(tokens, 1)
+        seen = torch.arange(64, dtype=INT, device=device).repeat(tokens, 1)
         lengths = (positions + 1).to(INT)
         want, want_lse = winnow.attend(
             q,
@@ -237,11 +241,15 @@ def test_plan_and_pipeline():
             seen,
             lengths=lengths,
             block_table=table,
-            requests=torch.zeros(tokens, dtype=INT),
+            requests=torch.zeros(tokens, dtype=INT, device=device),
             lse=True,
         )
         torch.testing.assert_close(out.float(), want.float(), rtol=2**-6, atol=1e-2)
-        torch.testing.assert_close(lse, want_lse, rtol=1e-5, atol=1e-5)
+        # Prefills read rows gathered to bf16; Hopper's decode rounds fp8 records to fp16.
+        step = 1e-5 if device == "cpu" else 2**-8
+        torch.testing.assert_close(lse, want_lse, rtol=step, atol=step)
+    if device != "cpu":
+        return  # schedules are the CPU's
     tiles, workers, splits = plan.schedule()
     assert (
         tiles.shape[1] == 4
@@ -283,7 +291,8 @@ def test_models_and_formats():
     assert any(k.stage == "attend" and k.available for k in kernels) and "attend/" in repr(kernels)
 
 
-def test_threads(small):
+@on("attend", "write")
+def test_threads(small, device):
     """Calls of many threads at once give what they give alone."""
     q, cache, indices = small
     want = winnow.attend(q, cache, indices)
@@ -324,35 +333,47 @@ def test_the_gil_is_free_while_computing():
     assert sum(begin < t < end for t in counted) >= 3, f"{end - begin} s"
 
 
-def test_no_leaks(small):
+@on("attend", "write")
+def test_no_leaks(small, device):
     """Neither memory nor references stay behind: results, errors and caches, thousands of times."""
     q, cache, indices = small
+    host = indices.cpu().numpy()
 
     def round_trip():
         for _ in range(500):
             winnow.attend(
                 q, winnow.Cache(cache.data, "v32_fp8", 16), indices, lse=True, max_logit=True
             )
-            winnow.locate(
-                indices.numpy(), np.zeros(2, np.int32), np.zeros((1, 4), np.int32), pages=4
-            )
+            winnow.locate(host, np.zeros(2, np.int32), np.zeros((1, 4), np.int32), pages=4)
             with pytest.raises(ValueError):
                 winnow.attend(q[:, :, :512], cache, indices)
-            winnow.Plan(heads=8, pages=4, max_tokens=8).refill([0, 1], [5])
+            if device == "cpu":  # pinning memory takes a CUDA plan's time
+                winnow.Plan(heads=8, pages=4, max_tokens=8).refill([0, 1], [5])
 
     def resident():
         gc.collect()
+        if device == "cuda":
+            torch.cuda.synchronize()
         with open("/proc/self/statm") as f:
             return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     round_trip()
     references = [sys.getrefcount(x) for x in (q, cache, indices, cache.data)]
     before = resident()
+    on_device = torch.cuda.memory_allocated() if device == "cuda" else 0
     round_trip()
     round_trip()
     assert [sys.getrefcount(x) for x in (q, cache, indices, cache.data)] == references
     # 1,000 rounds; a leak of one small array each would be 24 MB
     assert resident() - before < 8 << 20
+    assert device == "cpu" or torch.cuda.memory_allocated() == on_device
+
+
+def test_the_extension_shows_its_entry_alone():
+    """Symbols of libraries linked into it would meet those of others in the process."""
+    extension = ctypes.CDLL(winnow._winnow.__file__)
+    assert hasattr(extension, "PyInit__winnow")
+    assert not hasattr(extension, "_ZN6winnow7supportEv")
 
 
 def test_import_needs_nothing():

@@ -148,16 +148,17 @@ def test_names_and_order():
     assert flash_mla.get_mla_metadata(torch.zeros(1), 128, 1, topk=2048)[1] is None
 
 
-def test_odd_sizes():
+@on("attend", "write")
+def test_odd_sizes(device):
     """5 heads, 7 indices, 3 query tokens, pages of 3: what the Hopper kernels refuse."""
     g = torch.Generator().manual_seed(3)
-    kv = torch.randn(12, 576, generator=g).bfloat16()
-    memory = torch.zeros(winnow.cache_shape("v32_fp8", 4, 3), dtype=torch.uint8)
+    kv = torch.randn(12, 576, generator=g).bfloat16().to(device)
+    memory = torch.zeros(winnow.cache_shape("v32_fp8", 4, 3), dtype=torch.uint8, device=device)
     cache = winnow.Cache(memory, "v32_fp8", 3)
-    winnow.write(kv, torch.arange(12), cache, scale="pow2")
-    q = torch.randn(2, 3, 5, 576, generator=g).bfloat16()
-    indices = torch.randint(-1, 12, (2, 3, 7), generator=g, dtype=torch.int32)
-    length = torch.tensor([7, 4], dtype=torch.int32)
+    winnow.write(kv, torch.arange(12, device=device), cache, scale="pow2")
+    q = torch.randn(2, 3, 5, 576, generator=g).bfloat16().to(device)
+    indices = torch.randint(-1, 12, (2, 3, 7), generator=g, dtype=torch.int32).to(device)
+    length = torch.tensor([7, 4], dtype=torch.int32, device=device)
     out, lse = flash_mla.flash_mla_with_kvcache(
         q,
         memory.view(4, 3, 1, 656),

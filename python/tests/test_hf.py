@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import winnow.hf
+from conftest import on
 
 transformers = pytest.importorskip("transformers", minversion="5.17")
 
@@ -63,7 +64,7 @@ V4 = {
 }
 
 
-def model_of(name, options, seed):
+def model_of(name, options, seed, device):
     torch.manual_seed(seed)
     config = getattr(transformers, f"{name}Config")(**options)
     config._attn_implementation = "eager"
@@ -71,28 +72,29 @@ def model_of(name, options, seed):
     for parameter, value in model.named_parameters():
         if parameter.endswith("sinks"):
             torch.nn.init.normal_(value)
-    return model
+    return model.to(device)
 
 
-def prompt():
+def prompt(device):
     """Three rows of 24 tokens, longer than index_topk; two of them padded on the left."""
     ids = torch.randint(2, 16, (3, 24))
     mask = torch.ones_like(ids)
     mask[1, :5] = 0
     mask[2, :11] = 0
     ids[mask == 0] = 0
-    return {"input_ids": ids, "attention_mask": mask}
+    return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
 
 
 CASES = [("DeepseekV32", DSA, 14), ("GlmMoeDsa", DSA, 18), ("DeepseekV4", V4, 22)]
 
 
+@on("mha")
 @pytest.mark.parametrize(("name", "options", "seed"), CASES, ids=[c[0] for c in CASES])
-def test_generate(name, options, seed):
+def test_generate(name, options, seed, device):
     if not hasattr(transformers, f"{name}ForCausalLM"):
         pytest.skip(f"this transformers has no {name}")
     winnow.hf.register()
-    model, inputs = model_of(name, options, seed), prompt()
+    model, inputs = model_of(name, options, seed, device), prompt(device)
     results = {}
     for implementation in ("eager", "winnow"):
         model.set_attn_implementation(implementation)
@@ -113,16 +115,16 @@ def test_generate(name, options, seed):
     assert moved > 0, "the implementation was not used"
 
 
+@on("mha")
 @pytest.mark.parametrize("name", ["DeepseekV32", "DeepseekV4"])
-def test_bf16_model(name):
+def test_bf16_model(name, device):
     """A forward pass in bf16: about as far from eager in fp32 as eager in bf16 is."""
     if not hasattr(transformers, f"{name}ForCausalLM"):
         pytest.skip(f"this transformers has no {name}")
     winnow.hf.register()
-    model = model_of(name, DSA if name == "DeepseekV32" else V4, 14)
-    ids = torch.randint(
-        2, 16, (2, 7)
-    )  # no longer than top-k or window: nothing to choose differently
+    model = model_of(name, DSA if name == "DeepseekV32" else V4, 14, device)
+    # No longer than top-k or window: nothing to choose differently.
+    ids = torch.randint(2, 16, (2, 7)).to(device)
     with torch.no_grad():
         exact = model(ids).logits
         model.bfloat16()
@@ -143,9 +145,10 @@ def reference(query, key, value, bias, scale, sink):
     return (logits.softmax(-1) @ value.double()).transpose(1, 2)
 
 
+@on("mha")
 @pytest.mark.parametrize("kind", ["float", "bool", "none"])
 @pytest.mark.parametrize("shared", [False, True])
-def test_attention(kind, shared):
+def test_attention(kind, shared, device):
     """Indices that name masked keys, one KV head or all, sinks; and no mask, which means causal."""
     g = torch.Generator().manual_seed(2)
     query = torch.randn(2, 4, 5, 24, generator=g).bfloat16()
@@ -165,13 +168,13 @@ def test_attention(kind, shared):
         chosen &= torch.zeros(2, 5, 9, dtype=torch.bool).scatter(2, indices.long(), True)[:, None]
     lowest = torch.finfo(torch.bfloat16).min
     masks = {"bool": visible, "float": torch.where(visible, 0.0, lowest).bfloat16(), "none": None}
-    got, weights = winnow.hf.attention(
-        torch.nn.Module(), query, key, value, masks[kind], scaling=0.3, indices=indices, s_aux=sink
-    )
+    arguments = [query, key, value, masks[kind], 0.3, 0.0, indices, sink]
+    arguments = [x.to(device) if isinstance(x, torch.Tensor) else x for x in arguments]
+    got, weights = winnow.hf.attention(torch.nn.Module(), *arguments)
     bias = torch.where(chosen, 0.0, float("-inf")).double()
     want = reference(query, key, value, bias, 0.3, sink)
     assert weights is None and got.shape == (2, 5, 4, 16)
-    torch.testing.assert_close(got.double(), want, rtol=2**-7, atol=2**-7)
+    torch.testing.assert_close(got.double().cpu(), want, rtol=2**-7, atol=2**-7)
 
 
 def test_inference_only():

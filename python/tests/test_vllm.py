@@ -9,6 +9,7 @@ import torch
 
 import winnow
 import winnow.vllm
+from conftest import on
 
 
 class TheirImpl:
@@ -72,28 +73,30 @@ def test_entry_point():
     assert point.load() is winnow.vllm.register
 
 
-def test_kernels(vllm):
+@on("attend", "write")
+def test_kernels(vllm, device):
     assert winnow.vllm.register() is True
     assert vllm == {"FLASHMLA_SPARSE": "winnow.vllm.WinnowSparseBackend"}
     backend = winnow.vllm.WinnowSparseBackend
     assert backend.get_name() == "FLASHMLA_SPARSE"
     impl = backend.get_impl_cls()()
-    rows = torch.randn(16, 576, generator=torch.Generator().manual_seed(0)).bfloat16()
-    memory = torch.zeros(winnow.cache_shape("v32_fp8", 2, 8), dtype=torch.uint8)
+    g = torch.Generator().manual_seed(0)
+    rows = torch.randn(16, 576, generator=g).bfloat16().to(device)
+    memory = torch.zeros(winnow.cache_shape("v32_fp8", 2, 8), dtype=torch.uint8, device=device)
     cache = winnow.Cache(memory, "v32_fp8", 8)
-    winnow.write(rows, torch.arange(16), cache)
-    q = torch.randn(2, 1, 12, 576, generator=torch.Generator().manual_seed(1)).bfloat16()
-    slots = torch.tensor([[[3, 9, -1]], [[15, 0, 1]]], dtype=torch.int32)
+    winnow.write(rows, torch.arange(16, device=device), cache)
+    q = torch.randn(2, 1, 12, 576, generator=g).bfloat16().to(device)
+    slots = torch.tensor([[[3, 9, -1]], [[15, 0, 1]]], dtype=torch.int32, device=device)
     out, lse = impl._fp8_flash_mla_kernel(
         q=q, kv_c_and_k_pe_cache=memory.view(2, 8, 656), topk_indices=slots, kernel_metadata=None
     )
     want, want_lse = winnow.attend(q[:, 0], cache, slots[:, 0], scale=0.1, lse=True)
     assert torch.equal(out[:, 0], want) and torch.equal(lse[:, :, 0], want_lse)
-    length = torch.tensor([1, 3], dtype=torch.int32)
+    length = torch.tensor([1, 3], dtype=torch.int32, device=device)
     out, lse = impl._bf16_flash_mla_kernel(q[:, 0], rows.view(2, 8, 576), slots[:, 0], length, 10)
     flat = winnow.Cache(rows, "v32_bf16")
     want = winnow.attend(q[:, 0, :10], flat, slots[:, 0], scale=0.1, lengths=length)
     assert torch.equal(out, want) and lse.shape == (2, 10)
-    other = torch.zeros(2, 8, 352, dtype=torch.uint8)
+    other = torch.zeros(2, 8, 352, dtype=torch.uint8, device=device)
     assert impl._fp8_flash_mla_kernel(q, other, slots, None) == "theirs"
     assert impl._bf16_flash_mla_kernel(q[:, 0], other, slots[:, 0]) == "theirs"

@@ -156,8 +156,7 @@ class Call {
     check_lists(check_, a, p_);
     check_results(check_, a, p_);
     p_.scale = a.scale;
-    const Target& target = plan_ ? plan_->options().target : a.target;
-    p_.device = target.device;
+    p_.device = plan_ ? plan_->device(a.target) : a.target.device;
     p_.fixed_split = plan_ && plan_->options().split == SplitPolicy::kFixed;
     if (!on_cpu()) check_alignment(a);
     shape_ = {.formats = {p_.lists[0].format, p_.lists[1].format},
@@ -168,7 +167,7 @@ class Call {
     if (p_.list_count == 1) shape_.formats[1] = shape_.formats[0];
     if (plan_) check_plan();
     kernel_ = plan_ ? static_cast<const AttendKernel*>(plan_->chosen(Stage::kAttend))
-                    : &choose("attend", kernels(), shape_, target);
+                    : &choose("attend", kernels(), shape_, a.target);
     if (plan_ && kernel_->fits)
       if (const std::string why = kernel_->fits(shape_); !why.empty())
         check_.fail("lists", cat("what the plan's kernel, ", kernel_->name, ", can read"), why);

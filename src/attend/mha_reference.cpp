@@ -27,7 +27,7 @@ void row(const Params& p, int64_t t, int64_t h, const uint64_t* bits, double* o)
     if (in_set(r)) max = std::max(max, logit(r));
   const double m =
       std::clamp(max, -std::numeric_limits<double>::max(), std::numeric_limits<double>::max());
-  std::fill_n(o, p.d_v, 0.0);
+  for (int64_t d = 0; d < p.d_v; ++d) o[d] = 0;
   for (int64_t r = 0; r < p.rows; ++r) {
     if (!in_set(r)) continue;
     const double w = std::exp(std::min(logit(r), std::numeric_limits<double>::max()) - m);

@@ -31,7 +31,8 @@ winnow_status winnow_pipeline(const winnow_pipeline_args* args) {
                       .sink = in(a.sink, "sink"),
                       .out = in(a.out, "out"),
                       .lse = in(a.lse, "lse"),
-                      .workspace = in.bytes(a.workspace, a.workspace_bytes)});
+                      .workspace = in.bytes(a.workspace, a.workspace_bytes),
+                      .target = in(a.target)});
   });
 }
 

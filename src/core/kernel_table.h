@@ -43,8 +43,9 @@ struct Kernel : detail::KernelEntry {
   void (*run)(const Params&) noexcept;
 };
 
+// The shape comes by value: GCC 13 takes a result for a reference into a temporary argument.
 template <class K>
-const K& choose(const char* stage, std::span<const K> table, const typename K::Shape& shape,
+const K& choose(const char* stage, std::span<const K> table, typename K::Shape shape,
                 const Target& target, std::string* reasons = nullptr) {
   detail::Candidate candidates[16];
   size_t n = 0;

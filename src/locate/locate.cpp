@@ -67,7 +67,7 @@ Params checked(const LocateArgs& a) {
   p.parallel = a.parallel;
   p.slots = static_cast<int32_t*>(a.slots.data), p.slot_stride = a.slots.stride[0];
   p.counts = static_cast<int32_t*>(a.counts.data), p.count_stride = a.counts.stride[0];
-  p.device = a.plan ? a.plan->options().target.device : a.target.device;
+  p.device = a.plan ? a.plan->device(a.target) : a.target.device;
   return p;
 }
 

@@ -37,7 +37,7 @@ namespace {
 const int32_t* ints(const Tensor& t) { return static_cast<const int32_t*>(t.data); }
 
 Device device_of(const Plan* plan, const Target& target) {
-  return plan ? plan->options().target.device : target.device;
+  return plan ? plan->device(target) : target.device;
 }
 
 // Chooses the kernel and runs the member function asked for.

@@ -227,6 +227,11 @@ void Plan::State::fill_gather(const Part& part) noexcept {
 }
 
 const PlanOptions& Plan::options() const noexcept { return state_->options; }
+Device Plan::device(const Target& call) const noexcept {
+  const Device &own = state_->options.target.device, &other = call.device;
+  const bool same = own.kind == DeviceKind::kCuda && other.kind == own.kind;
+  return same && other.index == own.index ? other : own;
+}
 Mode Plan::mode() const noexcept { return state_->options.mode; }
 int32_t Plan::requests() const noexcept { return state_->requests; }
 int32_t Plan::tokens() const noexcept { return state_->tokens; }

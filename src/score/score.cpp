@@ -115,7 +115,7 @@ Params checked(const Check& check, const ScoreArgs& a) {
   p.weights = static_cast<const float*>(a.weights.data), p.weight_stride = a.weights.stride[0];
   p.ranges = {static_cast<const int32_t*>(a.starts.data), a.starts.stride[0],
               static_cast<const int32_t*>(a.ends.data), a.ends.stride[0], key_limit(a)};
-  p.device = a.plan ? a.plan->options().target.device : a.target.device;
+  p.device = a.plan ? a.plan->device(a.target) : a.target.device;
   return p;
 }
 

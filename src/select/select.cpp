@@ -45,7 +45,7 @@ Params checked(const SelectArgs& a) {
   p.ids = static_cast<int32_t*>(a.ids.data), p.id_stride = a.ids.stride[0];
   p.width = a.ids.shape[1];
   p.relative = a.relative;
-  p.device = a.plan ? a.plan->options().target.device : a.target.device;
+  p.device = a.plan ? a.plan->device(a.target) : a.target.device;
   return p;
 }
 

@@ -45,7 +45,7 @@ GatherParams checked(const GatherArgs& a) {
   p.out_start_stride = a.out_starts.stride[0];
   p.out = static_cast<bf16*>(a.out.data), p.out_stride = a.out.stride[0];
   p.rows = a.out.shape[0];
-  p.device = a.plan ? a.plan->options().target.device : a.target.device;
+  p.device = a.plan ? a.plan->device(a.target) : a.target.device;
   return p;
 }
 

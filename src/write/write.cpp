@@ -66,7 +66,7 @@ Params checked(const WriteArgs& a) {
   }
   check.tensor(a.kv, "kv", DType::kBf16, {Check::kAny, a.rope ? nope : nope + rope});
   rows(a.kv, "kv");
-  const Device device = a.plan ? a.plan->options().target.device : a.target.device;
+  const Device device = a.plan ? a.plan->device(a.target) : a.target.device;
 
   Params p;
   p.kv = static_cast<const bf16*>(a.kv.data), p.kv_stride = a.kv.stride[0];
