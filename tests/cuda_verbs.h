@@ -208,11 +208,28 @@ inline VerbPtr score_verb(bool selected) {
   return v;
 }
 
-inline VerbPtr select_verb() {
+// Logits of contiguous keys, with starts.
+inline VerbPtr score_rows_verb() {
+  auto v = std::make_unique<Verb>("score_rows");
+  const int64_t t = 20, heads = 64, n = 300;
+  ScoreArgs a{.q = tensor(v->codes(t * heads * 128), {t, heads, 128}),
+              .weights = tensor(v->floats(t * heads), {t, heads}),
+              .key_rows = tensor(v->codes(n * 128), {n, 128}),
+              .key_scales = tensor(v->floats(n), {n}),
+              .starts = tensor(v->ints(t, 0, 90), {t}),
+              .ends = tensor(v->ints(t, 100, n), {t}),
+              .logits = tensor(v->output<float>(t * n), {t, n}),
+              .clean = true};
+  v->run = [=](const Device& d) mutable { a.target.device = d, score(a); };
+  return v;
+}
+
+inline VerbPtr select_verb(int64_t keys, int64_t topk) {
   auto v = std::make_unique<Verb>("select");
-  SelectArgs a{.logits = tensor(v->floats(4 * 3000), {4, 3000}),
-               .ends = tensor(v->input<int32_t>({3000, 20, -1, 2500}, {100, 3000, 7, 1}), {4}),
-               .ids = tensor(v->output<int32_t>(4 * 256), {4, 256})};
+  const int32_t n = static_cast<int32_t>(keys);
+  SelectArgs a{.logits = tensor(v->floats(4 * keys), {4, keys}),
+               .ends = tensor(v->input<int32_t>({n, 20, -1, n - 500}, {100, n, 7, 1}), {4}),
+               .ids = tensor(v->output<int32_t>(4 * topk), {4, topk})};
   v->run = [=](const Device& d) mutable { a.target.device = d, select(a); };
   return v;
 }
@@ -278,24 +295,45 @@ inline VerbPtr lists_verb() {  // the four of them
   return v;
 }
 
-// V3.2 from logical ids, or V4 from two lists of slots with lengths and a sink.
-inline VerbPtr attend_verb(bool v4) {
-  auto v = std::make_unique<Verb>(v4 ? "attend_v4" : "attend_v32");
+// One list of V3.2, as logical ids where its table is asked for, or two lists of V4 with lengths
+// and a sink.
+struct AttendShape {
+  const char* name;
+  CacheFormat format;
+  int64_t tokens, heads, topk;
+  bool ids = false;
+};
+inline constexpr AttendShape kAttendShapes[] = {
+    {"attend_v32", CacheFormat::kV32Fp8, 3, 20, 200, true},
+    {"attend_v4", CacheFormat::kV4Fp8, 3, 20, 200},
+    {"attend_v32_128_heads", CacheFormat::kV32Fp8, 2, 128, 1000},  // cut among CTAs
+    {"attend_v4_64_heads", CacheFormat::kV4Fp8, 2, 64, 128},
+    {"attend_v32_bf16", CacheFormat::kV32Bf16, 40, 48, 130},  // a prefill
+    {"attend_v4_bf16", CacheFormat::kV4Bf16, 5, 8, 70},
+};
+
+inline VerbPtr attend_verb(const AttendShape& s) {
+  auto v = std::make_unique<Verb>(s.name);
+  const bool v4 = s.format == CacheFormat::kV4Fp8 || s.format == CacheFormat::kV4Bf16;
   const Model& m = v4 ? kV4 : kV32;
-  const int64_t t = 3, heads = 20;
+  const int64_t t = s.tokens, heads = s.heads;
   AttendArgs a{.q = tensor(v->bf16s(t * heads * m.d_qk), {t, heads, m.d_qk}),
                .scale = 0.01f,
                .out = tensor(v->output<bf16>(t * heads * 512), {t, heads, 512}),
                .lse = tensor(v->output<float>(t * heads), {t, heads}),
                .max_logit = tensor(v->output<float>(t * heads), {t, heads})};
-  a.lists[0] = {.cache = random_cache(*v, m.fp8, 5, 64),
-                .indices = tensor(v->ints(t * 200, 0, 319), {t, 200})};
+  a.lists[0] = {.cache = random_cache(*v, s.format, 5, 64),
+                .indices = tensor(v->ints(t * s.topk, 0, 319), {t, s.topk})};
   if (v4) {
-    a.lists[0].lengths = tensor(v->input<int32_t>({200, 0, 9}, {1, 150, -1}), {t});
-    a.lists[1] = {.cache = random_cache(*v, m.fp8, 4, 2),
+    std::vector<int32_t> lengths[2];
+    for (int i = 0; i < t; ++i)
+      lengths[0].push_back(i == 1 ? 0 : 200 >> i), lengths[1].push_back(i == 2 ? -1 : 150 * i);
+    a.lists[0].lengths = tensor(v->input<int32_t>(lengths[0], lengths[1]), {t});
+    a.lists[1] = {.cache = random_cache(*v, s.format, 4, 2),
                   .indices = tensor(v->ints(t * 37, 0, 7), {t, 37})};
     a.sink = tensor(v->floats(heads), {heads});
-  } else {
+  }
+  if (s.ids) {
     a.lists[0].block_table = tensor(v->ints(2 * 5, 0, 4), {2, 5});
     a.requests = tensor(v->ints(t, 0, 1), {t});
   }
@@ -372,21 +410,25 @@ inline VerbPtr absorb_verb() {  // all five
 }
 
 inline std::vector<std::pair<const char*, std::function<VerbPtr()>>> verbs() {
-  return {{"write", write_verb},
-          {"gather", gather_verb},
-          {"join", join_verb},
-          {"quantize", quantize_verb},
-          {"score", [] { return score_verb(false); }},
-          {"score_select", [] { return score_verb(true); }},
-          {"select", select_verb},
-          {"locate", locate_verb},
-          {"lists", lists_verb},
-          {"attend_v32", [] { return attend_verb(false); }},
-          {"attend_v4", [] { return attend_verb(true); }},
-          {"merge", merge_verb},
-          {"topk_mask", mask_verb},
-          {"attend_mha", mha_verb},
-          {"absorb", absorb_verb}};
+  std::vector<std::pair<const char*, std::function<VerbPtr()>>> all = {
+      {"write", write_verb},
+      {"gather", gather_verb},
+      {"join", join_verb},
+      {"quantize", quantize_verb},
+      {"score", [] { return score_verb(false); }},
+      {"score_rows", score_rows_verb},
+      {"score_select", [] { return score_verb(true); }},
+      {"select", [] { return select_verb(3000, 256); }},
+      {"select_wide", [] { return select_verb(40000, 2048); }},
+      {"locate", locate_verb},
+      {"lists", lists_verb},
+      {"merge", merge_verb},
+      {"topk_mask", mask_verb},
+      {"attend_mha", mha_verb},
+      {"absorb", absorb_verb}};
+  for (const AttendShape& s : kAttendShapes)
+    all.emplace_back(s.name, [&s] { return attend_verb(s); });
+  return all;
 }
 
 }  // namespace winnow::testing

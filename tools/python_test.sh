@@ -3,17 +3,27 @@
 #   python_test.sh        `pip install .` into .venv, with what the tests need, then pytest
 #   python_test.sh cuda   the extension of the cuda preset with the python3 in PATH, which brings
 #                         torch; needs nanobind, installed or as a folder: nanobind_DIR=<its cmake folder>
+#   python_test.sh cuda-options   what that adds to `cmake --preset cuda`: nothing where it is skipped
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tests=("$PWD/python/tests" --rootdir "$PWD" -c "$PWD/pyproject.toml" ${PYTEST_ARGS:-})
 
-if [ "${1:-}" = cuda ]; then
+if [[ "${1:-}" = cuda* ]]; then
   nanobind_DIR=${nanobind_DIR:-$(python3 -m nanobind --cmake_dir 2>/dev/null || true)}
-  if [ -z "$nanobind_DIR" ] || ! python3 -c 'import torch, pytest' 2>/dev/null; then
+  there='import sys; from importlib.util import find_spec; sys.exit(not (find_spec("torch") and find_spec("pytest")))'
+  options=()
+  if [ -n "$nanobind_DIR" ] && python3 -c "$there"; then
+    options=(-DWINNOW_PYTHON=ON -Dnanobind_DIR="$nanobind_DIR" -DPython_EXECUTABLE="$(command -v python3)")
+  fi
+  if [ "$1" = cuda-options ]; then
+    for option in "${options[@]}"; do echo "$option"; done
+    exit 0
+  fi
+  if [ ${#options[@]} = 0 ]; then
     echo "skipped: needs torch, pytest and nanobind (nanobind_DIR=<its cmake folder>) for python3"
     exit 0
   fi
-  cmake --preset cuda -DWINNOW_PYTHON=ON -Dnanobind_DIR="$nanobind_DIR" -DPython_EXECUTABLE="$(command -v python3)"
+  cmake --preset cuda "${options[@]}"
   cmake --build --preset cuda --target _winnow -j "${JOBS:-$(nproc)}"
   PYTHONPATH=$PWD/build/cuda/python${PYTHONPATH:+:$PYTHONPATH} exec python3 -m pytest "${tests[@]}"
 fi

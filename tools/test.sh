@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds and tests the presets given (default: release, the sanitizers, the Python package; then,
 # where there is an nvcc, compiles the CUDA code) and closes with the runner's count of each. Goes
-# through all of them even if one fails. `test.sh cuda` is for machines with a GPU: it closes with
-# compute-sanitizer.
+# through all of them even if one fails. `test.sh cuda` is for machines with a GPU: it goes on with
+# compute-sanitizer; with python-cuda, the extension is built along with the rest.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 jobs=${JOBS:-$(nproc)}
@@ -14,6 +14,24 @@ if [ $# -eq 0 ]; then
 fi
 
 counts=() status=0
+
+# A small set of every stage under the device's own checkers, all of them at once.
+sanitize() {
+  local tools=(memcheck racecheck initcheck synccheck) pids=() i
+  for i in "${!tools[@]}"; do
+    compute-sanitizer --tool "${tools[i]}" --error-exitcode 9 build/cuda/tests/cuda_test \
+      --gtest_brief=1 --gtest_filter='*Replays*' >"build/cuda/${tools[i]}.log" 2>&1 &
+    pids+=($!)
+  done
+  for i in "${!tools[@]}"; do
+    if wait "${pids[i]}"; then
+      counts+=("${tools[i]}: $(tail -n1 "build/cuda/${tools[i]}.log")")
+    else
+      counts+=("${tools[i]}: failed, see build/cuda/${tools[i]}.log") status=1
+    fi
+  done
+}
+
 for preset in "${presets[@]}"; do
   if [ "$preset" = cuda-compile ]; then
     # The kernels, and a test that says what is skipped without a GPU: the others hold nothing new.
@@ -34,25 +52,19 @@ for preset in "${presets[@]}"; do
     counts+=("$preset: $(tail -n1 "$log")")
     continue
   fi
-  if cmake --preset "$preset" && cmake --build --preset "$preset" -j "$jobs"; then
+  options=()
+  if [[ $preset = cuda && " ${presets[*]} " = *" python-cuda "* ]]; then
+    mapfile -t options < <(tools/python_test.sh cuda-options)
+  fi
+  if cmake --preset "$preset" "${options[@]}" && cmake --build --preset "$preset" -j "$jobs"; then
     ctest --preset "$preset" -j "$jobs" 2>&1 | tee "$log" || status=1
     counts+=("$preset: $(grep -E 'tests? passed|No tests were found' "$log" | tail -n1)")
+    if [ "$preset" = cuda ] && command -v compute-sanitizer >/dev/null; then sanitize; fi
   else
     counts+=("$preset: does not build") status=1
   fi
 done
 
-# A small set under the device's own checkers.
-if [ "${presets[*]}" = cuda ] && command -v compute-sanitizer >/dev/null; then
-  for tool in memcheck racecheck initcheck synccheck; do
-    if compute-sanitizer --tool $tool --error-exitcode 9 build/cuda/tests/cuda_test \
-        --gtest_brief=1 --gtest_filter='*Replays*' >build/cuda/$tool.log 2>&1; then
-      counts+=("$tool: $(tail -n1 build/cuda/$tool.log)")
-    else
-      counts+=("$tool: failed, see build/cuda/$tool.log") status=1
-    fi
-  done
-fi
 echo
 printf '%s\n' "${counts[@]}"
 exit $status

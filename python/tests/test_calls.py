@@ -387,7 +387,8 @@ def test_import_needs_nothing():
 
 @on("attend")
 def test_overhead(device):
-    """The cost of a call through Python, with nothing to attend to: microseconds."""
+    """The cost of a call through Python, with nothing to attend to: microseconds. On CUDA the
+    host's share alone: batches of calls that no one waits for."""
     q = torch.randn(1, 16, 576, device=device).bfloat16()
     cache = winnow.Cache(torch.zeros(2, 64 * 656, dtype=torch.uint8, device=device), "v32_fp8")
     indices = torch.full((1, 64), -1, dtype=INT, device=device)
@@ -397,10 +398,14 @@ def test_overhead(device):
         begin = time.perf_counter()
         for _ in range(n):
             winnow.attend(q, cache, indices, scale=0.1, out=out)
-        return (time.perf_counter() - begin) / n
+        took = (time.perf_counter() - begin) / n
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return took
 
     seconds(50)
-    best = min(seconds(100) for _ in range(20))
-    print(f"attend through Python on {device}: {best * 1e6:.1f} us")
+    times = sorted(seconds(100) for _ in range(20))
+    best, median = times[0] * 1e6, times[10] * 1e6
+    print(f"attend through Python on {device}: {best:.1f} us at best, {median:.1f} us the median")
     # The goal is 10 us on an idle machine; the bar here allows for one that is not.
-    assert best < 100e-6
+    assert best < 100
