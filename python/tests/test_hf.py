@@ -85,7 +85,7 @@ def prompt(device):
     return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
 
 
-CASES = [("DeepseekV32", DSA, 14), ("GlmMoeDsa", DSA, 18), ("DeepseekV4", V4, 22)]
+CASES = [("DeepseekV32", DSA, 14), ("GlmMoeDsa", DSA, 31), ("DeepseekV4", V4, 22)]
 
 
 @on("mha")

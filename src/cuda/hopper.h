@@ -54,9 +54,12 @@ __device__ __forceinline__ void wg_wait() {
 __device__ __forceinline__ void fence_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
+// Warpgroups may meet from different code; synccheck takes that from the unaligned form alone.
 template <int kId, int kThreads>
 __device__ __forceinline__ void bar() {
-  asm volatile("bar.sync %0,%1;" ::"n"(kId), "n"(kThreads) : "memory");
+  if constexpr (kThreads > 128)
+    asm volatile("barrier.sync %0,%1;" ::"n"(kId), "n"(kThreads) : "memory");
+  else asm volatile("bar.sync %0,%1;" ::"n"(kId), "n"(kThreads) : "memory");
 }
 template <int kId, int kThreads>
 __device__ __forceinline__ bool bar_any(bool x) {
