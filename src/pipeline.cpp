@@ -127,10 +127,7 @@ class Flow {
   void upload() const {
 #ifdef WINNOW_WITH_CUDA
     if (!m_.arrays) return;
-    const Device device = plan_.device(a_.target);
-    const gpu::Current current(device);
-    const std::span<const int32_t> all = plan_.arrays();
-    gpu::copy_to_device(device, m_.arrays, all.data(), all.size_bytes());
+    plan_.upload(m_.arrays, plan_.device(a_.target));
     gpu::check_launch("pipeline");
 #endif
   }

@@ -9,6 +9,9 @@ TEST(Cuda, IsNotInThisBuild) { GTEST_SKIP() << "built without CUDA (WINNOW_CUDA=
 
 #else
 
+#include <chrono>
+#include <thread>
+
 #include "cuda/device.h"
 #include "cuda_verbs.h"
 #include "pipeline_problem.h"
@@ -123,6 +126,39 @@ TEST_P(CudaPipeline, ReplaysAfterARefill) {
     graph.replay();
     EXPECT_TRUE(results() == want[i]) << "batch " << i;
   }
+}
+
+// A refill that comes while the copy of the batch before it is still queued.
+TEST(CudaPlan, RefillWaitsForTheCopy) {
+  if (const std::string why = gpu::missing(); !why.empty()) GTEST_SKIP() << why;
+  const Stream stream, other;
+  testing::World world(testing::layouts()[0], {{1, 2, 70}, {2, 1, 37}, {3, 2, 31}}, 3);
+  PlanOptions options = world.options("sm90");
+  options.target.device = cuda();
+  Plan plan(options);
+  const size_t bytes = pipeline_workspace_bytes(plan);
+  const testing::DeviceWorkspace one(cuda(), bytes), two(cuda(), bytes);
+  const auto run = [&](const Stream& s, const testing::DeviceWorkspace& memory) {
+    PipelineArgs args = world.args(plan, {static_cast<std::byte*>(memory.data()), bytes});
+    args.target.device = s.device();
+    pipeline(args);
+  };
+  const auto results = [&] {
+    EXPECT_TRUE(testing::device_finished());
+    std::vector<uint16_t> all;
+    for (const bf16 x : world.out) all.push_back(x.bits);
+    return all;
+  };
+  plan.refill(world.batch());
+  run(stream, one);
+  const std::vector<uint16_t> want = results();
+  const auto late = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(50)); };
+  EXPECT_EQ(cudaLaunchHostFunc(stream.stream, late, nullptr), cudaSuccess);
+  run(stream, one);
+  run(other, two);  // waits for the copy on the first stream, and so does the refill
+  const std::vector<int32_t> shorter{50, 20, 10};
+  plan.refill({world.starts, shorter, world.tokens});
+  EXPECT_TRUE(results() == want);
 }
 
 std::vector<testing::Layout> one_part_layouts() {  // the parts of a batch are baked into a graph

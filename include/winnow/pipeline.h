@@ -50,7 +50,8 @@ struct PipelineArgs {
 // states: the indexer's top-k, or all of them when indexer.q is not given (they must fit). The
 // result does not depend on the plan's mode, up to rounding. Allocates nothing; the logits of a few
 // tokens at a time are all that is kept of the scores. Throws before anything is written. On CUDA
-// the plan's arrays are copied to the workspace on the stream: refill after that copy has run.
+// the plan's arrays are copied to the workspace on the stream (plan.h says what refill() waits
+// for).
 void pipeline(const PipelineArgs& args);
 
 // For the plan's capacity: the stages' workspace, index lists, and in kSeparate the gathered

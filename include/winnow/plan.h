@@ -150,7 +150,8 @@ struct KernelEntry;
 
 // Made once for a capacity; refilled for every batch. refill() does not allocate, and spans given
 // out keep their addresses. A refill that throws leaves the plan as it was. Not safe to refill
-// while a call uses it; on CUDA, before the stream has run the copy that pipeline() starts with.
+// while a call uses it. On CUDA refill() waits until the stream has run the copy that pipeline()
+// starts with; those of a replayed graph are the caller's to wait for.
 class Plan {
  public:
   explicit Plan(const PlanOptions& options);
@@ -177,6 +178,8 @@ class Plan {
   // What the spans by request and by token here point into, whole: one block, pinned for a CUDA
   // plan. Copying it to the device carries them all, each at its offset (pipeline() does this).
   std::span<const int32_t> arrays() const noexcept;
+  // CUDA: queues that copy, to `to`, on the stream of `device`.
+  void upload(void* to, const Device& device) const noexcept;
   // One part with everything; kSeparate: the decodes (if there are any), then every prefill chunk.
   // There is always at least one.
   std::span<const Part> parts() const noexcept;

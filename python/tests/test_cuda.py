@@ -139,8 +139,10 @@ def test_pipeline_on_the_current_stream_and_in_a_graph():
     with torch.cuda.stream(stream):
         x.mul_(2)
         got = winnow.pipeline(plan, x, **arguments)
+    plan.refill([0, 1, 2], [2, 3])  # waits for the copy that is queued
     torch.cuda.current_stream().wait_stream(stream)
     assert torch.equal(got, second)
+    plan.refill([0, 1, 2], [20, 31])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         got = winnow.pipeline(plan, x, **arguments)

@@ -65,6 +65,34 @@ void copy_to_device(const Device& device, void* to, const void* from, size_t byt
     cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(device.stream));
 }
 
+void* make_mark(const Device& device) {
+  const Current current(device);
+  cudaEvent_t event = nullptr;
+  if (const cudaError_t e = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+      e != cudaSuccess)
+    throw Error(ErrorCode::kRuntime, cat("plan: CUDA: ", cudaGetErrorString(e)));
+  return event;
+}
+
+void release_mark(void* mark) noexcept {
+  if (mark) cudaEventDestroy(static_cast<cudaEvent_t>(mark));
+}
+
+void pass_mark(void* mark, const Device& device) noexcept {
+  const auto stream = static_cast<cudaStream_t>(device.stream);
+  const auto event = static_cast<cudaEvent_t>(mark);
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess ||
+      status != cudaStreamCaptureStatusNone)
+    return;
+  cudaStreamWaitEvent(stream, event, 0);
+  cudaEventRecord(event, stream);
+}
+
+void wait_mark(void* mark) noexcept {
+  if (mark) cudaEventSynchronize(static_cast<cudaEvent_t>(mark));
+}
+
 void check_launch(const char* stage) {
   if (const cudaError_t e = cudaGetLastError(); e != cudaSuccess)
     throw Error(ErrorCode::kRuntime, cat(stage, ": CUDA: ", cudaGetErrorString(e)));

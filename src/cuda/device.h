@@ -36,6 +36,13 @@ void release_pinned(void* memory) noexcept;
 // copies what is there when it is replayed.
 void copy_to_device(const Device& device, void* to, const void* from, size_t bytes) noexcept;
 
+// A point of a stream that the host can wait for. Passing it again, on any stream, moves it behind
+// both places; a stream under capture is left alone. Never passed, it is not waited for.
+void* make_mark(const Device& device);  // throws Error(kRuntime)
+void release_mark(void* mark) noexcept;
+void pass_mark(void* mark, const Device& device) noexcept;
+void wait_mark(void* mark) noexcept;
+
 // Throws Error(kRuntime) naming the stage if a launch since the last check failed. Does not wait.
 void check_launch(const char* stage);
 

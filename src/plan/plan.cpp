@@ -123,6 +123,7 @@ void Plan::refill(const Batch& batch) {
                  cat(rows, " at entry ", r));
   }
   // Nothing below can fail.
+  s.staging.settle();
   s.requests = requests;
   s.tokens = static_cast<int32_t>(tokens);
   s.split = split;
@@ -278,6 +279,9 @@ std::span<const int32_t> Plan::gather_rows() const noexcept {
   return front(state_->gather_rows, state_->split.prefills);
 }
 std::span<const int32_t> Plan::arrays() const noexcept { return state_->staging.all(); }
+void Plan::upload(void* to, const Device& device) const noexcept {
+  state_->staging.send(to, device);
+}
 std::span<const Part> Plan::parts() const noexcept {
   return std::span(state_->parts).first(state_->part_count);
 }

@@ -23,12 +23,21 @@ class Staging {
   }
   std::span<const int32_t> all() const { return {memory_.get(), count_}; }
 
+  // CUDA: queues a copy of the block to `to`, on the stream of `device`.
+  void send(void* to, const Device& device) noexcept;
+  // Waits until the copies queued have run; the replays of a captured graph are not waited for.
+  void settle() noexcept;
+
  private:
   struct Free {
     bool pinned;
     void operator()(int32_t* memory) const noexcept;
   };
+  struct FreeMark {
+    void operator()(void* mark) const noexcept;
+  };
   std::unique_ptr<int32_t, Free> memory_{nullptr, Free{false}};
+  std::unique_ptr<void, FreeMark> sent_;  // CUDA: behind the last copy
   size_t count_ = 0, used_ = 0;
 };
 
