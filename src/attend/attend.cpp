@@ -25,6 +25,8 @@ std::span<const AttendKernel> kernels() {
 #ifdef WINNOW_WITH_CUDA
     {{{"sm90", DeviceKind::kCuda, false, gpu::missing}, sm90_decode_fits, sm90_decode},
      sm90_decode_workspace},
+    {{{"sm90_wide", DeviceKind::kCuda, true, gpu::missing}, sm90_wide_fits, sm90_wide},
+     sm90_decode_workspace},
 #endif
 #if defined(__x86_64__)
     {{{"amx", DeviceKind::kCpu, false, decode_amx_machine}, nullptr, decode_amx},

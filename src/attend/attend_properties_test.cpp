@@ -7,6 +7,7 @@
 #include "core/formats.h"
 #include "testing.h"
 #include "winnow/attend.h"
+#include "winnow/error.h"
 
 namespace winnow {
 namespace {
@@ -263,7 +264,12 @@ TEST_P(AttendProperties, StrangeScales) {
   Answer want = p.expected();
   Results r(c);
   AttendArgs a = args(p, r);
-  attend_with_workspace(a);
+  try {
+    attend_with_workspace(a);
+  } catch (const Error& e) {  // a device kernel may serve bf16 alone
+    if (e.code() != ErrorCode::kUnsupported || a.target.device.kind == DeviceKind::kCpu) throw;
+    GTEST_SKIP() << e.what();
+  }
   expect_close(a, want);
   // A NaN code and a NaN scale are NaN; in a slot that the list does not name they are nothing.
   const uint8_t code = bytes[5];

@@ -54,6 +54,7 @@ Cut cut(const Params& p, int max_size, bool fixed) {
 
 void sm90_decode(const Params& p) noexcept {
   if (p.tokens == 0) return;
+  if (sm90_wide_is_better(p)) return sm90_wide(p);
   const CacheFormat format = p.lists[0].format;
   // 48: the bf16 rows of V3.2 leave no room for Q of 64 heads beside a ring of eight stages.
   const Cut c = cut(p, format == CacheFormat::kV32Bf16 ? 48 : 64, p.fixed_split);

@@ -120,6 +120,11 @@ size_t simd_workspace(const Shape& shape, int64_t tiles);
 void sm90_decode(const Params& p) noexcept;
 std::string sm90_decode_fits(const Shape& shape);
 size_t sm90_decode_workspace(const Shape& shape, int64_t tiles);
+// Hopper, heads on M: rows as bf16 in shared memory once, for both products; no workspace.
+// sm90_decode hands over to it where it is faster.
+void sm90_wide(const Params& p) noexcept;
+bool sm90_wide_is_better(const Params& p);
+std::string sm90_wide_fits(const Shape& shape);
 #endif
 
 // Record `e` of a list as the fp32 values that every kernel starts from: d_qk of them.

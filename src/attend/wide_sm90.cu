@@ -1,0 +1,57 @@
+// Wide attention on Hopper: arguments, the choice of the instantiation, and when it is the better
+// one.
+#include "attend/wide_sm90.h"
+#include "cuda/device.h"
+
+namespace winnow::attention {
+namespace {
+
+wide::Args args_of(const Params& p) {
+  wide::Args a{};
+  a.q = p.q, a.q_rope = p.q_rope;
+  a.q_token = p.q_token_stride, a.q_head = p.q_head_stride;
+  a.qr_token = p.rope_token_stride, a.qr_head = p.rope_head_stride;
+  a.lists[0] = p.lists[0], a.lists[1] = p.lists[1], a.list_count = p.list_count;
+  a.requests = p.requests, a.request_stride = p.request_stride;
+  a.scale = p.scale, a.sink = p.sink;
+  a.out = p.out, a.out_token = p.out_token_stride, a.out_head = p.out_head_stride;
+  a.lse = p.lse, a.lse_token = p.lse_token_stride, a.lse_head = p.lse_head_stride;
+  a.max_logit = p.max_logit, a.max_token = p.max_token_stride, a.max_head = p.max_head_stride;
+  a.empty_lse = p.empty_lse;
+  a.tokens = p.tokens, a.heads = p.heads;
+  a.groups = (p.heads + wide::kHeads - 1) / wide::kHeads;
+  a.splits = 1;
+  a.items = a.tokens * a.groups;
+  return a;
+}
+
+}  // namespace
+
+void sm90_wide(const Params& p) noexcept {
+  if (p.tokens == 0) return;
+  const wide::Grid grid{.ctas = gpu::multiprocessors(p.device.index), .stream = p.device.stream};
+  if (p.lists[0].format == CacheFormat::kV32Bf16) wide::attend_v32_bf16(args_of(p), grid);
+  else wide::attend_v4_bf16(args_of(p), grid);
+}
+
+bool sm90_wide_is_better(const Params& p) {
+  // Without splits it wants an item for every multiprocessor; it pads heads to 64. A fixed split
+  // may not change with the batch.
+  const bool bf16_rows =
+      p.lists[0].format == CacheFormat::kV32Bf16 || p.lists[0].format == CacheFormat::kV4Bf16;
+  const int64_t items = int64_t{p.tokens} * ((p.heads + wide::kHeads - 1) / wide::kHeads);
+  return bf16_rows && !p.fixed_split && p.heads > 32 &&
+         items >= gpu::multiprocessors(p.device.index);
+}
+
+std::string sm90_wide_fits(const Shape& shape) {
+  if (shape.heads > 128) return "more than 128 heads";
+  for (int i = 0; i < shape.list_count; ++i) {
+    if (shape.formats[i] != CacheFormat::kV32Bf16 && shape.formats[i] != CacheFormat::kV4Bf16)
+      return "a cache that is not bf16";
+    if (shape.formats[i] != shape.formats[0]) return "two lists of different cache formats";
+  }
+  return {};
+}
+
+}  // namespace winnow::attention

@@ -1,0 +1,212 @@
+// Wide attention on Hopper: what its parts share (shared memory, barriers, work items, arguments).
+//
+// A CTA takes one token and 64 heads; a token's rows come in blocks of 64, K as bf16 in shared
+// memory once, for both products. Blocks go in pairs: block a (even) into buffer 0, scored by
+// warpgroup 0; block b (odd) into buffer 1, scored by warpgroup 1. Warpgroup 0 weighs columns
+// 0..255 of both, warpgroup 1 columns 256..511. kPair: a cluster of two CTAs, 128 heads of one
+// token; each CTA gathers 32 rows of a block, for both.
+#pragma once
+
+#include "attend/kernel.h"
+#include "cuda/hopper.h"
+#include "model/v32.h"
+#include "model/v4.h"
+
+namespace winnow::attention::wide {
+
+using namespace gpu;
+
+constexpr int kHeads = 64, kBlock = 64;
+constexpr int kTileBytes = kBlock * 128;  // [64 rows x 64 columns] bf16, 128-byte swizzle
+constexpr int kConsumers = 256;
+
+// Where 16-byte chunk c (0..7) of row r lies in a tile.
+__device__ __forceinline__ uint32_t chunk(int r, int c) { return r * 128 + ((c ^ (r & 7)) << 4); }
+
+// Family: V32 (9 tiles, the ninth is RoPE and no part of V) or V4 (8 tiles, all V).
+template <class Family>
+struct Shape {
+  static constexpr int kTiles = Family::kDqk / 64, kValueTiles = Family::kDv / 64;
+  static constexpr bool kTail = kTiles > kValueTiles;  // a tile that only the scores need
+};
+
+// Half 0 of a buffer: tiles 0..3, which warpgroup 0 weighs; half 1: tiles 4..7, which warpgroup 1
+// weighs. P of a block for the other warpgroup lies over the tail tile when there is one, so that
+// tile goes with the half of the warpgroup that reads P there: half 1 of buffer 0, half 0 of
+// buffer 1.
+__host__ __device__ constexpr bool tail_with(int buffer, int half) { return half != buffer; }
+
+template <class Family>
+struct alignas(1024) Smem {
+  using S = Shape<Family>;
+  uint8_t q[S::kTiles][kTileBytes];
+  uint8_t k[2][S::kTiles][kTileBytes];
+  uint8_t p[S::kTail ? 1 : 2][S::kTail ? 16 : kTileBytes];  // see p_tile()
+  alignas(
+      8) uint32_t valid[2][2];  // bit r of word w: row 32 w + r of the buffer's block takes part
+  float m[2][kHeads];           // reference of a buffer's block, log2 units
+  float sum[2][2][kHeads], top[2][2][kHeads];  // [item parity][warpgroup][head]
+  uint8_t stage[8][1024];                      // the output on its way out, a warp each
+  // full: rows of a half (and, the first half, `valid`) are there; arrivals as the producer says.
+  // empty: 4 arrivals (a warp each of the warpgroup that weighs the half) for every CTA of the
+  // cluster. p_full: 4 arrivals of the scoring warpgroup.
+  // tail: the tail tile of a pair, which each CTA gathers for itself. landed: a producer's own.
+  uint64_t full[2][2], empty[2][2], landed[2], tail[2], p_full[2], q_full, q_empty;
+};
+
+template <class Family>
+__device__ __forceinline__ uint8_t* p_tile(Smem<Family>& sm, int buffer) {
+  if constexpr (Shape<Family>::kTail) return sm.k[buffer][Shape<Family>::kValueTiles];
+  else return sm.p[buffer];
+}
+
+// What a producer is (Rows<Record, kPair>; wide_sm90_rows_*.cuh):
+//   Family; kThreads (128 or 256) and kRegs of its warpgroups; kQThreads of copy_q();
+//   arrivals(half, rank) on a `full` barrier from the whole cluster; produce(sm, args, rank), run
+//   by all its threads (t = threadIdx.x - kConsumers): for every item wait for q_empty, copy_q(),
+//   then for every block and half: wait for `empty` (phases start at 1: the first wait passes),
+//   write rows (invalid ones as zeros, without reading), fence, arrive on `full` here and, in a
+//   pair, at the peer.
+
+struct Args {
+  const bf16 *q, *q_rope;
+  int64_t q_token, q_head, qr_token, qr_head;
+  ListView lists[2];
+  int list_count;
+  const int32_t* requests;
+  int64_t request_stride;
+  float scale;
+  const float* sink;
+  bf16* out;
+  int64_t out_token, out_head;
+  float* lse;
+  int64_t lse_token, lse_head;
+  float* max_logit;
+  int64_t max_token, max_head;
+  float empty_lse;
+  int tokens, heads;
+  int groups;  // CTAs (pairs: clusters) over the heads of a token
+  int splits;  // parts of a token's lists
+  int items;   // tokens * groups * splits
+};
+
+// One item of work: `blocks` blocks from position `begin` on; positions n0.. belong to list 1.
+struct Work {
+  int token, head0, split, n0, end, begin, blocks;
+  int turn = 0;  // alternates between a consumer's items
+};
+
+template <bool kPair>
+__device__ __forceinline__ Work work_at(const Args& p, int item, int rank) {
+  Work w;
+  w.split = item % p.splits;
+  const int job = item / p.splits;
+  w.token = job / p.groups;
+  w.head0 = job % p.groups * (kPair ? 2 * kHeads : kHeads) + (kPair ? rank * kHeads : 0);
+  w.n0 = columns(p.lists[0], w.token);
+  w.end = w.n0 + (p.list_count > 1 ? columns(p.lists[1], w.token) : 0);
+  const int blocks = (w.end + kBlock - 1) / kBlock;
+  const int first = p.splits == 1 ? 0 : (int)((int64_t)blocks * w.split / p.splits);
+  const int last = p.splits == 1 ? blocks : (int)((int64_t)blocks * (w.split + 1) / p.splits);
+  w.begin = first * kBlock;
+  w.blocks = last - first;
+  return w;
+}
+
+// Items of a CTA (cluster): first, first + step, ... below p.items. Consumers and producers walk
+// the same sequence: per item Q once, then its blocks; block i goes to buffer i & 1, half 0 before
+// half 1.
+template <bool kPair>
+__device__ __forceinline__ int first_item() {
+  return kPair ? blockIdx.x / 2 : blockIdx.x;
+}
+template <bool kPair>
+__device__ __forceinline__ int item_step() {
+  return kPair ? gridDim.x / 2 : gridDim.x;
+}
+
+// The entry of position `pos` of a token: -1 outside, else the index as given.
+__device__ __forceinline__ int index_at(const Args& p, const Work& w, int pos, int& list) {
+  list = pos >= w.n0;
+  if (pos >= w.end) return -1;
+  const ListView& l = p.lists[list];
+  return __ldg(l.indices + (int64_t)w.token * l.index_stride + (pos - (list ? w.n0 : 0)));
+}
+
+__device__ __forceinline__ int request_of(const Args& p, const Work& w) {
+  return p.requests ? __ldg(p.requests + (int64_t)w.token * p.request_stride) : 0;
+}
+
+// Arrivals and stores that reach another CTA of the cluster. arrive_at() takes this CTA's address
+// and orders nothing that a consumer has not waited for anyway: release.cluster would cost a
+// MEMBAR.GPU, and so would plain remote stores before an arrival. Rows therefore go by send(),
+// whose bytes count on the peer's barrier; the receiving CTA says with mb_expect() how many will
+// come.
+__device__ __forceinline__ void arrive_at(uint32_t addr, int rank) {
+  asm volatile(
+      "{\n.reg .b32 a;\nmapa.shared::cluster.u32 a,%0,%1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _,[a];\n}" ::"r"(addr),
+      "r"(rank)
+      : "memory");
+}
+// Both addresses as peer() gives them.
+__device__ __forceinline__ void send(uint32_t to, uint4 v, uint32_t bar) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 "
+      "[%0],{%1,%2,%3,%4},[%5];" ::"r"(to),
+      "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(bar)
+      : "memory");
+}
+__device__ __forceinline__ void send(uint32_t to, uint32_t v, uint32_t bar) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0],%1,[%2];" ::"r"(to),
+      "r"(v), "r"(bar)
+      : "memory");
+}
+__device__ __forceinline__ void bulk_copy(uint32_t to, uint32_t from, uint32_t bytes,
+                                          uint32_t bar) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::
+          "r"(to),
+      "r"(from), "r"(bytes), "r"(bar)
+      : "memory");
+}
+__device__ __forceinline__ void store16(uint32_t to, uint4 v) {
+  asm volatile("st.shared.v4.b32 [%0],{%1,%2,%3,%4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z),
+               "r"(v.w)
+               : "memory");
+}
+__device__ __forceinline__ void copy16(uint32_t dst, const void* src) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0],[%1],16;" ::"r"(dst), "l"(src) : "memory");
+}
+__device__ __forceinline__ void copy16_or_zero(uint32_t dst, const void* src, bool there) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0],[%1],16,%2;" ::"r"(dst), "l"(src),
+               "r"(there ? 16 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void copies_arrive(
+    uint64_t* b) {  // once this thread's copies have landed
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(s32(b)) : "memory");
+}
+
+// Q of an item, by all producer threads (thread t of n); every one arrives once on q_full.
+// A warp copies a head's row, 512 bytes at a time; heads past the last become zeros.
+template <class Family>
+__device__ __forceinline__ void copy_q(Smem<Family>& sm, const Args& p, const Work& w, int t,
+                                       int n) {
+  const int lane = t & 31;
+  for (int h = t / 32; h < kHeads; h += n / 32) {
+    const bool there = w.head0 + h < p.heads;
+    const int64_t head = there ? w.head0 + h : 0;
+    const bf16* nope = p.q + w.token * p.q_token + head * p.q_head;
+    const bf16* rope = p.q_rope + w.token * p.qr_token + head * p.qr_head;
+#pragma unroll
+    for (int c = lane; c < Family::kDqk / 8; c += 32) {
+      const bf16* src = c < Family::kNope / 8 ? nope + c * 8 : rope + (c * 8 - Family::kNope);
+      copy16_or_zero(s32(sm.q[c / 8]) + chunk(h, c & 7), src, there);
+    }
+  }
+  copies_arrive(&sm.q_full);
+}
+
+}  // namespace winnow::attention::wide

@@ -1,0 +1,11 @@
+#include "attend/wide_sm90.cuh"
+#include "attend/wide_sm90.h"
+#include "attend/wide_sm90_rows_bf16.cuh"
+
+namespace winnow::attention::wide {
+
+void attend_v32_bf16(const Args& args, const Grid& grid) {
+  launch<Rows<V32Bf16, false>, false>(args, grid.ctas, static_cast<cudaStream_t>(grid.stream));
+}
+
+}  // namespace winnow::attention::wide
