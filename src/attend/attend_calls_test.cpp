@@ -154,51 +154,84 @@ TEST_P(AttendOnCpu, BalancedPlan) {
   expect_close(a, want);
 }
 
+// Runs a kernel with a schedule for any number of workers, whatever the pool has.
+void run_with_workers(const std::string& name, Problem& p, const planning::ScheduleShape& s,
+                      Results& r) {
+  const Case& c = p.c;
+  const auto kernels = attention::kernels();
+  const auto kernel = std::find_if(kernels.begin(), kernels.end(), [&](const auto& k) {
+    return k.device == DeviceKind::kCpu && name == k.name;
+  });
+  std::vector<Tile> tiles(planning::max_tiles(s));
+  std::vector<int32_t> worker_starts(s.workers + 1), split_starts(c.tokens + 1);
+  const attention::Shape shape{.formats = {c.list[0].format, c.list[0].format},
+                               .heads = static_cast<int32_t>(c.heads),
+                               .tokens = c.tokens,
+                               .width = s.widths[0]};
+  // Sized for the pool's threads: more workers need their share.
+  std::vector<std::byte> workspace(kernel->workspace(shape, tiles.size()) * (s.workers + 1));
+  attention::Params params{.q = p.q.data(),
+                           .q_rope = p.q.data() + 512,
+                           .q_token_stride = p.q_token,
+                           .q_head_stride = p.q_head,
+                           .rope_token_stride = p.q_token,
+                           .rope_head_stride = p.q_head};
+  params.lists[0] = {.data = static_cast<const std::byte*>(p.lists[0]->cache.data),
+                     .page_stride = p.lists[0]->cache.page_stride,
+                     .pages = c.list[0].pages,
+                     .page = c.list[0].page,
+                     .format = c.list[0].format,
+                     .indices = p.lists[0]->indices->data(),
+                     .index_stride = s.widths[0],
+                     .width = s.widths[0]};
+  params.tokens = static_cast<int32_t>(c.tokens), params.heads = static_cast<int32_t>(c.heads);
+  params.scale = c.scale;
+  params.out = r.out.data(), params.out_token_stride = r.token, params.out_head_stride = r.head;
+  params.lse = r.lse.data(), params.lse_token_stride = c.heads, params.lse_head_stride = 1;
+  params.max_logit = r.max_logit.data(), params.max_token_stride = c.heads;
+  params.max_head_stride = 1;
+  params.fixed_split = s.split == SplitPolicy::kFixed;
+  params.schedule = planning::make_schedule(s, {}, {tiles, worker_starts, split_starts});
+  params.workspace = workspace;
+  kernel->run(params);
+}
+
 // The same tiles, shared out to any number of workers, give the same bits.
 TEST_P(AttendOnCpu, WorkersDoNotMatter) {
   Case c{.name = "", .tokens = 3, .heads = 5, .list = {{CacheFormat::kV32Bf16, 64, 3, 500}}};
   Problem p(c);
-  const std::string name = GetParam();
-  for (const attention::AttendKernel& kernel : attention::kernels()) {
-    if (name != kernel.name || kernel.device != DeviceKind::kCpu) continue;
-    std::vector<std::unique_ptr<Results>> results;
-    for (const int32_t workers : {1, 2, 3, 7, 40}) {
-      results.push_back(std::make_unique<Results>(c));
-      Results& r = *results.back();
-      planning::ScheduleShape s{.tokens = c.tokens, .widths = {500, 0}, .workers = workers};
-      s.split = SplitPolicy::kFixed, s.split_size = 60;
-      std::vector<Tile> tiles(planning::max_tiles(s));
-      std::vector<int32_t> worker_starts(workers + 1), split_starts(c.tokens + 1);
-      const attention::Shape shape{.formats = {c.list[0].format, c.list[0].format},
-                                   .heads = static_cast<int32_t>(c.heads),
-                                   .tokens = c.tokens,
-                                   .width = 500};
-      // Sized for the pool's threads: more workers need their share.
-      std::vector<std::byte> workspace(kernel.workspace(shape, tiles.size()) * (workers + 1));
-      attention::Params params{.q = p.q.data(),
-                               .q_rope = p.q.data() + 512,
-                               .q_token_stride = p.q_token,
-                               .q_head_stride = p.q_head,
-                               .rope_token_stride = p.q_token,
-                               .rope_head_stride = p.q_head};
-      params.lists[0] = {.data = static_cast<const std::byte*>(p.lists[0]->cache.data),
-                         .page_stride = p.lists[0]->cache.page_stride,
-                         .pages = c.list[0].pages,
-                         .page = c.list[0].page,
-                         .format = c.list[0].format,
-                         .indices = p.lists[0]->indices->data(),
-                         .index_stride = 500,
-                         .width = 500};
-      params.tokens = static_cast<int32_t>(c.tokens), params.heads = static_cast<int32_t>(c.heads);
-      params.scale = c.scale;
-      params.out = r.out.data(), params.out_token_stride = r.token, params.out_head_stride = r.head;
-      params.lse = r.lse.data(), params.lse_token_stride = c.heads, params.lse_head_stride = 1;
-      params.schedule = planning::make_schedule(s, {}, {tiles, worker_starts, split_starts});
-      params.workspace = workspace;
-      kernel.run(params);
-      EXPECT_EQ(0, std::memcmp(r.out.data(), results[0]->out.data(), r.out.size() * sizeof(bf16)))
-          << workers << " workers";
-      EXPECT_EQ(r.lse.values(), results[0]->lse.values()) << workers << " workers";
+  std::vector<std::unique_ptr<Results>> results;
+  for (const int32_t workers : {1, 2, 3, 7, 40}) {
+    results.push_back(std::make_unique<Results>(c));
+    Results& r = *results.back();
+    run_with_workers(GetParam(), p,
+                     {.tokens = c.tokens,
+                      .widths = {500, 0},
+                      .workers = workers,
+                      .split = SplitPolicy::kFixed,
+                      .split_size = 60},
+                     r);
+    EXPECT_EQ(0, std::memcmp(r.out.data(), results[0]->out.data(), r.out.size() * sizeof(bf16)))
+        << workers << " workers";
+    EXPECT_EQ(r.lse.values(), results[0]->lse.values()) << workers << " workers";
+  }
+}
+
+// Many workers for a token: from eight on they share its heads as well as its keys.
+TEST_P(AttendOnCpu, ManyWorkersForAToken) {
+  for (const int32_t tokens : {1, 2}) {
+    Case c{
+        .name = "", .tokens = tokens, .heads = 70, .list = {{CacheFormat::kV32Bf16, 64, 3, 700}}};
+    Problem p(c);
+    Answer want = p.expected();
+    for (const int32_t workers : {5, 8, 17, 40}) {
+      SCOPED_TRACE(workers);
+      Results r(c);
+      run_with_workers(GetParam(), p, {.tokens = c.tokens, .widths = {700, 0}, .workers = workers},
+                       r);
+      AttendArgs a = p.args();
+      r.attach(a);
+      expect_close(a, want);
     }
   }
 }

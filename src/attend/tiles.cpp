@@ -42,10 +42,24 @@ struct Memory {
   }
 };
 
+// Blocks of heads that share a token's keys. Merging costs every thread the lines of all heads (33
+// each), however many parts there are; a token cut into eight parts or more gives half of its heads
+// to every second worker instead, for twice the keys: half of the lines, twice the packing.
+int head_groups(const Params& p, int64_t workers) {
+  constexpr int64_t kManyParts = 8;
+  constexpr int32_t kManyHeads = 64;
+  return !p.fixed_split && p.heads >= kManyHeads && workers >= kManyParts * p.tokens ? 2 : 1;
+}
+
 class Run {
  public:
   Run(const Params& p, const TileKernel& kernel, const Memory& memory)
-      : p_(p), kernel_(kernel), memory_(memory), workers_(p.schedule.worker_starts.size() - 1) {
+      : p_(p),
+        kernel_(kernel),
+        memory_(memory),
+        groups_(head_groups(p, std::ssize(p.schedule.worker_starts) - 1)),
+        workers_((std::ssize(p.schedule.worker_starts) - 1) / groups_),
+        pieces_(p.tokens > workers_ ? kPieces : 1) {
     memory.slot_starts[0] = 0;
     for (int64_t w = 0; w < workers_; ++w) {
       memory.slot_starts[w + 1] = memory.slot_starts[w] + continued(w) + unfinished(w);
@@ -55,31 +69,54 @@ class Run {
 
   void operator()() {
     // Whole tokens of a worker go to whoever is free: cores of a shared machine differ in speed.
-    host::parallel_for(workers_ * kPieces, [this](int64_t task, int thread) {
-      work(task % workers_, static_cast<int>(task / workers_), thread);
+    host::parallel_for(workers_ * groups_ * pieces_, [this](int64_t task, int thread) {
+      const int64_t w = task / groups_;
+      work({w % workers_, static_cast<int>(w / workers_), heads(groups_, task % groups_)}, thread);
     });
     // Second pass: a token belongs to the worker that began it; heads are shared out.
-    const int64_t groups = (p_.heads + kGroup - 1) / kGroup;
-    host::parallel_for(leavers_ * groups, [&](int64_t task, int) {
-      merge(memory_.leavers[task / groups], static_cast<int32_t>(task % groups));
+    if (leavers_ == 0) return;
+    const int64_t shares =
+        std::min<int64_t>((kTasks * host::threads() + leavers_ - 1) / leavers_, p_.heads);
+    host::parallel_for(leavers_ * shares, [&](int64_t task, int) {
+      merge(memory_.leavers[task / shares], heads(shares, task % shares));
     });
   }
 
  private:
-  static constexpr int kPieces = 4;     // of a worker's tiles, at the edges of tokens
-  static constexpr int32_t kGroup = 2;  // heads of a merging task: 16 heads keep 8 cores busy
+  static constexpr int kPieces = 4;  // of a worker's tiles, at the edges of tokens
+  // Merging tasks of a thread: few, as each is handed out over one shared line and long runs of
+  // lines are fetched faster; more than one, as threads do not finish together.
+  static constexpr int64_t kTasks = 2;
+  static constexpr int32_t kAhead = 2;  // heads that a merge fetches early
 
-  int32_t first(int64_t w) const { return p_.schedule.worker_starts[w]; }
+  struct Heads {
+    int32_t begin, end;
+  };
+  struct Work {
+    int64_t worker;
+    int piece;
+    Heads heads;
+  };
+
+  Heads heads(int64_t shares, int64_t i) const {
+    return {static_cast<int32_t>(p_.heads * i / shares),
+            static_cast<int32_t>(p_.heads * (i + 1) / shares)};
+  }
+  // Tiles of worker w; with groups of heads, those of as many workers of the schedule.
+  int32_t first(int64_t w) const {
+    return w < workers_ ? p_.schedule.worker_starts[w * groups_] : p_.schedule.worker_starts.back();
+  }
   int32_t token_begin(int32_t tile) const {
     return p_.schedule.split_starts[p_.schedule.tiles[tile].token];
   }
   int32_t token_end(int32_t tile) const {
     return p_.schedule.split_starts[p_.schedule.tiles[tile].token + 1];
   }
-  // Leading tiles of worker w whose token another worker began.
+  // Parts that worker w stores of a token that another worker began: fixed cuts stay what they are.
   int32_t continued(int64_t w) const {
     const int32_t a = first(w), b = first(w + 1);
-    return a < b && token_begin(a) < a ? std::min(b, token_end(a)) - a : 0;
+    if (a == b || token_begin(a) == a) return 0;
+    return p_.fixed_split ? std::min(b, token_end(a)) - a : 1;
   }
   // Whether worker w begins a token that others end.
   int32_t unfinished(int64_t w) const {
@@ -89,60 +126,78 @@ class Run {
   // First tile of a worker's piece.
   int32_t piece_begin(int64_t w, int piece) const {
     const int32_t a = first(w), b = first(w + 1);
-    const auto i = static_cast<int32_t>(a + (int64_t{b - a} * piece + kPieces - 1) / kPieces);
+    const auto i = static_cast<int32_t>(a + (int64_t{b - a} * piece + pieces_ - 1) / pieces_);
     return i < b && token_begin(i) < i && i > a ? std::min(b, token_end(i)) : i;
   }
   Partial* slot(int64_t index) const { return memory_.stored + index * p_.heads; }
 
-  void work(int64_t w, int piece, int thread) const {
+  // The call as it is for some of its heads.
+  Params params_of(Heads h) const {
+    Params p = p_;
+    p.q += h.begin * p.q_head_stride, p.q_rope += h.begin * p.rope_head_stride;
+    p.heads = h.end - h.begin;
+    return p;
+  }
+
+  void work(const Work& work, int thread) const {
+    const auto [w, piece, heads] = work;
+    const Params p = params_of(heads);
     std::byte* scratch = memory_.scratch + thread * memory_.scratch_bytes;
     Partial* const own = reinterpret_cast<Partial*>(scratch);
     Partial* const spare = own + p_.heads;
     scratch = reinterpret_cast<std::byte*>(spare + p_.heads);
     const int32_t a = first(w), b = first(w + 1);
     const int32_t begin = piece_begin(w, piece), end = piece_begin(w, piece + 1);
-    for (int32_t i = begin; i < end; ++i) {
+    for (int32_t i = begin, next; i < end; i = next) {
       const Tile& tile = p_.schedule.tiles[i];
       const bool mine = token_begin(i) >= a, whole = mine && token_end(i) <= b;
+      next = p_.fixed_split ? i + 1 : std::min(end, token_end(i));
       Partial* const sum = whole ? own : slot(memory_.slot_starts[w + 1] - 1);
       const bool begins = i == token_begin(i);
       Partial* const target = !mine ? slot(memory_.slot_starts[w] + i - a) : begins ? sum : spare;
       const bool new_query = i == begin || tile.token != p_.schedule.tiles[i - 1].token;
-      kernel_.tile(p_, {tile.token, tile.begin, tile.end, new_query, target}, scratch);
-      if (mine && !begins)
-        for (int32_t h = 0; h < p_.heads; ++h) fold(sum[h], spare[h]);
-      if (whole && i + 1 == token_end(i))
-        for (int32_t h = 0; h < p_.heads; ++h) finish(p_, tile.token, h, sum[h]);
+      const int32_t last = p_.schedule.tiles[next - 1].end;
+      kernel_.tile(p, {tile.token, tile.begin, last, new_query, target + heads.begin}, scratch);
+      for (int32_t h = heads.begin; h < heads.end; ++h) {
+        if (mine && !begins) fold(sum[h], spare[h]);
+        if (whole && next == token_end(i)) finish(p_, tile.token, h, sum[h]);
+      }
     }
   }
 
-  // Asks for heads of a part that another core has just written, two parts early: one line after
-  // the other they take some 16 ns each.
-  static void fetch(const Partial* part, int32_t heads) {
+  // Asks for a head of a part that another core has just written: lines that are not asked for
+  // early take some 16 ns each.
+  static void fetch(const Partial* part) {
     const char* bytes = reinterpret_cast<const char*>(part);
-    for (size_t i = 0; i < heads * sizeof(Partial); i += 64) __builtin_prefetch(bytes + i, 0, 2);
+    for (size_t i = 0; i < sizeof(Partial); i += 64) __builtin_prefetch(bytes + i, 0, 3);
   }
 
   // Continues the fold of the token that worker w left unfinished with what the next ones stored.
-  void merge(int64_t w, int32_t group) const {
+  void merge(int64_t w, Heads heads) const {
     const int32_t last_tile = first(w + 1) - 1, end = token_end(last_tile);
     Partial* const sum = slot(memory_.slot_starts[w + 1] - 1);
-    const int32_t h0 = group * kGroup, h1 = std::min(h0 + kGroup, p_.heads);
     const int64_t stored = memory_.slot_starts[workers_];
     for (int64_t next = w + 1; next < workers_ && first(next) < end; ++next)
-      for (int32_t i = first(next); i < std::min(first(next + 1), end); ++i) {
-        const int64_t at = memory_.slot_starts[next] + i - first(next);
-        if (at + 2 < stored) fetch(slot(at + 2) + h0, h1 - h0);
-        for (int32_t h = h0; h < h1; ++h) fold(sum[h], slot(at)[h]);
+      for (int32_t i = 0; i < continued(next); ++i) {
+        const int64_t at = memory_.slot_starts[next] + i;
+        for (int32_t h = heads.begin; h < heads.end; ++h) {
+          const int32_t ahead = h + kAhead;
+          if (ahead < heads.end) fetch(slot(at) + ahead);
+          else if (at + 1 < stored)
+            fetch(slot(at + 1) + std::min(heads.begin + ahead - heads.end, heads.end - 1));
+          fold(sum[h], slot(at)[h]);
+        }
       }
     const int32_t token = p_.schedule.tiles[last_tile].token;
-    for (int32_t h = h0; h < h1; ++h) finish(p_, token, h, sum[h]);
+    for (int32_t h = heads.begin; h < heads.end; ++h) finish(p_, token, h, sum[h]);
   }
 
   const Params& p_;
   const TileKernel& kernel_;
   const Memory& memory_;
+  const int groups_;  // of heads
   const int64_t workers_;
+  const int pieces_;
   int64_t leavers_ = 0;
 };
 
