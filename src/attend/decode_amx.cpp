@@ -132,6 +132,9 @@ struct Amx {
     b.rescale |= unsigned{raise_maximum(st, hb * 16, top, b.first)} << hb;
     const __m512 m = _mm512_loadu_ps(st.m + hb * 16);
     __m512 even = _mm512_loadu_ps(st.l + hb * 16), odd = _mm512_setzero_ps();
+    // The weights as rounded: what O is divided by in the end, so that the rounding of one that
+    // dominates falls out. lse has the exact sum.
+    __m512 rounded = _mm512_loadu_ps(st.w + hb * 16);
     uint32_t* to = b.m.p + hb * kBlockP;
     for (int key = 0; key < b.n; key += 32, to += kTileCells) {
       __m512i pairs[16];
@@ -143,7 +146,8 @@ struct Amx {
           const __m512 x = pow2(_mm512_sub_ps(_mm512_load_ps(s + j * 32), m));
           const __m512 y = pow2(_mm512_sub_ps(_mm512_load_ps(s + j * 32 + 16), m));
           even = _mm512_add_ps(even, x), odd = _mm512_add_ps(odd, y);
-          pairs[half * 8 + j] = pair_bf16(x, y);
+          const __m512i cells = pairs[half * 8 + j] = pair_bf16(x, y);
+          rounded = _mm512_add_ps(rounded, _mm512_add_ps(low_half(cells), high_half(cells)));
         }
       }
       transpose(pairs);
@@ -151,6 +155,7 @@ struct Amx {
       for (int j = 0; j < 16; ++j) _mm512_store_si512(to + j * 16, pairs[j]);
     }
     _mm512_storeu_ps(st.l + hb * 16, _mm512_add_ps(even, odd));
+    _mm512_storeu_ps(st.w + hb * 16, rounded);
   }
 
   // O is kept as C tiles: [16-head block][vector of 16 dims][head][16].

@@ -48,6 +48,7 @@ void fold(Partial& acc, const Partial& part) noexcept {
   const float a = std::exp(acc.m - m), b = std::exp(part.m - m);
   HWY_DYNAMIC_DISPATCH(blend_row)(acc.o, part.o, a, b);
   acc.l = acc.l * a + part.l * b;
+  acc.w = acc.w * a + part.w * b;
   acc.m = m;
   acc.max = acc.max > part.max ? acc.max : part.max;
 }
@@ -61,7 +62,8 @@ void finish(const Params& p, int64_t token, int32_t head, const Partial& part) n
     // out = o / (l + e^{sink - m}) = o / l * e^lse / (e^lse + e^sink); a sink of +inf divides by
     // infinity, one of -inf adds nothing.
     const float sink = p.sink ? std::exp(p.sink[head] - part.m) : 0.0f;
-    HWY_DYNAMIC_DISPATCH(write_row)(part.o, 1.0f / (part.l + sink), out);
+    // o / w instead of o / l: the rounding of a weight that dominates falls out.
+    HWY_DYNAMIC_DISPATCH(write_row)(part.o, part.l / part.w / (part.l + sink), out);
   }
   // A NaN among the logits is a NaN in the sum, and in all three results.
   const float max = std::isnan(part.l) ? part.l : part.max;

@@ -189,7 +189,8 @@ void simd_tile(const Params& p, const TileJob& job, std::byte* memory) {
                          .keys = rows.count});
   }
   for (int32_t h = 0; h < p.heads; ++h)
-    job.parts[h].m = s.heads.m[h], job.parts[h].l = s.heads.l[h], job.parts[h].max = s.heads.max[h];
+    job.parts[h].m = s.heads.m[h], job.parts[h].l = job.parts[h].w = s.heads.l[h],
+    job.parts[h].max = s.heads.max[h];
 }
 
 }  // namespace winnow::attention::HWY_NAMESPACE

@@ -24,7 +24,8 @@ struct alignas(64) Partial {
   float m;             // reference of the exponents: finite, at least kFloor (or NaN)
   float l;             // sum of e^{s - m}; 0: nothing was read, or every logit was -inf
   float max;           // largest logit
-  float pad[13];
+  float w;             // the sum again, of the weights as they were rounded before they made o
+  float pad[12];
 };
 static_assert(sizeof(Partial) == 33 * 64);
 

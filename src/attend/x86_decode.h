@@ -172,11 +172,12 @@ void attend_tile(const Params& p, const TileJob& job, std::byte* memory) noexcep
     if (E::kTiled && h + 2 < p.heads) fetch_to_write(&part + 2);
     if (b.first) {  // no valid key
       std::memset(part.o, 0, sizeof(part.o));
-      part.m = kFloor, part.l = 0, part.max = -kInf;
+      part.m = kFloor, part.l = part.w = 0, part.max = -kInf;
       continue;
     }
     E::output(m, h, part.o);
-    part.m = m.state->m[h] * kLn2, part.l = m.state->l[h], part.max = m.state->top[h] * kLn2;
+    part.m = m.state->m[h] * kLn2, part.max = m.state->top[h] * kLn2;
+    part.l = m.state->l[h], part.w = (E::kTiled ? m.state->w : m.state->l)[h];
   }
 }
 

@@ -57,9 +57,7 @@ WINNOW_INLINE Group load_group(const Bf16Codes& codes, const KeyRef& key, int g)
 
 // Cells of a pair of keys (first key low) times their scales, rounded to bf16.
 WINNOW_INLINE __m512i scale_pair(__m512i cells, __m512 x, __m512 y) {
-  const __m512 low = _mm512_castsi512_ps(_mm512_slli_epi32(cells, 16));
-  const __m512 high = _mm512_castsi512_ps(_mm512_and_si512(cells, splat(int(0xffff0000))));
-  return pair_bf16(_mm512_mul_ps(low, x), _mm512_mul_ps(high, y));
+  return pair_bf16(_mm512_mul_ps(low_half(cells), x), _mm512_mul_ps(high_half(cells), y));
 }
 
 // k: panels of rows. v: groups of pairs. scales: [key][4], fp32 scales.
@@ -109,13 +107,16 @@ WINNOW_INLINE void pack_pair(const Bf16Codes& codes, const KeyRef* keys, int i, 
   }
 }
 
-// Packs n keys and pads the values with zeros to a multiple of E::kValueStep keys.
+// Packs n keys and pads the values with zeros to a multiple of E::kValueStep keys. Zen 4 gains 2 %
+// when records are asked for once more, eight keys early; Emerald Rapids loses 1 to 4 %, and a
+// fifth where a thread has one block.
 template <class R, class E>
 void pack_keys(const KeyRef* keys, int n, const PackedKeys& to) {
   constexpr int kAhead = 8;
   const Bf16Codes codes;
   for (int i = 0; i + 2 <= n; i += 2) {
-    for (int a = i + kAhead; a < std::min(n, i + kAhead + 2); ++a) prefetch<R>(keys[a]);
+    for (int a = i + kAhead; !E::kTiled && a < std::min(n, i + kAhead + 2); ++a)
+      prefetch<R>(keys[a]);
     pack_pair<R, E>(codes, keys, i, 2, to);
   }
   for (int i = n / 2 * 2; i % E::kValueStep != 0 || i < n; i += 2)

@@ -25,6 +25,7 @@ inline constexpr float kLag = 8.0f;
 struct State {
   float m[128];       // subtracted from the logits
   float l[128];       // sum of 2^(s - m)
+  float w[128];       // the same of the weights as rounded, if the engine keeps it
   float top[128];     // true maximum
   float factor[128];  // what O must be multiplied by when m grew
 };
@@ -52,6 +53,14 @@ WINNOW_INLINE __m512i pair_bf16(__m512 lo, __m512 hi) {
   const __m512i l = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(lo), half), 16);
   const __m512i h = _mm512_add_epi32(_mm512_castps_si512(hi), half);
   return _mm512_ternarylogic_epi32(h, splat(int(0xffff0000)), l, 0xea);  // (h & mask) | l
+}
+
+// The two bf16 of every cell.
+WINNOW_INLINE __m512 low_half(__m512i cells) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(cells, 16));
+}
+WINNOW_INLINE __m512 high_half(__m512i cells) {
+  return _mm512_castsi512_ps(_mm512_and_si512(cells, splat(int(0xffff0000))));
 }
 
 // Rounded to nearest even; infinities and quiet NaN stay what they are.
@@ -104,6 +113,7 @@ inline bool raise_maximum(State& st, int head, __m512 top, bool first) {
     _mm512_storeu_ps(st.top + head, top);
     _mm512_storeu_ps(st.m + head, finite);
     _mm512_storeu_ps(st.l + head, _mm512_setzero_ps());
+    _mm512_storeu_ps(st.w + head, _mm512_setzero_ps());
     return false;
   }
   const __m512 m = _mm512_loadu_ps(st.m + head);
@@ -114,6 +124,7 @@ inline bool raise_maximum(State& st, int head, __m512 top, bool first) {
   const __m512 f = pow2(_mm512_sub_ps(m, raised));
   _mm512_storeu_ps(st.factor + head, f);
   _mm512_storeu_ps(st.l + head, _mm512_mul_ps(_mm512_loadu_ps(st.l + head), f));
+  _mm512_storeu_ps(st.w + head, _mm512_mul_ps(_mm512_loadu_ps(st.w + head), f));
   _mm512_storeu_ps(st.m + head, raised);
   return true;
 }
