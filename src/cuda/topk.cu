@@ -1,9 +1,10 @@
-// Top-k on Hopper: which of the two kernels serves a call, and with how many blocks a row.
-//
-// Few rows: a cluster of blocks per row counts digits (topk_exact.cuh), since latency is all there
-// is. Many long rows: one block per row reads it once (topk_filter.cuh).
+// Top-k on Hopper: which kernel serves a call, and with how many blocks a row. Few rows: a cluster
+// for each (topk_shared.cuh). Many: a block each, one pass (topk_filter.cuh) if they are long.
+#include <algorithm>
+
 #include "cuda/device.h"
 #include "cuda/topk_filter.cuh"
+#include "cuda/topk_shared.cuh"
 
 namespace winnow::gpu {
 
@@ -38,6 +39,13 @@ void exact(const TopkParams& p, int blocks) noexcept {
   else launch(exact_kernel<kGroups, false>, p, blocks, kAloneBytes, p, n);
 }
 
+template <int kGroups>
+void shared_row(const TopkParams& p, int blocks) noexcept {
+  constexpr size_t kBytes = sizeof(SharedRowMemory) + kThreads * kGroups;  // a byte a group
+  launch(shared_row_kernel<kGroups>, p, blocks, std::max(kBytes, sizeof(ExactMemory)), p,
+         static_cast<unsigned>(blocks));
+}
+
 // Columns that may lie between a 16-byte boundary and a row's first logit.
 int64_t most_lead(const TopkParams& p) {
   const bool moves = !p.from_start && p.ranges.starts;
@@ -50,18 +58,28 @@ int64_t most_lead(const TopkParams& p) {
 void topk(const TopkParams& p) noexcept {
   if (p.tokens == 0 || p.width == 0) return;
   const int64_t columns = p.ranges.limit, busy = multiprocessors(p.device.index);
-  // More blocks a row while multiprocessors are idle and each has a few logits a thread.
+  const auto groups_of = [&](int blocks) {  // groups of four logits that a thread has
+    const int64_t lines = (columns + most_lead(p) + 127) / 128;
+    return (lines + blocks * kWarps - 1) / (blocks * kWarps);
+  };
+  // More blocks a row while all clusters still run at once (66 of 2, 30 of 4, 15 of 8 on an H200)
+  // and each block has a few logits a thread; then until the row fits in registers.
   int blocks = 1;
-  while (blocks < kMaxBlocks && p.tokens * blocks * 2 <= busy && columns / blocks > 4 * kThreads)
+  while (blocks < kMaxBlocks && columns / blocks > 4 * kThreads &&
+         p.tokens <= busy / (2 * blocks) * (blocks > 1 ? 10 : 11) / 11)
     blocks *= 2;
-  const int64_t lines = (columns + most_lead(p) + 127) / 128;  // of 32 groups
-  const int64_t groups = (lines + blocks * kWarps - 1) / (blocks * kWarps);
-  if (blocks == 1 && columns > 8192 && columns <= kMapColumns && p.width <= kListed / 2)
-    return launch(filter_kernel, p, 1, filter_bytes(columns), p);
-  if (groups <= 2) return exact<2>(p, blocks);
+  while (blocks > 1 && blocks < kMaxBlocks && groups_of(blocks) > 16) blocks *= 2;
+  const int64_t groups = groups_of(blocks);
+  if (blocks > 1) {
+    if (groups <= 2) return shared_row<2>(p, blocks);
+    if (groups <= 4) return shared_row<4>(p, blocks);
+    if (groups <= 8) return shared_row<8>(p, blocks);
+    if (groups <= 16) return shared_row<16>(p, blocks);
+    return exact<0>(p, blocks);
+  }
   if (groups <= 4) return exact<4>(p, blocks);
-  if (groups <= 8) return exact<8>(p, blocks);
-  if (groups <= 16) return exact<16>(p, blocks);
+  if (columns <= kMapColumns && p.width <= kListed / 2)
+    return launch(filter_kernel, p, 1, filter_bytes(columns), p);
   exact<0>(p, blocks);
 }
 

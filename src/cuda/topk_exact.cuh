@@ -1,4 +1,6 @@
-// Top-k of a row by counting digits: three rounds over every logit, by a cluster of blocks.
+// Top-k of a row by counting digits: three rounds over every logit, by a block or a cluster. It
+// serves any row; topk_shared.cuh and topk_filter.cuh are faster where a sample of the row tells
+// where the K-th largest lies.
 //
 // Who does what: each warp owns a contiguous stretch of the row and keeps it in registers (or reads
 // it again in every round where it is too long). In a round a block counts the digits of the keys
@@ -7,8 +9,9 @@
 // the digit of the K-th largest by itself. The search stops at the round whose bin is wanted whole.
 // Then warps count what they give, tell the cluster, and write in ascending order.
 //
-// Budget for 4,096 logits a block: loads 1 us, per round 0.1 us of counting, 0.3 us for the sums
-// and the barrier, 0.2 us for the search; two or three rounds; 0.6 us to place and write.
+// Budget for 8k logits in one block: loads 3,000 cycles, per round 1,500 of counting and 550 for
+// the search, two or three rounds, 3,000 to place and write; a cluster pays 2,000 to 8,000 more a
+// round for the additions.
 #pragma once
 
 #include "cuda/topk_parts.cuh"
@@ -29,11 +32,6 @@ constexpr size_t kAloneBytes = offsetof(ExactMemory, all);
 __device__ __forceinline__ void add_remote(uint32_t address, uint32_t x) {
   asm volatile("red.relaxed.cluster.shared::cluster.add.u32 [%0],%1;" ::"r"(address), "r"(x)
                : "memory");
-}
-
-__device__ __forceinline__ void clear(void* memory, size_t bytes) {
-  for (size_t i = threadIdx.x; i < bytes / 16; i += kThreads)
-    static_cast<uint4*>(memory)[i] = uint4{};
 }
 
 // kGroups: groups of four keys that a thread holds, 0 if the row is read from memory every time.
@@ -82,12 +80,12 @@ __device__ __forceinline__ void select_exactly(const Job& job, uint32_t width, E
   for (int round = 0; round < 3 && !whole; ++round) {
     const int shift = shift_of(round);
     const uint32_t digits = digits_of(round);
+    const uint32_t bins = fresh(s32(sm.own[round]));
     each([&](uint32_t, const uint4& k) {
-      const auto count = [&](uint32_t key) {
-        if (key != 0 && (key & mask) == prefix)
-          atomicAdd(&sm.own[round][key >> shift & digits], 1u);
+      const auto add = [&](uint32_t key) {
+        if (key != 0 && (key & mask) == prefix) count(bins, key >> shift & digits);
       };
-      count(k.x), count(k.y), count(k.z), count(k.w);
+      add(k.x), add(k.y), add(k.z), add(k.w);
     });
     __syncthreads();
     if constexpr (kCluster) {
@@ -173,12 +171,9 @@ __global__ void __launch_bounds__(kThreads, kGroups > 8 ? 1 : 2)
   extern __shared__ __align__(16) unsigned char raw[];
   ExactMemory& sm = *reinterpret_cast<ExactMemory*>(raw);
   const unsigned rank = blockIdx.x % blocks;
-  const int64_t t = blockIdx.x / blocks;
   let_next_start();
-  const Range range = p.ranges.of(t);
-  const Job job{row_of(p, t, range), p.ids + t * p.id_stride,
-                static_cast<int32_t>(p.relative ? 0 : range.first)};
-  if (range.last - range.first <= p.width) {  // for the whole cluster
+  const Job job = job_of(p, blockIdx.x / blocks);
+  if (job.row.last - job.row.first <= p.width) {  // for the whole cluster
     wait_for_previous();
     return give_all(p, job, rank, blocks);
   }

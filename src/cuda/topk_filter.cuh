@@ -1,6 +1,7 @@
 // Top-k of a row in one pass over it, by one block: a sample of the row gives a logit that a little
 // more than K others exceed; those are collected in shared memory and selected from exactly. Rows
-// where the sample misleads (ties, spikes) go through select_exactly().
+// where the sample misleads (ties, spikes) go through select_exactly(). The form for many rows: one
+// block each.
 //
 // Who does what: 2,048 evenly spread logits, two rounds of digits give the bar. All threads stream
 // the row, 16 logits each at a time; a warp appends what reaches the bar to the list. Digits of the
@@ -17,7 +18,7 @@
 
 namespace winnow::gpu::ranking {
 
-constexpr int kSample = 4 * kThreads;
+constexpr int kSample = 4 * kThreads;     // logits that stand for a row
 constexpr uint32_t kListed = 6144;        // logits the list holds
 constexpr int64_t kMapColumns = 1 << 19;  // columns the bitmap may have: 64 KB
 
@@ -48,13 +49,14 @@ __device__ __forceinline__ float bar_of(const Row& row, uint32_t wanted, FilterM
   uint32_t rank = static_cast<uint32_t>(expected + 4 * sqrtf(expected)) + 8;
   if (rank > kSample) return __uint_as_float(0x7fffffffu);
   uint32_t prefix = 0, mask = 0;
+  const uint32_t bins = fresh(s32(sm.bins));
   for (int round = 0; round < 2; ++round) {
     const int shift = shift_of(round);
     clear(sm.bins, sizeof sm.bins);
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      if ((keys[i] & mask) == prefix) atomicAdd(&sm.bins[keys[i] >> shift & 0x7ff], 1u);
+      if ((keys[i] & mask) == prefix) count(bins, keys[i] >> shift & 0x7ff);
     __syncthreads();
     const Found found = find(sm.bins, rank, sm.scan);
     prefix |= found.digit << shift, mask |= 0x7ffu << shift;
@@ -67,6 +69,7 @@ __device__ __forceinline__ float bar_of(const Row& row, uint32_t wanted, FilterM
 __device__ __forceinline__ void collect(const Row& row, float bar, FilterMemory& sm) {
   const unsigned lane = threadIdx.x % 32;
   constexpr uint32_t kStep = 16 * kThreads;
+  const uint32_t list = fresh(s32(sm.list));
   for (uint32_t at = 0; at < row.last; at += kStep) {
     const uint32_t v = at + threadIdx.x * 4;
     float4 x[4];
@@ -87,13 +90,19 @@ __device__ __forceinline__ void collect(const Row& row, float bar, FilterMemory&
     if (lane == 0) first = atomicAdd(&sm.count, total);
     first = __shfl_sync(~0u, first, 0);
     if (first + total > kListed) continue;
-    uint2* place = sm.list + first + inclusive - n;
+    uint32_t place = list + (first + inclusive - n) * sizeof(uint2);
 #pragma unroll
     for (int g = 0; g < 4; ++g) {
-      const float y[4] = {x[g].x, x[g].y, x[g].z, x[g].w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        if (y[i] >= bar) *place++ = {__float_as_uint(y[i]), v + g * 4 * kThreads + i};
+      const auto append = [&](float y, uint32_t column) {
+        if (!(y >= bar)) return;
+        asm volatile("st.shared.v2.u32 [%0],{%1,%2};" ::"r"(place), "r"(__float_as_uint(y)),
+                     "r"(column)
+                     : "memory");
+        place += sizeof(uint2);
+      };
+      const uint32_t column = v + g * 4 * kThreads;
+      append(x[g].x, column), append(x[g].y, column + 1);
+      append(x[g].z, column + 2), append(x[g].w, column + 3);
     }
   }
 }
@@ -101,6 +110,7 @@ __device__ __forceinline__ void collect(const Row& row, float bar, FilterMemory&
 // Marks the `wanted` best of the list in the bitmap: by key, then by lowest column.
 __device__ __forceinline__ void mark(uint32_t listed, uint32_t wanted, FilterMemory& sm) {
   uint32_t prefix = 0, mask = 0, tie = 0;
+  const uint32_t bins = fresh(s32(sm.bins));
   bool tied = false, whole = false;  // whether columns decide; whether the rest is wanted whole
   for (int round = 0; !whole; ++round) {
     if (round == 3) tie = prefix, tied = true, prefix = mask = 0;
@@ -111,8 +121,7 @@ __device__ __forceinline__ void mark(uint32_t listed, uint32_t wanted, FilterMem
     for (uint32_t i = threadIdx.x; i < listed; i += kThreads) {
       const uint32_t key = key_of(__uint_as_float(sm.list[i].x));
       const uint32_t word = tied ? ~sm.list[i].y : key;
-      if ((!tied || key == tie) && (word & mask) == prefix)
-        atomicAdd(&sm.bins[word >> shift & digits], 1u);
+      if ((!tied || key == tie) && (word & mask) == prefix) count(bins, word >> shift & digits);
     }
     __syncthreads();
     const Found found = find(sm.bins, wanted, sm.scan);
@@ -143,12 +152,9 @@ __device__ __forceinline__ void write_marked(const Job& job, FilterMemory& sm) {
 __global__ void __launch_bounds__(kThreads, 2) filter_kernel(const __grid_constant__ TopkParams p) {
   extern __shared__ __align__(16) unsigned char raw[];
   FilterMemory& sm = *reinterpret_cast<FilterMemory*>(raw);
-  const int64_t t = blockIdx.x;
   let_next_start();
-  const Range range = p.ranges.of(t);
-  const Job job{row_of(p, t, range), p.ids + t * p.id_stride,
-                static_cast<int32_t>(p.relative ? 0 : range.first)};
-  if (range.last - range.first <= p.width) {
+  const Job job = job_of(p, blockIdx.x);
+  if (job.row.last - job.row.first <= p.width) {
     wait_for_previous();
     return give_all(p, job, 0, 1);
   }

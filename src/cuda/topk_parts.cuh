@@ -40,10 +40,14 @@ struct Job {
   int32_t base;  // id of column row.first
 };
 
-__device__ __forceinline__ Row row_of(const TopkParams& p, int64_t token, const Range& range) {
+__device__ __forceinline__ Job job_of(const TopkParams& p, int64_t token) {
+  const Range range = p.ranges.of(token);
   const float* logits = p.logits + token * p.logit_stride + (p.from_start ? 0 : range.first);
   const uint32_t lead = reinterpret_cast<uintptr_t>(logits) / sizeof(float) % 4;
-  return {logits - lead, lead, lead + static_cast<uint32_t>(range.last - range.first)};
+  const uint32_t length = static_cast<uint32_t>(range.last - range.first);
+  return {{logits - lead, lead, lead + length},
+          p.ids + token * p.id_stride,
+          static_cast<int32_t>(p.relative ? 0 : range.first)};
 }
 
 // Columns v ... v + 3 of a row, v a multiple of 4; NaN where there is none. Nothing outside is
@@ -70,6 +74,16 @@ __device__ __forceinline__ uint4 keys_near_edge(const Row& row, uint32_t v) {
 }
 __device__ __forceinline__ uint4 keys_of(const float4& x) {
   return {key_of(x.x), key_of(x.y), key_of(x.z), key_of(x.w)};
+}
+
+// A counter in shared memory grows. `bins` is an address that the compiler keeps in a register
+// (fresh()); from a pointer it would compute the block's window anew for every increment.
+__device__ __forceinline__ void count(uint32_t bins, uint32_t bin) {
+  asm volatile("red.shared.add.u32 [%0],1;" ::"r"(bins + bin * 4) : "memory");
+}
+__device__ __forceinline__ void clear(void* memory, size_t bytes) {
+  for (size_t i = threadIdx.x; i < bytes / 16; i += kThreads)
+    static_cast<uint4*>(memory)[i] = uint4{};
 }
 
 struct Found {

@@ -259,6 +259,18 @@ __device__ __forceinline__ void put(const Slot& slot, int32_t j, float value, fl
                  : "memory");
 }
 
+// Asks for the queries and weights, which the block reads once its ranges are known. (Of a single
+// token it gains nothing.)
+template <class C>
+__device__ __forceinline__ void prefetch(const Params& p, int64_t token0) {
+  const auto ask = [](const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); };
+  const int tokens = static_cast<int>(min(static_cast<int64_t>(C::kTokens), p.tokens - token0));
+  for (int i = threadIdx.x; i < tokens * p.heads; i += C::kThreads)
+    ask(p.q + (token0 + i / p.heads) * p.q_token_stride + i % p.heads * p.q_head_stride);
+  if (threadIdx.x < tokens * 4 && static_cast<int>(threadIdx.x % 4 * 32) < p.heads)
+    ask(p.weights + (token0 + threadIdx.x / 4) * p.weight_stride + threadIdx.x % 4 * 32);
+}
+
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     score_kernel(const __grid_constant__ Params p, int32_t chunk) {
@@ -270,6 +282,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   const int32_t chunk0 = static_cast<int32_t>(blockIdx.x % chunks) * chunk;
   const int32_t chunk1 = chunk0 + min(chunk, limit - chunk0);
   gpu::let_next_start();
+  if constexpr (C::kRounds > 1) prefetch<C>(p, token0);
 
   // Find the tokens' valid keys inside the chunk, and fill what lies outside when asked.
   if (threadIdx.x < C::kTokens) {
