@@ -198,38 +198,41 @@ __device__ __forceinline__ void release(Smem<Family>& sm, int buffer, int half) 
   }
 }
 
-// O times the rows' factors, 256 columns, as bf16 through this warp's stage: 64 bytes of a row at
-// once.
-template <class Family>
-__device__ __forceinline__ void write_out(Smem<Family>& sm, const Args& p, const Work& work,
-                                          float (&o)[128], const float (&f)[2]) {
+// Lane i of four gets element i of the others' arrays, in order.
+__device__ __forceinline__ void transpose4(uint32_t (&x)[4]) {
+  const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const uint32_t y = __shfl_xor_sync(~0u, odd ? x[i] : x[i + 1], 1);
+    (odd ? x[i] : x[i + 1]) = y;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const uint32_t y = __shfl_xor_sync(~0u, high ? x[i] : x[i + 2], 2);
+    (high ? x[i] : x[i + 2]) = y;
+  }
+}
+
+// O times the rows' factors, 256 columns, as bf16. Four lanes share a row: they exchange what they
+// hold of 32 columns, so that each stores 16 bytes and all of them 64 in a row.
+__device__ __forceinline__ void write_out(const Args& p, const Work& work, float (&o)[128],
+                                          const float (&f)[2]) {
   const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0), lane = threadIdx.x & 31;
-  uint8_t* stage = sm.stage[warp];
-  const int r = lane & 15;
   const int head = work.head0 + (warp & 3) * 16 + lane / 4;
   bf16* dst =
       p.out + work.token * p.out_token + head * p.out_head + (warp / 4) * 256 + (lane & 3) * 8;
 #pragma unroll
   for (int c = 0; c < 8; c++) {  // 32 columns
-    __syncwarp();
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      const float* x = o + c * 16 + i * 8;
-      asm volatile(
-          "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(
-              s32(stage) + r * 64 + (((2 * i + (lane >> 4)) ^ (r >> 1 & 3)) << 4)),
-          "r"(pack<true>(x[0] * f[0], x[1] * f[0])), "r"(pack<true>(x[2] * f[1], x[3] * f[1])),
-          "r"(pack<true>(x[4] * f[0], x[5] * f[0])), "r"(pack<true>(x[6] * f[1], x[7] * f[1]))
-          : "memory");
-    }
-    __syncwarp();
+      uint32_t x[4];
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const int row = lane / 4 + 8 * i;
-      const uint4 v =
-          *reinterpret_cast<const uint4*>(stage + row * 64 + (((lane & 3) ^ (row >> 1 & 3)) << 4));
+      for (int j = 0; j < 4; j++)
+        x[j] = pack<true>(o[c * 16 + j * 4 + 2 * i] * f[i], o[c * 16 + j * 4 + 2 * i + 1] * f[i]);
+      transpose4(x);
       if (head + 8 * i < p.heads)
-        __stcs(reinterpret_cast<uint4*>(dst + 8 * i * p.out_head + c * 32), v);
+        __stcs(reinterpret_cast<uint4*>(dst + 8 * i * p.out_head + c * 32),
+               make_uint4(x[0], x[1], x[2], x[3]));
     }
   }
 }
@@ -275,7 +278,7 @@ __device__ __forceinline__ void finish(Smem<Family>& sm, const Args& p, const Wo
     const float sink = p.sink && h < p.heads ? ex2(p.sink[h] * kLog2e - rows.m[i]) : 0.f;
     f[i] = empty ? 0.f : 1.f / (sum + sink);
   }
-  write_out(sm, p, work, o, f);
+  write_out(p, work, o, f);
 }
 
 // A warpgroup's part of every item. Halves are waited for and released as described in the layout.
@@ -298,6 +301,11 @@ __device__ __forceinline__ void consume(Smem<Family>& sm, const Args& p, int ran
   const int first = kPair ? rank : 0;
   const uint32_t near = first * kHalf, far = kHalf - near;
   auto score = [&](bool pending) {
+    if (pending && !mb_done(&sm.full[kWg][first], ph[0])) {  // rows are late: release at once
+      wg_wait<0>();
+      release<Family, kPair>(sm, 1 - kWg, kWg);
+      pending = false;
+    }
     mb_wait(&sm.full[kWg][first], ph[0]);
     wg_fence();
     scores(s, q0 + near, own + near, kFirst, true);

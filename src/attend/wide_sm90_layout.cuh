@@ -46,7 +46,6 @@ struct alignas(1024) Smem {
       8) uint32_t valid[2][2];  // bit r of word w: row 32 w + r of the buffer's block takes part
   float m[2][kHeads];           // reference of a buffer's block, log2 units
   float sum[2][2][kHeads], top[2][2][kHeads];  // [item parity][warpgroup][head]
-  uint8_t stage[8][1024];                      // the output on its way out, a warp each
   // full: rows of a half (and, the first half, `valid`) are there; arrivals as the producer says.
   // empty: 4 arrivals (a warp each of the warpgroup that weighs the half) for every CTA of the
   // cluster. p_full: 4 arrivals of the scoring warpgroup.
@@ -99,10 +98,12 @@ struct Work {
 template <bool kPair>
 __device__ __forceinline__ Work work_at(const Args& p, int item, int rank) {
   Work w;
-  w.split = item % p.splits;
-  const int job = item / p.splits;
-  w.token = job / p.groups;
-  w.head0 = job % p.groups * (kPair ? 2 * kHeads : kHeads) + (kPair ? rank * kHeads : 0);
+  // No divisions in the common case: a token has one or two groups of heads and one part.
+  const int job = p.splits == 1 ? item : item / p.splits;
+  w.split = p.splits == 1 ? 0 : item - job * p.splits;
+  w.token = p.groups <= 2 ? job >> (p.groups - 1) : job / p.groups;
+  w.head0 =
+      (job - w.token * p.groups) * (kPair ? 2 * kHeads : kHeads) + (kPair ? rank * kHeads : 0);
   w.n0 = columns(p.lists[0], w.token);
   w.end = w.n0 + (p.list_count > 1 ? columns(p.lists[1], w.token) : 0);
   const int blocks = (w.end + kBlock - 1) / kBlock;
@@ -179,9 +180,12 @@ __device__ __forceinline__ void store16(uint32_t to, uint4 v) {
 __device__ __forceinline__ void copy16(uint32_t dst, const void* src) {
   asm volatile("cp.async.cg.shared.global.L2::256B [%0],[%1],16;" ::"r"(dst), "l"(src) : "memory");
 }
+// For what is read once: first to leave the L2, where rows are read again.
 __device__ __forceinline__ void copy16_or_zero(uint32_t dst, const void* src, bool there) {
-  asm volatile("cp.async.cg.shared.global.L2::256B [%0],[%1],16,%2;" ::"r"(dst), "l"(src),
-               "r"(there ? 16 : 0)
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0,1.0;" : "=l"(policy));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0],[%1],16,%2,%3;" ::"r"(dst),
+               "l"(src), "r"(there ? 16 : 0), "l"(policy)
                : "memory");
 }
 __device__ __forceinline__ void copies_arrive(
@@ -190,21 +194,23 @@ __device__ __forceinline__ void copies_arrive(
 }
 
 // Q of an item, by all producer threads (thread t of n); every one arrives once on q_full.
-// A warp copies a head's row, 512 bytes at a time; heads past the last become zeros.
+// A warp copies four heads' rows of a tile at once; heads past the last become zeros.
 template <class Family>
 __device__ __forceinline__ void copy_q(Smem<Family>& sm, const Args& p, const Work& w, int t,
                                        int n) {
-  const int lane = t & 31;
-  for (int h = t / 32; h < kHeads; h += n / 32) {
+  constexpr int kTiles = Shape<Family>::kTiles, kNope = Family::kNope / 64;
+  const int c = t & 7;
+#pragma unroll
+  for (int h = t / 8; h < kHeads; h += n / 8) {
     const bool there = w.head0 + h < p.heads;
     const int64_t head = there ? w.head0 + h : 0;
-    const bf16* nope = p.q + w.token * p.q_token + head * p.q_head;
-    const bf16* rope = p.q_rope + w.token * p.qr_token + head * p.qr_head;
+    const bf16* nope = p.q + w.token * p.q_token + head * p.q_head + c * 8;
+    const bf16* rope = p.q_rope + w.token * p.qr_token + head * p.qr_head + c * 8;
+    const uint32_t to = s32(sm.q) + chunk(h, c);
 #pragma unroll
-    for (int c = lane; c < Family::kDqk / 8; c += 32) {
-      const bf16* src = c < Family::kNope / 8 ? nope + c * 8 : rope + (c * 8 - Family::kNope);
-      copy16_or_zero(s32(sm.q[c / 8]) + chunk(h, c & 7), src, there);
-    }
+    for (int tile = 0; tile < kTiles; tile++)
+      copy16_or_zero(to + tile * kTileBytes,
+                     tile < kNope ? nope + tile * 64 : rope + (tile - kNope) * 64, there);
   }
   copies_arrive(&sm.q_full);
 }
