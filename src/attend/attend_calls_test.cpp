@@ -76,7 +76,7 @@ TEST_P(AttendOnCpu, Workspace) {
   expect_close(a, want);
 }
 
-PlanOptions plan_options(const Case& c, const std::string& kernel, SplitPolicy split) {
+PlanOptions plan_options(const Case& c, const Target& target, SplitPolicy split) {
   return {.model = attention::model_of_format(c.list[0].format),
           .format = c.list[0].format,
           .heads = static_cast<int32_t>(c.heads),
@@ -86,7 +86,7 @@ PlanOptions plan_options(const Case& c, const std::string& kernel, SplitPolicy s
           .max_tokens = 16,
           .split = split,
           .split_size = 40,
-          .target = {.kernel = kernel.c_str()}};
+          .target = target};
 }
 
 // A batch of the problem's tokens, one per request, in this order.
@@ -107,26 +107,32 @@ struct BatchRun {
       indices.insert(indices.end(), p.lists[0]->indices->data() + t * width,
                      p.lists[0]->indices->data() + (t + 1) * width);
     }
+    Guarded<bf16> queries(q);
+    Guarded<int32_t> lists(indices);
     plan.refill({.query_starts = starts, .seq_lens = lens});
-    std::vector<std::byte> workspace(plan.workspace_bytes());
+    const testing::DeviceWorkspace workspace(plan.options().target.device, plan.workspace_bytes());
     AttendArgs a = p.args();
     a.plan = &plan;
-    a.q = tensor(q.data(), {n, c.heads, d});
-    a.lists[0].indices = tensor(indices.data(), {n, width});
+    a.q = tensor(queries.data(), {n, c.heads, d});
+    a.lists[0].indices = tensor(lists.data(), {n, width});
     r.attach(a);
-    a.workspace = workspace;
+    a.workspace = {static_cast<std::byte*>(workspace.data()), workspace.size()};
     attend(a);
+    EXPECT_TRUE(testing::device_finished());
   }
 };
 
-TEST_P(AttendOnCpu, FixedSplitIsTheSameInAnyBatch) {
+class AttendPlans : public AttendOnCpu {};  // on every device
+
+TEST_P(AttendPlans, FixedSplitIsTheSameInAnyBatch) {
   Case c{.name = "", .tokens = 7, .heads = 5, .list = {{CacheFormat::kV32Fp8, 64, 3, 300}}};
   c.sink = true;
   Problem p(c);
   Answer want = p.expected();
-  Plan plan(plan_options(c, GetParam(), SplitPolicy::kFixed));
+  Plan plan(plan_options(c, testing::target("attend", GetParam()), SplitPolicy::kFixed));
   BatchRun all(p, plan, {0, 1, 2, 3, 4, 5, 6}, c);
   AttendArgs a = p.args();
+  a.target = plan.options().target;
   all.r.attach(a);
   expect_close(a, want);
   const int64_t row = c.heads * kValueDim;
@@ -143,13 +149,14 @@ TEST_P(AttendOnCpu, FixedSplitIsTheSameInAnyBatch) {
   }
 }
 
-TEST_P(AttendOnCpu, BalancedPlan) {
+TEST_P(AttendPlans, BalancedPlan) {
   Case c{.name = "", .tokens = 5, .heads = 6, .list = {{CacheFormat::kV32Bf16, 64, 3, 200}}};
   Problem p(c);
   Answer want = p.expected();
-  Plan plan(plan_options(c, GetParam(), SplitPolicy::kBalanced));
+  Plan plan(plan_options(c, testing::target("attend", GetParam()), SplitPolicy::kBalanced));
   BatchRun all(p, plan, {0, 1, 2, 3, 4}, c);
   AttendArgs a = p.args();
+  a.target = plan.options().target;
   all.r.attach(a);
   expect_close(a, want);
 }
@@ -237,6 +244,7 @@ TEST_P(AttendOnCpu, ManyWorkersForAToken) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, AttendOnCpu, ::testing::ValuesIn(testing::cpu_kernels("attend")));
+INSTANTIATE_TEST_SUITE_P(Kernels, AttendPlans, ::testing::ValuesIn(testing::kernels("attend")));
 
 // ---- What a call refuses -------------------------------------------------------------------
 

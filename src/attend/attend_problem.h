@@ -274,12 +274,15 @@ inline void expect_close(const AttendArgs& a, Answer& want) {
   };
   const auto row = [&](std::vector<float>& x) { return tensor(x.data(), {t, h}); };
   const auto wide = [&](std::vector<float>& x) { return tensor(x.data(), {t, h, kValueDim}); };
-  // Hopper's kernel rounds K to fp16, each value by at most 2^-11. A logit is off by 4 * 2^-11 of
-  // its spread at most (errors are independent: seven deviations), the output by twice that of sum
-  // p|v|. In units of the cancellation bound:
+  // Hopper's kernel rounds K to fp16, each value by at most 2^-11, or to bf16, by 2^-9, where the
+  // formats of two lists differ. A logit is off by four times that of its spread at most (errors
+  // are independent: seven deviations), the output by twice that of sum p|v|. In units of the
+  // cancellation bound:
   const bool rounds = a.target.device.kind == DeviceKind::kCuda;
+  const bool mixed = a.lists[1].cache && a.lists[0].cache.format != a.lists[1].cache.format;
+  const float unit = mixed ? 0x1p-9f : 0x1p-11f;
   for (float& x : want.spread)
-    x *= rounds ? 4 * 0x1p-11f / static_cast<float>(tools::kCancellation) : 0.0f;
+    x *= rounds ? 4 * unit / static_cast<float>(tools::kCancellation) : 0.0f;
   for (size_t i = 0; i < want.magnitude.size(); ++i)
     want.magnitude[i] *= 1 + 2 * want.spread[i / kValueDim];
   check("out", a.out,

@@ -1,5 +1,7 @@
 // Decode on Hopper: how a call is cut into CTAs, and the choice of the instantiation.
 #include <algorithm>
+#include <array>
+#include <atomic>
 
 #include "attend/decode_sm90.h"
 #include "cuda/device.h"
@@ -18,9 +20,16 @@ int size_for(int heads) {
   return 0;
 }
 
-// Clusters of s CTAs that an H200 runs at once (cudaOccupancyMaxActiveClusters; a GPC has 14 to 18
-// multiprocessors), scaled to the device at hand.
-constexpr int kClusters[17] = {0, 132, 66, 39, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7};
+// Clusters of `size` CTAs that device `index` runs at once, asked once: a GPC has 14 to 18
+// multiprocessors, so on an H200 {132, 66, 39, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7}.
+int clusters(int index, int size) {
+  static std::array<std::array<std::atomic<int>, 17>, 64> known{};
+  std::atomic<int>& n = known[static_cast<unsigned>(index) % known.size()][size];
+  if (n.load(std::memory_order_relaxed) == 0)
+    n.store(size == 1 ? gpu::multiprocessors(index) : std::max(1, sm90::clusters_at_once(size)),
+            std::memory_order_relaxed);
+  return n.load(std::memory_order_relaxed);
+}
 
 struct Cut {
   int groups = 1, splits = 1, size = 8;
@@ -30,7 +39,7 @@ struct Cut {
 // to what depends on the token alone, so that a token's bits are the same in any batch.
 Cut cut(const Params& p, int max_size, bool fixed) {
   const int rows = p.lists[0].width + (p.list_count > 1 ? p.lists[1].width : 0);
-  const int blocks = (rows + 63) / 64, sms = gpu::multiprocessors(p.device.index);
+  const int blocks = (rows + 63) / 64;
   Cut best;
   double least = 1e30;
   for (int groups = (p.heads + max_size - 1) / max_size; groups <= 16; ++groups) {
@@ -38,7 +47,7 @@ Cut cut(const Params& p, int max_size, bool fixed) {
     if (size > max_size || size * (groups - 1) >= p.heads) continue;
     for (int splits = 1; splits <= std::clamp(blocks, 1, 16); ++splits) {
       const int64_t jobs = fixed ? 1 : static_cast<int64_t>(p.tokens) * groups;
-      const int room = std::max(1, kClusters[splits] * sms / 132);
+      const int room = clusters(p.device.index, splits);
       const int64_t waves = (jobs + room - 1) / room;
       const double block = size <= 32 ? 1.85 : 2.4, merge = splits > 1 ? 1.5 + size / 32.0 : 0;
       const int share = (blocks + splits - 1) / splits;
@@ -55,7 +64,13 @@ Cut cut(const Params& p, int max_size, bool fixed) {
 void sm90_decode(const Params& p) noexcept {
   if (p.tokens == 0) return;
   if (sm90_wide_is_better(p)) return sm90_wide(p);
-  const CacheFormat format = p.lists[0].format;
+  // Two lists of different formats: the bf16 kernel, which makes its rows of fp8 records.
+  const bool mixed = p.list_count > 1 && p.lists[0].format != p.lists[1].format;
+  const bool v32 =
+      p.lists[0].format == CacheFormat::kV32Fp8 || p.lists[0].format == CacheFormat::kV32Bf16;
+  const CacheFormat format = !mixed ? p.lists[0].format
+                             : v32  ? CacheFormat::kV32Bf16
+                                    : CacheFormat::kV4Bf16;
   // 48: the bf16 rows of V3.2 leave no room for Q of 64 heads beside a ring of eight stages.
   const Cut c = cut(p, format == CacheFormat::kV32Bf16 ? 48 : 64, p.fixed_split);
   Args a{};
@@ -80,8 +95,6 @@ void sm90_decode(const Params& p) noexcept {
 
 std::string sm90_decode_fits(const Shape& shape) {
   if (shape.heads > 128) return "more than 128 heads";
-  if (shape.list_count > 1 && shape.formats[0] != shape.formats[1])
-    return "two lists of different cache formats";
   return {};
 }
 

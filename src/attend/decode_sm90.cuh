@@ -1,14 +1,16 @@
-// Sparse decode attention on Hopper. A CTA takes one token, up to 64 heads and a part of its lists:
-//   warpgroup 3  copies records as they are stored into a ring of 16-row stages (one bulk copy a
-//   row); warpgroup 2  reads rows as matrix fragments, dequantises them in registers (fp8 to fp16,
-//   scales
-//                divided by the token's power of two), S^T = K Q^T with heads on the N side,
-//                softmax;
-//   warpgroups 0, 1  read the same rows transposed, dequantise, O^T += V^T P^T, 256 columns each.
-// The splits of a token form a cluster and merge through distributed shared memory: no workspace.
-// Budget per 64 rows and 64 heads: 2,200 cycles of matrix work, 1,740 of shared memory, 3,300 to
-// gather 656-byte rows at the memory's rate. Measured: docs of the decode kernel.
+// Sparse decode attention on Hopper. A CTA takes one token, up to 64 heads, a part of its lists:
+// - warpgroup 3 copies records as they are stored into a ring of 16-row stages, a bulk copy a row;
+// - warpgroup 2 reads rows as matrix fragments, dequantises them in registers (fp8 to fp16, scales
+//   divided by the token's power of two), S^T = K Q^T with heads on the N side, hands on log2 P;
+// - warpgroups 0, 1 make P of half of the heads each, read the same rows transposed, dequantise
+//   them again, O^T += V^T P^T, 256 columns each.
+// The splits of a token form a cluster and merge through distributed shared memory, each sending
+// its sums to their owner: no workspace. Budget per 64 rows and 64 heads: 2,200 cycles of matrix
+// work, 1,740 of shared memory, 3,300 to gather 656-byte rows at the memory's rate. Measured:
+// docs/decode-sm90.md.
 #pragma once
+
+#include <atomic>
 
 #include "attend/decode_sm90_gather.cuh"
 #include "attend/decode_sm90_score.cuh"
@@ -16,7 +18,36 @@
 
 namespace winnow::attention::sm90 {
 
-constexpr int kRegsCopy = 32, kRegsScore = 128, kRegsWeigh = 176;  // 65,536 in all
+// Registers a thread, 65,536 in all. Making bf16 rows takes the copying warps a few more.
+template <class R>
+constexpr int kRegsCopy = R::kFp8 ? 32 : 40;
+template <class R>
+constexpr int kRegsScore = R::kFp8 ? 112 : 104;
+constexpr int kRegsWeigh = 184;
+
+// Which token and heads a CTA has: clusters go over the groups of a token's heads first.
+template <int N>
+__device__ __forceinline__ Span job(const Args& p) {
+  const unsigned work = cluster_index(), groups = p.groups, token = work / groups;
+  Span sp{};
+  sp.token = static_cast<int>(token);
+  sp.head0 = static_cast<int>(work - token * groups) * N;
+  sp.heads = min(p.heads - sp.head0, N);
+  return sp;
+}
+
+// This split's part of the token's lists.
+template <class K>
+__device__ __forceinline__ void cut_list(const Args& p, Span& sp) {
+  const unsigned split = cluster_rank();
+  sp.n0 = sp.total = columns(p.lists[0], sp.token);
+  if (p.list_count > 1) sp.total += columns(p.lists[1], sp.token);
+  // at most 2^25 blocks and 16 splits
+  const unsigned nb = (static_cast<unsigned>(sp.total) + K::kBlock - 1) / K::kBlock,
+                 first = nb * split / p.splits, last = nb * (split + 1) / p.splits;
+  sp.begin = static_cast<int>(first) * K::kBlock;
+  sp.blocks = static_cast<int>(last - first);
+}
 
 template <class R, int N>
 __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p) {
@@ -24,96 +55,102 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
   extern __shared__ __align__(1024) uint8_t raw_smem[];
   auto& sm = *reinterpret_cast<Smem<R, N>*>(raw_smem);
   const int wg = __shfl_sync(~0u, (int)threadIdx.x / 128, 0);
-  const int split = blockIdx.x % p.splits, work = blockIdx.x / p.splits,
-            head0 = work % p.groups * N, token = work / p.groups;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < K::kStages; i++) {
-      mb_init(&sm.full[i], R::kSideBytes ? 33 : 1);
-      mb_init(&sm.empty[i], 8);
+  // Barriers, spread over a warp: what comes before the first load is time every launch takes.
+  const int tid = threadIdx.x, lane = tid - (K::kMath - 32);
+  if (lane >= 0 && lane < 32) {
+    if (lane < K::kStages) {
+      mb_init(&sm.full[lane], R::kSideBytes ? 33 : 32);
+      mb_init(&sm.empty[lane], 8);
+    } else if (lane == 31) {
+      mb_init(&sm.yfull, 128);
+      mb_init(&sm.yempty, 256);
+      mb_init(&sm.go[0], 4);
+      mb_init(&sm.go[1], 4);
+      mb_init(&sm.qhere, K::kMath / 32);
+      mb_init(&sm.inbox, 1);
+      if (p.splits > 1) mb_expect(&sm.inbox, received_bytes<N>(cluster_rank(), p.splits));
+      sm.qmax = sm.flag[0] = sm.flag[1] = sm.flag[2] = 0;
     }
-    for (int i = 0; i < 2; i++) {
-      mb_init(&sm.pfull[i], 128);
-      mb_init(&sm.pempty[i], 256);
-    }
-    sm.qmax = sm.flag[0] = sm.flag[1] = sm.flag[2] = 0;
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
-  if (threadIdx.x < N) {
-    sm.m[threadIdx.x] = 0.f;
-    sm.top[threadIdx.x] = -INFINITY;
-  }
-  Span sp;
-  {
-    int n[2] = {0, 0};
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-      if (i < p.list_count) {
-        n[i] = columns(p.lists[i], token);
-      }
-    sp.n0 = n[0];
-    sp.total = n[0] + n[1];
-    const int nb = (sp.total + K::kBlock - 1) / K::kBlock;
-    const int first = (int)((int64_t)nb * split / p.splits),
-              last = (int)((int64_t)nb * (split + 1) / p.splits);
-    sp.begin = first * K::kBlock;
-    sp.blocks = last - first;
+  if (tid < N) {
+    sm.m[tid] = 0.f;
+    sm.top[tid] = -INFINITY;
   }
   __syncthreads();
   if (wg == 3) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsCopy));
-    produce<R, N>(sm, p, sp, token);
-    if (p.splits > 1) {
-      cluster_sync();
-      cluster_sync();
-    }
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsCopy<R>));
+    Span sp = job<N>(p);
+    cut_list<K>(p, sp);
+    produce<R, N>(sm, p, sp);
+    if (p.splits > 1) cluster_sync();
   } else if (wg == 2) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegsScore));
-    const float back = load_q<R, N, true>(sm, p, token, head0);
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsScore<R>));
+    Span sp = job<N>(p);
+    const float back = load_q<R, N, true>(sm, p, sp);
+    cut_list<K>(p, sp);
     score<R, N>(sm, p, sp, back);
-    const int t = threadIdx.x & 127;
-    if (p.splits == 1 && t < N)
-      sm.factor[t] = finish(p, token, head0 + t, sm.m[t], sm.sum[t], sm.top[t], true);
-    bar<3, K::kMath>();
+    meet<3, K::kMath>();
     if (p.splits > 1) {
       cluster_sync();
-      merge<R, N>(sm, p, token, split, head0);
-      cluster_sync();
+      send_statistics<R, N>(sm, cluster_rank(), p.splits);
+      merge<R, N>(sm, p, sp, cluster_rank());
     }
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegsWeigh));
-    load_q<R, N, false>(sm, p, token, head0);
-    if (wg == 0) weigh<R, N, 0>(sm, p, sp, token, head0);
-    else weigh<R, N, 1>(sm, p, sp, token, head0);
-    if (p.splits > 1) {
-      cluster_sync();
-      merge<R, N>(sm, p, token, split, head0);
-      cluster_sync();
-    }
+    Span sp = job<N>(p);
+    load_q<R, N, false>(sm, p, sp);
+    cut_list<K>(p, sp);
+    if constexpr (!K::kRopeInV) weigh<R, N, -1>(sm, p, sp, wg);
+    else if (wg == 0) weigh<R, N, 0>(sm, p, sp, 0);
+    else weigh<R, N, 1>(sm, p, sp, 1);
+    if (p.splits > 1) merge<R, N>(sm, p, sp, cluster_rank());
   }
 }
 
+// The kernel's attributes, set once a device.
 template <class R, int N>
-cudaError_t launch(const Args& p, cudaStream_t st) {
-  auto once = [] {
-    if (cudaError_t e = cudaFuncSetAttribute(
-            decode<R, N>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Smem<R, N>)))
-      return e;
-    return cudaFuncSetAttribute(decode<R, N>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  };
-  static const cudaError_t ready = once();
-  if (ready) return ready;
-  cudaLaunchConfig_t c{};
-  c.gridDim = dim3((unsigned)(p.tokens * p.groups * p.splits));
-  c.blockDim = dim3(512);
-  c.dynamicSmemBytes = sizeof(Smem<R, N>);
-  c.stream = st;
-  cudaLaunchAttribute at[1];
-  at[0].id = cudaLaunchAttributeClusterDimension;
-  at[0].val.clusterDim.x = p.splits;
-  at[0].val.clusterDim.y = at[0].val.clusterDim.z = 1;
-  c.attrs = at;
-  c.numAttrs = p.splits > 1 ? 1 : 0;
-  return cudaLaunchKernelEx(&c, decode<R, N>, p);
+cudaError_t prepare() {
+  static std::atomic<uint64_t> done{0};  // a bit for each device
+  int device = 0;
+  if (const cudaError_t e = cudaGetDevice(&device)) return e;
+  const uint64_t bit = uint64_t{1} << (device & 63);
+  if (done.load(std::memory_order_relaxed) & bit) return cudaSuccess;
+  if (const cudaError_t e = cudaFuncSetAttribute(
+          decode<R, N>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Smem<R, N>)))
+    return e;
+  if (const cudaError_t e =
+          cudaFuncSetAttribute(decode<R, N>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1))
+    return e;
+  done.fetch_or(bit, std::memory_order_relaxed);
+  return cudaSuccess;
+}
+
+// A launch of `ctas` CTAs in clusters of `cluster`.
+template <class R, int N>
+struct Launch {
+  cudaLaunchConfig_t config{};
+  cudaLaunchAttribute attribute[1];
+  cudaError_t ready = prepare<R, N>();
+
+  Launch(unsigned ctas, unsigned cluster, cudaStream_t stream) {
+    config.gridDim = dim3(ctas);
+    config.blockDim = dim3(Config<R, N>::kThreads);
+    config.dynamicSmemBytes = sizeof(Smem<R, N>);
+    config.stream = stream;
+    attribute[0].id = cudaLaunchAttributeClusterDimension;
+    attribute[0].val.clusterDim.x = cluster;
+    attribute[0].val.clusterDim.y = attribute[0].val.clusterDim.z = 1;
+    config.attrs = attribute;
+    config.numAttrs = cluster > 1 ? 1 : 0;
+  }
+};
+
+template <class R, int N>
+cudaError_t launch(const Args& p, cudaStream_t stream) {
+  const Launch<R, N> l(static_cast<unsigned>(p.tokens * p.groups * p.splits),
+                       static_cast<unsigned>(p.splits), stream);
+  return l.ready ? l.ready : cudaLaunchKernelEx(&l.config, decode<R, N>, p);
 }
 
 // The instantiation whose CTA has `size` heads.

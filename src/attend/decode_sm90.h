@@ -10,4 +10,8 @@ void decode_v32_bf16(const Args& args, int size, void* stream);
 void decode_v4_fp8(const Args& args, int size, void* stream);
 void decode_v4_bf16(const Args& args, int size, void* stream);
 
+// Clusters of `size` CTAs that the current device runs at once (every kernel fills a
+// multiprocessor, so one answer serves all). A query: allowed while a stream is captured.
+int clusters_at_once(int size);
+
 }  // namespace winnow::attention::sm90

@@ -1,22 +1,61 @@
 // Decode on Hopper: the producer's copies and the loading of Q.
 #pragma once
 
-#include "attend/decode_sm90_layout.cuh"
+#include "attend/decode_sm90_exact.cuh"
 
 namespace winnow::attention::sm90 {
 
+// An fp8 record among bf16 rows (two lists of different formats): the warp makes the bf16 row.
+template <class R>
+__device__ __forceinline__ void convert_row(const std::byte* row, const std::byte* side,
+                                            uint8_t* to) {
+  using Q = typename R::Quantized;
+  const int lane = threadIdx.x & 31;
+  if (lane < Q::kNope / 16) {  // 16 values a lane
+    const int tile = lane * 16 / Q::kTile;
+    float scale;
+    if constexpr (std::is_same_v<typename Q::Scale, float>) {
+      scale = __ldg(reinterpret_cast<const float*>(side) + tile);
+    } else {
+      const uint32_t byte = __ldg(reinterpret_cast<const uint8_t*>(side) + tile);
+      scale = ue8m0(byte);
+    }
+    const uint4 codes = __ldg(reinterpret_cast<const uint4*>(row) + lane);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      uint32_t lo, hi;
+      e4m3x4(i == 0 ? codes.x : i == 1 ? codes.y : i == 2 ? codes.z : codes.w, lo, hi);
+      *reinterpret_cast<uint2*>(to + lane * 32 + i * 8) =
+          make_uint2(exact_pair(lo, scale, scale), exact_pair(hi, scale, scale));
+    }
+  }
+  if (lane < Q::kRope / 8)
+    reinterpret_cast<uint4*>(to + Q::kNope * 2)[lane] =
+        __ldg(reinterpret_cast<const uint4*>(row + Q::rope(0, 1)) + lane);
+}
+
 // A warp copies every fourth stage of 16 rows, a lane a row.
 template <class R, int N>
-__device__ __forceinline__ void produce(Smem<R, N>& sm, const Args& p, const Span& sp, int token) {
+__device__ __forceinline__ void produce(Smem<R, N>& sm, const Args& p, const Span& sp) {
   using K = Config<R, N>;
   const int w = (threadIdx.x / 32) & 3, lane = threadIdx.x & 31, row = lane & 15;
   const int end = min(sp.total, sp.begin + sp.blocks * K::kBlock), count = sp.blocks * 4;
+  // A record's address, null when there is none; `side`: its scales', where the copy needs them.
   auto locate = [&](int list, int v, const std::byte*& side) -> const std::byte* {
     const ListView& L = p.lists[list];
-    const Entry e = resolve(L, v, L.block_table ? __ldg(p.requests + token * p.request_stride) : 0);
+    const Entry e =
+        resolve(L, v, L.block_table ? __ldg(p.requests + sp.token * p.request_stride) : 0);
+    side = nullptr;
     if (e.page < 0) return nullptr;
     const std::byte* base = L.data + e.page * L.page_stride;
     if constexpr (R::kSideBytes > 0) side = base + R::Stored::scales(e.offset, L.page);
+    if constexpr (!R::kFp8) {
+      using Q = typename R::Quantized;
+      if (L.format == Q::kFormat) {
+        side = base + Q::scales(e.offset, L.page);
+        return base + Q::row(e.offset, L.page);
+      }
+    }
     return base + R::Stored::row(e.offset, L.page);
   };
   auto fetch = [&](int n, int& list) {
@@ -24,24 +63,44 @@ __device__ __forceinline__ void produce(Smem<R, N>& sm, const Args& p, const Spa
     list = pos >= sp.n0;
     if (lane >= 16 || pos >= end) return -1;
     const ListView& L = p.lists[list];
-    return __ldg(L.indices + (int64_t)token * L.index_stride + (pos - (list ? sp.n0 : 0)));
+    return __ldg(L.indices + (int64_t)sp.token * L.index_stride + (pos - (list ? sp.n0 : 0)));
   };
   int list;
   int v = fetch(w, list);
-  const std::byte *side = nullptr, *src = locate(list, v, side);
+  const std::byte *side, *src = locate(list, v, side);
   int slot = w % K::kStages, ph = 1;
 #pragma unroll 1
   for (int n = w; n < count; n += 4) {
     v = fetch(n + 4, list);
+    // Q and the first block come before the rest of the ring, which would keep memory busy
+    if (n == w + 4) mb_wait(&sm.qhere, 0);
     mb_wait(&sm.empty[slot], ph);
     const uint32_t bar = s32(&sm.full[slot]), dst = s32(sm.ring[slot]) + row * K::kPitch;
-    const uint32_t mask = __ballot_sync(~0u, src != nullptr);
-    if (src)
+    const bool converted = !R::kFp8 && side;
+    const uint32_t valid = __ballot_sync(~0u, src != nullptr),
+                   copied = R::kFp8 ? valid : __ballot_sync(~0u, src && !converted);
+    if (src && !converted)
       asm volatile(
           "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::
               "r"(dst),
           "l"(src), "n"(R::kRowBytes), "r"(bar)
           : "memory");
+    // rows without a valid token become zeros, so that nothing stale is multiplied
+    for (uint32_t bad = ~valid & 0xffff; bad; bad &= bad - 1) {
+      const int r = __ffs(bad) - 1;
+      for (int c = lane; c < R::kRowBytes / 16; c += 32)
+        *reinterpret_cast<uint4*>(sm.ring[slot] + r * K::kPitch + c * 16) = make_uint4(0, 0, 0, 0);
+    }
+    if constexpr (!R::kFp8)
+      for (uint32_t left = valid & ~copied; left; left &= left - 1) {
+        const int r = __ffs(left) - 1;
+        const auto of = [&](const std::byte* x) {
+          return reinterpret_cast<const std::byte*>(
+              __shfl_sync(~0u, reinterpret_cast<unsigned long long>(x), r));
+        };
+        convert_row<R>(of(src), of(side), sm.ring[slot] + r * K::kPitch);
+      }
+    if (copied != 0xffff) fence_async();
     if constexpr (R::kSideBytes > 0) {
       if (src)
         asm volatile("cp.async.ca.shared.global [%0],[%1],%2;" ::"r"(s32(sm.side[slot]) +
@@ -50,17 +109,14 @@ __device__ __forceinline__ void produce(Smem<R, N>& sm, const Args& p, const Spa
                      : "memory");
       asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
     }
-    // rows without a valid token become zeros, so that nothing stale is multiplied
-    for (uint32_t bad = ~mask & 0xffff; bad; bad &= bad - 1) {
-      const int r = __ffs(bad) - 1;
-      for (int c = lane; c < R::kRowBytes / 16; c += 32)
-        *reinterpret_cast<uint4*>(sm.ring[slot] + r * K::kPitch + c * 16) = make_uint4(0, 0, 0, 0);
-    }
-    if (mask != 0xffff) fence_async();
-    __syncwarp();
+    // each lane arrives after what it wrote itself, lane 0 for all where nobody wrote
+    const bool apart = R::kSideBytes == 0 && copied != 0xffff;
     if (lane == 0) {
-      sm.valid[slot] = mask;
-      mb_expect(&sm.full[slot], __popc(mask) * R::kRowBytes);
+      sm.valid[slot] = valid;
+      mb_expect(&sm.full[slot], __popc(copied) * R::kRowBytes);
+      if (R::kSideBytes == 0 && !apart) mb_arrive(&sm.full[slot], 31);
+    } else if (apart) {
+      mb_arrive(&sm.full[slot]);
     }
     src = locate(list, v, side);
     slot += 4;
@@ -75,7 +131,7 @@ __device__ __forceinline__ void produce(Smem<R, N>& sm, const Args& p, const Spa
 // The weigh warps take the NoPE part (a warp: heads w, w+8, ...), the score warps the RoPE part (a
 // warp: four heads a load).
 template <class R, int N, bool kRopePart>
-__device__ __forceinline__ float load_q(Smem<R, N>& sm, const Args& p, int token, int head0) {
+__device__ __forceinline__ float load_q(Smem<R, N>& sm, const Args& p, const Span& sp) {
   using K = Config<R, N>;
   const int lane = threadIdx.x & 31, w = (threadIdx.x / 32) & 7;
   constexpr int kLoads = kRopePart ? (N + 15) / 16 : N / 4;
@@ -86,13 +142,20 @@ __device__ __forceinline__ float load_q(Smem<R, N>& sm, const Args& p, int token
     const int h = kRopePart ? h0 + 16 * i : h0 + 8 * (i / 2),
               c = kRopePart ? lane & 7 : lane + 32 * (i & 1);
     v[i] = make_uint4(0, 0, 0, 0);
-    if (head0 + h < p.heads && h < N && (kRopePart || c < R::kNope / 8)) {
+    if (h < sp.heads && (kRopePart || c < R::kNope / 8)) {
       const bf16* s =
-          kRopePart ? p.q_rope + (int64_t)token * p.qr_token + (int64_t)(head0 + h) * p.qr_head
-                    : p.q + (int64_t)token * p.q_token + (int64_t)(head0 + h) * p.q_head;
+          kRopePart
+              ? p.q_rope + (int64_t)sp.token * p.qr_token + (int64_t)(sp.head0 + h) * p.qr_head
+              : p.q + (int64_t)sp.token * p.q_token + (int64_t)(sp.head0 + h) * p.q_head;
       v[i] = __ldg(reinterpret_cast<const uint4*>(s) + c);
     }
   }
+  uint32_t any = 0;
+#pragma unroll
+  for (int i = 0; i < kLoads; i++) any |= v[i].x;
+  asm volatile("" ::"r"(any));  // all are here
+  __syncwarp();
+  if (lane == 0) mb_arrive(&sm.qhere);
   float f = 1, back = 1;
   if constexpr (R::kFp8) {
     // one power of two for all heads brings Q into fp16's range
@@ -104,8 +167,10 @@ __device__ __forceinline__ float load_q(Smem<R, N>& sm, const Args& p, int token
     }
     mx = __reduce_max_sync(~0u, max(mx & 0xffff, mx >> 16));
     if (lane == 0) atomicMax(&sm.qmax, mx);
-    bar<1, K::kMath>();
-    const int e = min(max((int)(sm.qmax >> 7) - 127, -60), 100);
+    meet<1, K::kMath>();
+    // an infinity or NaN is its head's own matter: 2^4 then keeps the others' up to 4,000
+    const uint32_t top = sm.qmax;
+    const int e = top >= 0x7f80 ? 9 : min(max((int)(top >> 7) - 127, -60), 100);
     f = pow2i(13 - e);
     back = pow2i(e - 13);
   }
@@ -136,7 +201,7 @@ __device__ __forceinline__ float load_q(Smem<R, N>& sm, const Args& p, int token
     }
   }
   fence_async();
-  bar<1, K::kMath>();
+  meet<1, K::kMath>();
   return back;
 }
 

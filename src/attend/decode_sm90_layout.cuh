@@ -21,6 +21,7 @@ using namespace gpu;
 template <class Record>
 struct Row {
   using Stored = Record;
+  using Quantized = std::conditional_t<std::is_base_of_v<V32, Record>, V32Fp8, V4Fp8>;
   static constexpr bool kFp8 = Record::kQuantized;
   static constexpr int kNope = Record::kNope, kQk = Record::kDqk, kV = Record::kDv;
   static constexpr int kRowBytes = Record::kRowBytes;
@@ -75,14 +76,16 @@ struct Config {
   static constexpr int kQTiles = R::kQk / 64, kNopeTiles = R::kNope / 64;
   static constexpr int kStageBytes = kRows * kPitch;
   static constexpr bool kRopeInV =
-      R::kFp8 && R::kV > R::kNope;  // one output tile needs bf16 P beside fp16 P
+      R::kFp8 && R::kV > R::kNope;           // one output tile needs bf16 P beside fp16 P
+  static constexpr bool kRolled = kRopeInV;  // loops of a block's matrix work
   static constexpr int kPKinds = kRopeInV ? 2 : 1;
   static constexpr int kSc = R::kFp8 ? R::kScales + (kRopeInV ? 1 : 0) : 1;
-  static constexpr int kQBytes = kQTiles * N * 128, kPBytes = 2 * kPKinds * 64 * 128;
-  static constexpr int kMisc = 3 * kSc * 64 * 2 + N * 4 * 18 + 512;
+  static constexpr int kQBytes = kQTiles * N * 128, kPBytes = kPKinds * 64 * 128;
+  static constexpr int kYBytes = N * 256;
+  static constexpr int kMisc = 3 * kSc * 64 * 2 + N * 4 * 15 + 768;
   static constexpr int kLimit = 232448;
-  static constexpr int kFit =
-      (kLimit - kQBytes - kPBytes - kMisc - 1024) / (kStageBytes + R::kSideBytes * kRows + 24);
+  static constexpr int kFit = (kLimit - kQBytes - kPBytes - kYBytes - kMisc - 1024) /
+                              (kStageBytes + R::kSideBytes * kRows + 24);
   static constexpr int kStages = kFit > 20 ? 20 : kFit;
   static_assert(kStages >= 8, "scores run one block ahead of the output");
   static_assert(kStages * kStageBytes >= N * 1040, "the output tile is staged in the ring");
@@ -91,23 +94,29 @@ template <class R, int N>
 struct alignas(1024) Smem {
   using K = Config<R, N>;
   uint8_t q[K::kQBytes];
-  uint8_t p[2][K::kPKinds][64 * 128];  // [token][head], 128-byte swizzle
+  uint8_t p[K::kPKinds][64 * 128];  // [token][head], 128-byte swizzle
+  float4 y[N / 8][128];             // log2 P as the score warpgroup's threads hold it
   uint8_t ring[K::kStages][K::kStageBytes];
   uint8_t side[K::kStages][R::kSideBytes ? R::kSideBytes * K::kRows : 8];
   uint16_t sc[3][K::kSc][64];
   float m[N], alpha[3][N], wmax[4][N], wsum[4][N], factor[N], top[N], sum[N];
+  float inverse[64];  // 2^-lambda of a row, 0 if it is invalid
   uint32_t valid[K::kStages];
-  uint32_t flag[3], seen;
+  uint32_t flag[3];              // kMoved, kExact, of a block
+  alignas(4) uint8_t odd[3][4];  // a score warp's rows hold scales that fp16 does not carry
   uint32_t qmax;
-  uint64_t full[K::kStages], empty[K::kStages], pfull[2], pempty[2];
+  uint64_t full[K::kStages], empty[K::kStages], yfull, yempty, go[2],
+      qhere,  // Q has left memory (a warp each)
+      inbox;  // what the splits of the cluster send
 };
 
-constexpr int kScoreSets = 3,
-              kWeighSets = 2;  // fragment sets: one is made while the others multiply
+constexpr uint32_t kMoved = 1, kExact = 2;
 
+// What a CTA works on.
 struct Span {
-  int n0, total, begin,
-      blocks;  // positions of the first list, of both; this split's first position and block count
+  int token, head0, heads;  // of its N heads, those that exist
+  int n0, total;            // positions of the first list, of both
+  int begin, blocks;        // this split's first position and block count
 };
 
 }  // namespace winnow::attention::sm90

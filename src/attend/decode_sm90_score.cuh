@@ -1,7 +1,7 @@
-// Decode on Hopper: S^T = K Q^T, softmax against a reference that may lag, P^T.
+// Decode on Hopper: S^T = K Q^T, and log2 P against a reference that may lag.
 #pragma once
 
-#include "attend/decode_sm90_layout.cuh"
+#include "attend/decode_sm90_exact.cuh"
 
 namespace winnow::attention::sm90 {
 
@@ -10,42 +10,10 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
   using K = Config<R, N>;
   constexpr float kLog2e = 1.44269504088896f, kLag = 12.f, kTop = 4.f;
   const int t = threadIdx.x & 127, lane = t & 31, w = t / 32, quad = lane & 3, r = lane >> 2;
-  float l[N / 4], y[N / 2];  // y: S^T, then log2 P, then P
-#pragma unroll
-  for (int c = 0; c < N / 4; c++) l[c] = 0;
+  float y[N / 2];  // S^T, then log2 P
   const float unit = p.scale * kLog2e * q_back;
   const uint32_t qa = s32(sm.q);
   const uint32_t lane_off = ((lane & 7) + 8 * ((lane >> 3) & 1)) * K::kPitch + (lane >> 4) * 16;
-  // where this lane's row of an 8x8 tile of P^T goes
-  const int prow = w * 16 + (lane & 7) + 8 * ((lane >> 3) & 1);
-  // P of eight heads: exponentials first, sums and a store (every second call) one step later
-  auto start = [&](int j) {
-#pragma unroll
-    for (int e = 0; e < 4; e++) y[4 * j + e] = ex2(y[4 * j + e]);
-  };
-  auto finish_p = [&](int j, uint32_t dst, float i0, float i1) {
-    l[2 * j] = fmaf(y[4 * j], i0, fmaf(y[4 * j + 2], i1, l[2 * j]));
-    l[2 * j + 1] = fmaf(y[4 * j + 1], i0, fmaf(y[4 * j + 3], i1, l[2 * j + 1]));
-    auto put = [&](auto kind, uint32_t at) {
-      constexpr bool bf = decltype(kind)::value;
-      if (j & 1)
-        asm volatile(
-            "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(at),
-            "r"(pack<bf>(y[4 * j - 4], y[4 * j - 3])), "r"(pack<bf>(y[4 * j - 2], y[4 * j - 1])),
-            "r"(pack<bf>(y[4 * j], y[4 * j + 1])), "r"(pack<bf>(y[4 * j + 2], y[4 * j + 3]))
-            : "memory");
-      else
-        asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0],{%1,%2};" ::"r"(at),
-                     "r"(pack<bf>(y[4 * j], y[4 * j + 1])),
-                     "r"(pack<bf>(y[4 * j + 2], y[4 * j + 3]))
-                     : "memory");
-    };
-    if ((j & 1) || j == N / 8 - 1) {
-      const uint32_t at = dst + (((j & 1 ? j - 1 + (lane >> 4) : j) ^ (prow & 7)) << 4);
-      put(std::bool_constant<!R::kFp8>{}, at);
-      if constexpr (K::kRopeInV) put(std::true_type{}, at + 64 * 128);
-    }
-  };
   // maxima of the columns over the 128 threads, of y + shift of the row
   auto column_max = [&](float c0, float c1) {
 #pragma unroll
@@ -63,39 +31,36 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
     return t < N ? fmaxf(fmaxf(sm.wmax[0][t], sm.wmax[1][t]), fmaxf(sm.wmax[2][t], sm.wmax[3][t]))
                  : 0.f;
   };
-  // rare: move the reference of every head to the maximum of the block in y
-  bool first = true;  // until a block had a valid row
+  // rare: move the reference of every head to the maximum of the block in y. It stays finite: +inf
+  // weighs 2^kTop against it, and nothing else does.
+  bool first = true;  // some head has had no logit above -inf
+  bool bare = t < N;  // head t has had none
   auto raise = [&](int b) {
     const float x = column_max(0.f, 0.f);
     if (t < N) {
-      const float up = first ? (x > -INFINITY ? x - kTop : 0.f) : fmaxf(0.f, x - kTop);
-      sm.m[t] += up;
-      sm.factor[t] = up;
-      sm.alpha[b][t] = first ? 0.f : ex2(-up);
+      const float old = sm.m[t],
+                  up = bare ? (x > -INFINITY ? x - kTop : 0.f) : fmaxf(0.f, x - kTop);
+      const float m = fminf(old + up, FLT_MAX);
+      sm.m[t] = m;
+      sm.factor[t] = m - old;
+      sm.alpha[b][t] = bare ? 0.f : ex2(old - m);
+      bare = bare && !(x > -INFINITY);
     }
-    if (t == 0) {
-      sm.seen = x > -INFINITY;
-      sm.flag[b] = 1;
-    }
-    bar<2, 128>();
-    first = first && !sm.seen;
+    if (t == 0) sm.flag[b] |= kMoved;
+    first = bar_any<2, 128>(bare);
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
-      const float2 al = *reinterpret_cast<const float2*>(&sm.alpha[b][8 * j + 2 * quad]);
-      l[2 * j] *= al.x;
-      l[2 * j + 1] *= al.y;
       const float2 up = *reinterpret_cast<const float2*>(&sm.factor[8 * j + 2 * quad]);
-      y[4 * j] -= up.x;
-      y[4 * j + 1] -= up.y;
-      y[4 * j + 2] -= up.x;
-      y[4 * j + 3] -= up.y;
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        float& v = y[4 * j + e];
+        v = v == INFINITY ? kTop : v - (e & 1 ? up.y : up.x);
+      }
     }
   };
-  const uint32_t pa = s32(sm.p[0][0]) + prow * 128;
   int slot = w, ph = 0, buf = 0;  // buf: i mod 3
   // rows and scales of block i, once they have arrived
-  auto prepare = [&](int i, bool& ok0, bool& ok1, int& lam0, int& lam1) {
-    if (i >= 3) mb_wait(&sm.pempty[(i - 1) & 1], ((i - 3) >> 1) & 1);
+  auto prepare = [&](int i, bool& ok0, bool& ok1, int& lam0, int& lam1, bool& odd) {
     mb_wait(&sm.full[slot], ph);
     if (t == 0) sm.flag[buf] = 0;
     const uint32_t valid = sm.valid[slot];
@@ -103,6 +68,7 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
     ok1 = (valid >> (r + 8)) & 1;
     lam0 = lam1 = 0;
     if constexpr (R::kFp8) {
+      bool strange;
       // lane `quad` of a row's four writes scales quad, quad+4 as fp16, divided by 2^lambda:
       // [scale][token]
       uint16_t* sc = &sm.sc[buf][quad][w * 16 + r];
@@ -118,8 +84,10 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
         lam1 = min(max((int)(__float_as_uint(mb) >> 23) - 127, -60), 60);
         const float ta = quad & 2 ? (quad & 1 ? a.w : a.z) : (quad & 1 ? a.y : a.x),
                     tb = quad & 2 ? (quad & 1 ? b.w : b.z) : (quad & 1 ? b.y : b.x);
-        sc[0] = __half_as_ushort(__float2half_rn(ta * pow2i(-lam0)));
-        sc[8] = __half_as_ushort(__float2half_rn(tb * pow2i(-lam1)));
+        const float xa = ta * pow2i(-lam0), xb = tb * pow2i(-lam1);
+        sc[0] = __half_as_ushort(__float2half_rn(xa));
+        sc[8] = __half_as_ushort(__float2half_rn(xb));
+        strange = strange_scale(ta, xa) || strange_scale(tb, xb);
       } else {
         static_assert(R::kSideBytes == 8 && R::kScales == 7);
         uint2 a = *reinterpret_cast<const uint2*>(sm.side[slot] + r * 8),
@@ -131,48 +99,55 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
           mx = __vmaxu4(mx, mx >> 16);
           return min(max((int)max(mx & 0xff, (mx >> 8) & 0xff) - 127, -60), 60);
         };
-        auto half_bits = [&](uint32_t v, int lam) -> uint16_t {
+        strange = false;
+        auto half_bits = [&](uint32_t v, int lam, bool ok) -> uint16_t {
           const int byte = (v >> (8 * quad)) & 0xff;
+          // the same test as strange_scale: neither within 16 of lambda nor below 2^-100
+          strange = strange || (ok && byte >= 27 && (unsigned)(lam + 127 - byte) > 16);
           return byte == 255
                      ? (uint16_t)0x7e00
                      : __half_as_ushort(__float2half_rn(pow2i(max(byte - 127 - lam, -126))));
         };
         lam0 = lambda(a);
         lam1 = lambda(b);
-        sc[0] = half_bits(a.x, lam0);
-        sc[8] = half_bits(b.x, lam1);
+        sc[0] = half_bits(a.x, lam0, ok0);
+        sc[8] = half_bits(b.x, lam1, ok1);
         // the RoPE columns are bf16, and so is their factor
-        sc[4 * 64] = quad < 3 ? half_bits(a.y, lam0) : (uint16_t)((127 - lam0) << 7);
-        sc[4 * 64 + 8] = quad < 3 ? half_bits(b.y, lam1) : (uint16_t)((127 - lam1) << 7);
+        sc[4 * 64] = quad < 3 ? half_bits(a.y, lam0, ok0) : (uint16_t)((127 - lam0) << 7);
+        sc[4 * 64 + 8] = quad < 3 ? half_bits(b.y, lam1, ok1) : (uint16_t)((127 - lam1) << 7);
       }
-      __syncwarp();
+      odd = __any_sync(~0u, strange);
+      if (lane == 0) sm.odd[buf][w] = odd;
     }
   };
-  bool next0 = false, next1 = false;
+  bool next0 = false, next1 = false, next_odd = false;
   int next_lam0 = 0, next_lam1 = 0;
-  if (sp.blocks > 0) prepare(0, next0, next1, next_lam0, next_lam1);
+  if (sp.blocks > 0) prepare(0, next0, next1, next_lam0, next_lam1, next_odd);
 #pragma unroll 1
   for (int i = 0; i < sp.blocks; i++) {
-    const bool ok0 = next0, ok1 = next1;
-    const int lam0 = next_lam0, lam1 = next_lam1;
+    const bool ok0 = next0, ok1 = next1, odd = next_odd;
+    int lam0 = next_lam0, lam1 = next_lam1;
+    const int rows = slot;
     const uint32_t base = s32(sm.ring[slot]) + lane_off;
     const uint16_t* sc = &sm.sc[buf][0][w * 16 + r];
-    // S^T in groups of 32 columns: fragments of the next group are made while earlier ones multiply
-    uint32_t a[kScoreSets][2][4];
-    const uint32_t qd = desc(qa, 16);
-    uint32_t x[4];
-    constexpr int kGroups = R::kQk / 32, kGroups8 = R::kFp8 ? R::kNope / 32 : 0,
-                  kPer = R::kFp8 ? R::kTile / 32 : 1;
+    // S^T in groups of 32 columns: fragments of the next group are made while earlier ones
+    // multiply. V4's few blocks a CTA gain by short loops that the instruction caches soon know,
+    // V3.2's many by straight code (88 against 95 us, 93 against 100: 64 heads, b=128).
+    constexpr int kScoreSets = K::kRolled ? 2 : 3;
+    uint32_t a[kScoreSets][2][4], x[4];
+    constexpr int kGroups8 = R::kFp8 ? R::kNope / 32 : 0, kGroups = R::kQk / 32;
+    constexpr int kPer = R::kFp8 ? R::kTile / 32 : 1;
     uint32_t m0 = 0, m1 = 0, n0 = 0, n1 = 0;  // scales of this group and the next
+    uint32_t rows_at = base, qd = desc(qa, 16);
+    const uint16_t* scale = sc;
     if constexpr (R::kFp8) {
-      ldsm(x, base);
-      n0 = sc[0];
-      n1 = sc[8];
+      ldsm(x, rows_at);
+      n0 = scale[0];
+      n1 = scale[8];
     }
-#pragma unroll
-    for (int g = 0; g < kGroups; g++) {
-      uint32_t(&f)[2][4] = a[g % kScoreSets];
-      const bool fp8 = g < kGroups8;
+    // group g of a turn, in fragment set `set`; behind a turn come bytes that are read, not used
+    auto group = [&](int g, int set, bool fp8, bool keep) {
+      uint32_t(&f)[2][4] = a[set % kScoreSets];
       if (fp8) {
         if (g % kPer == 0) {
           m0 = n0 * 0x10001u;
@@ -189,19 +164,18 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
           f[ks][3] = mul_h2(e3, m1);
         }
         if (g + 1 < kGroups8) {
-          ldsm(x, base + (g + 1) * 32);
+          ldsm(x, rows_at + (g + 1) * 32);
           if ((g + 1) % kPer == 0) {
-            n0 = sc[(g + 1) / kPer * 64];
-            n1 = sc[(g + 1) / kPer * 64 + 8];
+            n0 = scale[(g + 1) / kPer * 64];
+            n1 = scale[(g + 1) / kPer * 64 + 8];
           }
         }
       } else {
-        const int off = R::kFp8 ? R::kRopeOffset + (g - kGroups8) * 64 : g * 64;
         const uint32_t d0 = (uint32_t)(127 - lam0) * 0x800080u,
                        d1 = (uint32_t)(127 - lam1) * 0x800080u;  // 2^-lambda, bf16x2
 #pragma unroll
         for (int ks = 0; ks < 2; ks++) {
-          ldsm(f[ks], base + off + ks * 32);
+          ldsm(f[ks], rows_at + g * 64 + ks * 32);
           if constexpr (R::kFp8) {
             f[ks][0] = mul_b2(f[ks][0], d0);
             f[ks][1] = mul_b2(f[ks][1], d1);
@@ -215,10 +189,38 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
 #pragma unroll
       for (int ks = 0; ks < 2; ks++) {
         const uint32_t d = qg + (ks * 32 >> 4);
-        if (fp8) wgmma_rs<N, false, 0>(y, f[ks], d, g + ks > 0);
-        else wgmma_rs<N, true, 0>(y, f[ks], d, g + ks > 0);
+        if (fp8) wgmma_rs<N, false, 0>(y, f[ks], d, keep || ks > 0);
+        else wgmma_rs<N, true, 0>(y, f[ks], d, keep || ks > 0);
       }
       wg_commit();
+    };
+    constexpr int kFirst = R::kFp8 ? kGroups8 : kGroups - 2;  // groups before the last two
+    constexpr int kTurn = K::kRolled ? 2 * kPer : kFirst, kTurns = kFirst / kTurn;
+#pragma unroll 1
+    for (int turn = 0; turn < kTurns; turn++) {
+#pragma unroll
+      for (int g = 0; g < kTurn; g++) {
+        group(g, g, R::kFp8, turn + g > 0);
+        if (K::kRolled && g + 1 == kTurn) wg_wait<0>();
+        else wg_wait<kScoreSets - 1>();
+      }
+      rows_at += kTurn * (R::kFp8 ? 32 : 64);
+      scale += kTurn / kPer * 64;
+      qd += kTurn / 2 * N * 128 >> 4;
+    }
+    // from here on the products of the block before may have the tensor core
+    if (lane == 0) mb_arrive(&sm.go[i & 1]);
+    constexpr int kLeft = kFirst % kTurn;
+#pragma unroll
+    for (int g = 0; g < kLeft; g++) {
+      group(g, g, R::kFp8, true);
+      wg_wait<kScoreSets - 1>();
+    }
+    qd += kLeft / 2 * N * 128 >> 4;
+    if constexpr (R::kFp8) rows_at = base + R::kRopeOffset;
+#pragma unroll
+    for (int g = 0; g < kGroups - kFirst; g++) {
+      group(g, kFirst + g, false, true);
       wg_wait<kScoreSets - 1>();
     }
     // the next block's rows, while the last products finish
@@ -229,8 +231,10 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
       slot -= K::kStages;
       ph ^= 1;
     }
+    // y has been read: so the products of block i - 2 are done, their scales and flag are free
+    if (i >= 1) mb_wait(&sm.yempty, (i - 1) & 1);
     const bool more = i + 1 < sp.blocks, early = more && mb_done(&sm.full[slot], ph);
-    if (early) prepare(i + 1, next0, next1, next_lam0, next_lam1);
+    if (early) prepare(i + 1, next0, next1, next_lam0, next_lam1, next_odd);
     wg_wait<0>();
     hold(y);
     float mm[N / 4];
@@ -241,7 +245,18 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
       mm[2 * j + 1] = m.y;
     }
     // y = log2(e^s * 2^lambda) - m; an invalid row is -inf
-    const float k0 = unit * pow2i(lam0), k1 = unit * pow2i(lam1);
+    float k0 = unit * pow2i(lam0), k1 = unit * pow2i(lam1);
+    if constexpr (R::kFp8)
+      if (odd) {
+        exact_scores<R, N>(sm, p, sp, rows);
+#pragma unroll
+        for (int j = 0; j < N / 8; j++) {
+          const float4 v = sm.y[j][t];
+          y[4 * j] = v.x, y[4 * j + 1] = v.y, y[4 * j + 2] = v.z, y[4 * j + 3] = v.w;
+        }
+        lam0 = lam1 = 0;
+        k0 = k1 = p.scale * kLog2e;
+      }
     const float b0 = ok0 ? (float)lam0 : -INFINITY, b1 = ok1 ? (float)lam1 : -INFINITY;
     float worst[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
 #pragma unroll
@@ -249,42 +264,37 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
 #pragma unroll
       for (int e = 0; e < 4; e++) {
         y[4 * j + e] = fmaf(y[4 * j + e], e < 2 ? k0 : k1, (e < 2 ? b0 : b1) - mm[2 * j + (e & 1)]);
-        worst[e] = fmaxf(worst[e], y[4 * j + e]);
+        worst[e] = max_nan(worst[e], y[4 * j + e]);
       }
     }
-    const float i0 = ok0 ? pow2i(-lam0) : 0.f, i1 = ok1 ? pow2i(-lam1) : 0.f;
     if (p.max_logit) {  // on request only: the true maximum
       const float x = column_max((float)-lam0, (float)-lam1);
       if (t < N) sm.top[t] = fmaxf(sm.top[t], x + sm.m[t]);
       bar<2, 128>();
     }
-    if (bar_any<2, 128>(fmaxf(fmaxf(worst[0], worst[1]), fmaxf(worst[2], worst[3])) > kLag ||
-                        first))
+    // a NaN asks for it too, and infinities that met
+    if (bar_any<2, 128>(
+            !(max_nan(max_nan(worst[0], worst[1]), max_nan(worst[2], worst[3])) <= kLag) || first))
       raise(mine);
-    // P^T
-    if (i >= 2) mb_wait(&sm.pempty[i & 1], ((i - 2) >> 1) & 1);
-    const uint32_t pdst = pa + (i & 1) * (K::kPKinds * 64 * 128);
+    bool exact = false;
+    if constexpr (R::kFp8) exact = *reinterpret_cast<const uint32_t*>(sm.odd[mine]) != 0;
+    if (exact) {  // P is to be bf16, and itself
 #pragma unroll
-    for (int j = 0; j <= N / 8 + 1; j++) {
-      if (j < N / 8) start(j);
-      if (j >= 2) finish_p(j - 2, pdst, i0, i1);
+      for (int c = 0; c < N / 2; c++) y[c] -= (float)(c & 2 ? lam1 : lam0);
+      lam0 = lam1 = 0;
+      if (t == 0) sm.flag[mine] |= kExact;
     }
-    fence_async();
-    mb_arrive(&sm.pfull[i & 1]);
-    if (more && !early) prepare(i + 1, next0, next1, next_lam0, next_lam1);
-  }
-  // sums of each head over the 128 threads
-#pragma unroll
-  for (int c = 0; c < N / 4; c++)
-#pragma unroll
-    for (int d = 4; d < 32; d *= 2) l[c] += __shfl_xor_sync(~0u, l[c], d);
-  if (r == 0)
+    // hand over
 #pragma unroll
     for (int j = 0; j < N / 8; j++)
-      *reinterpret_cast<float2*>(&sm.wsum[w][8 * j + 2 * quad]) =
-          make_float2(l[2 * j], l[2 * j + 1]);
-  bar<2, 128>();
-  if (t < N) sm.sum[t] = (sm.wsum[0][t] + sm.wsum[1][t]) + (sm.wsum[2][t] + sm.wsum[3][t]);
+      sm.y[j][t] = make_float4(y[4 * j], y[4 * j + 1], y[4 * j + 2], y[4 * j + 3]);
+    if (quad == 0) {
+      sm.inverse[w * 16 + r] = ok0 ? pow2i(-lam0) : 0.f;
+      sm.inverse[w * 16 + r + 8] = ok1 ? pow2i(-lam1) : 0.f;
+    }
+    mb_arrive(&sm.yfull);
+    if (more && !early) prepare(i + 1, next0, next1, next_lam0, next_lam1, next_odd);
+  }
 }
 
 }  // namespace winnow::attention::sm90

@@ -7,4 +7,13 @@ void decode_v32_fp8(const Args& args, int size, void* stream) {
   launch_size<Row<V32Fp8>, 64>(args, size, static_cast<cudaStream_t>(stream));
 }
 
+int clusters_at_once(int size) {
+  const Launch<Row<V32Fp8>, 64> l(static_cast<unsigned>(size), static_cast<unsigned>(size),
+                                  nullptr);
+  int n = 0;
+  if (l.ready || cudaOccupancyMaxActiveClusters(&n, decode<Row<V32Fp8>, 64>, &l.config)) n = 0;
+  cudaGetLastError();
+  return n;
+}
+
 }  // namespace winnow::attention::sm90

@@ -1,31 +1,16 @@
-// Decode on Hopper: O^T += V^T P^T, the output, and the merge of a cluster's splits.
+// Decode on Hopper: P of half of the heads, O^T += V^T P^T for half of the columns, the output.
 #pragma once
 
-#include "attend/decode_sm90_layout.cuh"
+#include "attend/decode_sm90_exact.cuh"
+#include "attend/decode_sm90_merge.cuh"
 
 namespace winnow::attention::sm90 {
 
-// the statistics of head `h` of this CTA: writes lse and max_logit, returns what O is to be
-// multiplied by
-__device__ __forceinline__ float finish(const Args& p, int token, int h, float m, float sum,
-                                        float top, bool write) {
-  constexpr float kLog2e = 1.44269504088896f, kLn2 = 0.693147180559945f;
-  const bool some = sum > 0;
-  if (h >= p.heads) return 0.f;
-  if (write) {
-    if (p.lse)
-      p.lse[token * p.lse_token + h * p.lse_head] = some ? (log2f(sum) + m) * kLn2 : p.empty_lse;
-    if (p.max_logit)
-      p.max_logit[token * p.max_token + h * p.max_head] = some ? top * kLn2 : -INFINITY;
-  }
-  const float sink = p.sink ? ex2(p.sink[h] * kLog2e - m) : 0.f;
-  return some ? 1.f / (sum + sink) : 0.f;
-}
-
-// O^T += V^T P^T for 256 of the 512 columns.
-template <class R, int N, int G>
-__device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span& sp, int token,
-                                      int head0) {
+// O^T += V^T P^T for 256 of the 512 columns, those of warpgroup `which`. kG: the same where the
+// warpgroups' code differs (V4's fp8 rows, whose last tile is bf16), else -1.
+template <class R, int N, int kG>
+__device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span& sp, int which) {
+  const int g = kG < 0 ? which : kG;
   using K = Config<R, N>;
   const int t = threadIdx.x & 127, lane = t & 31, w = t / 32, quad = lane & 3;
   float o[4][N / 2];
@@ -33,17 +18,80 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
   for (int m = 0; m < 4; m++)
 #pragma unroll
     for (int i = 0; i < N / 2; i++) o[m][i] = 0;
-  constexpr auto is8 = [](int m) { return R::kFp8 && (G * 4 + m) * 64 < R::kNope; };
+  // eights of heads whose P this warpgroup makes: kJ from j0 on, one less where they are odd
+  constexpr int kJ = (N / 8 + 1) / 2;
+  const int j0 = g * kJ, end = N / 8 - j0;
+  const auto mine = [&](int j) { return N % 16 == 0 || j + 1 < kJ || j < end; };
+  float l[2 * kJ];
+#pragma unroll
+  for (int c = 0; c < 2 * kJ; c++) l[c] = 0;
+  const int prow = w * 16 + (lane & 7) + 8 * ((lane >> 3) & 1);  // this lane's row of P^T's tiles
+  // the one tile of V4's fp8 rows that is bf16
+  const auto rope = [&](int m) { return K::kRopeInV && m == 3 && g == 1; };
   // lanes 0-7, 8-15, 16-23, 24-31 give the rows of the four 8x8 tiles
   const uint32_t off8 =
-      ((lane & 7) + 8 * ((lane >> 3) & 1)) * K::kPitch + G * 256 + (lane >> 4) * 64 + w * 16;
+      ((lane & 7) + 8 * ((lane >> 3) & 1)) * K::kPitch + g * 256 + (lane >> 4) * 64 + w * 16;
   const uint32_t off16 =
-      ((lane & 7) + 8 * (lane >> 4)) * K::kPitch + ((lane >> 3) & 1) * 16 + w * 32;
+      ((lane & 7) + 8 * (lane >> 4)) * K::kPitch + ((lane >> 3) & 1) * 16 + w * 32 + g * 512;
+  auto both = [] {
+    if constexpr (kG < 0) bar<4, 256>();
+    else meet<4, 256>();
+  };
   int slot = 0, buf = 0;  // buf: i mod 3
 #pragma unroll 1
   for (int i = 0; i < sp.blocks; i++) {
-    mb_wait(&sm.pfull[i & 1], (i >> 1) & 1);
-    if (sm.flag[buf]) {
+    mb_wait(&sm.yfull, i & 1);
+    float y[4 * kJ];
+#pragma unroll
+    for (int j = 0; j < kJ; j++) {
+      const float4 v = sm.y[mine(j) ? j0 + j : 0][t];
+      y[4 * j] = v.x, y[4 * j + 1] = v.y, y[4 * j + 2] = v.z, y[4 * j + 3] = v.w;
+    }
+    const float i0 = sm.inverse[w * 16 + (lane >> 2)], i1 = sm.inverse[w * 16 + (lane >> 2) + 8];
+    mb_arrive(&sm.yempty);
+#pragma unroll
+    for (int k = 0; k < 4 * kJ; k++) y[k] = ex2(y[k]);
+    const uint32_t flag = sm.flag[buf];
+#pragma unroll
+    for (int j = 0; j < kJ; j++) {
+      if (flag & kMoved) {
+        const float2 al =
+            *reinterpret_cast<const float2*>(&sm.alpha[buf][8 * (mine(j) ? j0 + j : 0) + 2 * quad]);
+        l[2 * j] *= al.x;
+        l[2 * j + 1] *= al.y;
+      }
+      l[2 * j] = fmaf(y[4 * j], i0, fmaf(y[4 * j + 2], i1, l[2 * j]));
+      l[2 * j + 1] = fmaf(y[4 * j + 1], i0, fmaf(y[4 * j + 3], i1, l[2 * j + 1]));
+    }
+    both();  // both warpgroups are done with the last block's P
+    auto put = [&](auto kind, int k, uint32_t at) {  // eights k and k - 1, or k alone, of P^T
+      constexpr bool bf = decltype(kind)::value;
+      const bool both = k & 1 && mine(k);
+      const uint32_t dst =
+          at + prow * 128 + (((j0 + (k & 1 ? k - 1 + (lane >> 4) : k)) ^ (prow & 7)) << 4);
+      const uint32_t x0 = pack<bf>(y[4 * k], y[4 * k + 1]),
+                     x1 = pack<bf>(y[4 * k + 2], y[4 * k + 3]);
+      if (k & 1) {
+        const uint32_t z0 = pack<bf>(y[4 * k - 4], y[4 * k - 3]),
+                       z1 = pack<bf>(y[4 * k - 2], y[4 * k - 1]);
+        if (both) stsm4(dst, z0, z1, x0, x1);
+        else stsm2(dst, z0, z1);
+      } else if (mine(k)) {
+        stsm2(dst, x0, x1);
+      }
+    };
+    const bool exact = R::kFp8 && (flag & kExact);
+#pragma unroll
+    for (int j = 0; j < kJ; j++)
+      if ((j & 1) || j == kJ - 1) {
+        if (K::kRopeInV || !exact) put(std::bool_constant<!R::kFp8>{}, j, s32(sm.p[0]));
+        if (K::kRopeInV || exact) put(std::true_type{}, j, s32(sm.p[K::kPKinds - 1]));
+      }
+    fence_async();
+    // the next block's scores are the longer chain: they go first
+    if (i + 1 < sp.blocks) mb_wait(&sm.go[(i + 1) & 1], ((i + 1) >> 1) & 1);
+    both();
+    if (flag & kMoved) {
 #pragma unroll
       for (int j = 0; j < N / 8; j++) {
         const float2 al = *reinterpret_cast<const float2*>(&sm.alpha[buf][8 * j + 2 * quad]);
@@ -56,76 +104,101 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
         }
       }
     }
-    const uint32_t pd = desc(s32(sm.p[i & 1][0]), 8192);
-    // eight half steps: 16 tokens x two 64-row tiles; the next half step's rows are read while this
-    // one multiplies
-    uint32_t raw[4], a[kWeighSets][2][4];
-    auto load = [&](uint32_t base,
-                    int hf) {  // fp8: both tiles of the half step; bf16 tiles are read when needed
-      if (is8(2 * hf)) ldsm_t(raw, base + off8 + hf * 128);
+    const uint32_t pd = desc(s32(sm.p[0]), 8192);
+    if constexpr (R::kFp8)
+      if (exact) {
+        exact_products<R, N>(sm, slot, g, pd, o);
+        slot += 4;
+        if (slot >= K::kStages) slot -= K::kStages;
+        if (++buf == 3) buf = 0;
+        continue;
+      }
+    // half steps: 16 tokens x two 64-row tiles; the next one's rows are read while this one
+    // multiplies
+    uint32_t raw[4], a[2][2][4];
+    auto load = [&](uint32_t base, int hf) {  // both fp8 tiles of a half step
+      if (R::kFp8) ldsm_t(raw, base + off8 + hf * 128);
     };
     load(s32(sm.ring[slot]), 0);
+    constexpr int kSteps = K::kRolled ? 2 : 4;  // of 16 tokens, a turn
+#pragma unroll 1
+    for (int turn = 0; turn < 4; turn += kSteps)
 #pragma unroll
-    for (int step = 0; step < 8; step++) {
-      const int ks = step / 2, hf = step % 2;
-      uint32_t(&f)[2][4] = a[step % kWeighSets];
+      for (int step = 0; step < 2 * kSteps; step++) {
+        const int ks = turn + step / 2, hf = step % 2;
+        uint32_t(&f)[2][4] = a[hf];
 #pragma unroll
-      for (int k2 = 0; k2 < 2; k2++) {
-        const int m = 2 * hf + k2;
-        uint32_t lo = 0, hi = 0;
-        if constexpr (R::kFp8) {
-          const int k = (G * 4 + m) * 64 < R::kNope ? (G * 4 + m) * 64 / R::kTile : R::kScales;
-          lo = *reinterpret_cast<const uint32_t*>(&sm.sc[buf][k][ks * 16 + 2 * quad]);
-          hi = *reinterpret_cast<const uint32_t*>(&sm.sc[buf][k][ks * 16 + 2 * quad + 8]);
-        }
-        if (is8(m)) {
-          const uint32_t u0 = __byte_perm(raw[k2 * 2], 0, 0x3120),
-                         u1 = __byte_perm(raw[k2 * 2 + 1], 0, 0x3120);
-          uint32_t e0, e1, e2, e3;
-          e4m3x4(u0, e0, e1);
-          e4m3x4(u1, e2, e3);
-          f[k2][0] = mul_h2(e0, lo);
-          f[k2][1] = mul_h2(e1, lo);
-          f[k2][2] = mul_h2(e2, hi);
-          f[k2][3] = mul_h2(e3, hi);
-        } else {
-          const int d = (G * 4 + m) * 64;
-          ldsm_t(f[k2], s32(sm.ring[slot]) + off16 +
-                            (R::kFp8 ? R::kRopeOffset + (d - R::kNope) * 2 : d * 2));
+        for (int k2 = 0; k2 < 2; k2++) {
+          const int m = 2 * hf + k2;
           if constexpr (R::kFp8) {
-            f[k2][0] = mul_b2(f[k2][0], lo);
-            f[k2][1] = mul_b2(f[k2][1], lo);
-            f[k2][2] = mul_b2(f[k2][2], hi);
-            f[k2][3] = mul_b2(f[k2][3], hi);
+            const int k = K::kRopeInV ? g * 4 + m : (g * 4 + m) * 64 / R::kTile;  // its scale
+            const uint16_t* sc = &sm.sc[buf][k][ks * 16 + 2 * quad];
+            const uint32_t lo = *reinterpret_cast<const uint32_t*>(sc),
+                           hi = *reinterpret_cast<const uint32_t*>(sc + 8);
+            if (!rope(m)) {
+              const uint32_t u0 = __byte_perm(raw[k2 * 2], 0, 0x3120),
+                             u1 = __byte_perm(raw[k2 * 2 + 1], 0, 0x3120);
+              uint32_t e0, e1, e2, e3;
+              e4m3x4(u0, e0, e1);
+              e4m3x4(u1, e2, e3);
+              f[k2][0] = mul_h2(e0, lo);
+              f[k2][1] = mul_h2(e1, lo);
+              f[k2][2] = mul_h2(e2, hi);
+              f[k2][3] = mul_h2(e3, hi);
+            } else {
+              ldsm_t(f[k2], s32(sm.ring[slot]) + off16 - 512 + R::kRopeOffset);
+              f[k2][0] = mul_b2(f[k2][0], lo);
+              f[k2][1] = mul_b2(f[k2][1], lo);
+              f[k2][2] = mul_b2(f[k2][2], hi);
+              f[k2][3] = mul_b2(f[k2][3], hi);
+            }
+          } else {
+            ldsm_t(f[k2], s32(sm.ring[slot]) + off16 + m * 128);
           }
         }
-      }
-      if (hf == 1) {
-        __syncwarp();
-        if (lane == 0) {  // the rows are in registers: the stage is free
-          mb_arrive(&sm.empty[slot]);
+        if (hf == 1) {
+          __syncwarp();
+          if (lane == 0) {  // the rows are in registers: the stage is free
+            mb_arrive(&sm.empty[slot]);
+          }
+          if (++slot == K::kStages) slot = 0;
         }
-        if (++slot == K::kStages) slot = 0;
-      }
-      if (step < 7) load(s32(sm.ring[slot]), hf ^ 1);
-      const uint32_t pk = fresh(pd + ((ks * 2048) >> 4));
-      wg_fence();
+        if (hf == 0 || ks < 3) load(s32(sm.ring[slot]), hf ^ 1);
+        const uint32_t pk = fresh(pd + ((ks * 2048) >> 4));
+        wg_fence();
 #pragma unroll
-      for (int k2 = 0; k2 < 2; k2++) {
-        const int m = 2 * hf + k2;
-        if (is8(m)) wgmma_rs<N, false, 1>(o[m], f[k2], pk, 1);
-        else wgmma_rs<N, true, 1>(o[m], f[k2], pk + (K::kRopeInV ? 8192 >> 4 : 0), 1);
+        for (int k2 = 0; k2 < 2; k2++) {
+          const int m = 2 * hf + k2;
+          if (!rope(m)) wgmma_rs<N, !R::kFp8, 1>(o[m], f[k2], pk, 1);
+          else wgmma_rs<N, true, 1>(o[m], f[k2], pk + (8192 >> 4), 1);
+        }
+        wg_commit();
+        if (step + 1 == 2 * kSteps) wg_wait<0>();
+        else wg_wait<1>();
       }
-      wg_commit();
-      if (step < 7) wg_wait<kWeighSets - 1>();
-    }
     wg_wait<0>();
 #pragma unroll
     for (int m = 0; m < 4; m++) hold(o[m]);
-    mb_arrive(&sm.pempty[i & 1]);
     if (++buf == 3) buf = 0;
   }
-  bar<3, K::kMath>();
+  // sums of each head over the 128 threads
+#pragma unroll
+  for (int c = 0; c < 2 * kJ; c++)
+#pragma unroll
+    for (int d = 4; d < 32; d *= 2) l[c] += __shfl_xor_sync(~0u, l[c], d);
+  if (lane < 4)
+#pragma unroll
+    for (int j = 0; j < kJ; j++)
+      if (mine(j))
+        *reinterpret_cast<float2*>(&sm.wsum[w][8 * (j0 + j) + 2 * quad]) =
+            make_float2(l[2 * j], l[2 * j + 1]);
+  meet<3, K::kMath>();
+  if (const int h = 8 * j0 + t; t < 8 * kJ && h < N) {
+    sm.sum[h] = (sm.wsum[0][h] + sm.wsum[1][h]) + (sm.wsum[2][h] + sm.wsum[3][h]);
+    if (p.splits == 1)
+      sm.factor[h] = finish(p, sp.token, sp.head0 + h, sm.m[h], sm.sum[h], sm.top[h], true);
+  }
+  both();
   // fp8 tiles hold dims 2i and 2i+1 of a warp's 16 in rows i and i+8, bf16 tiles dims i and i+8
   if (p.splits == 1) {
     uint8_t* tile = sm.ring[0];
@@ -135,10 +208,10 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
       const float2 f = *reinterpret_cast<const float2*>(&sm.factor[8 * j + 2 * quad]);
 #pragma unroll
       for (int m = 0; m < 4; m++) {
-        uint8_t* at = tile + (8 * j + 2 * quad) * kRow + ((G * 4 + m) * 64 + w * 16) * 2;
+        uint8_t* at = tile + (8 * j + 2 * quad) * kRow + ((g * 4 + m) * 64 + w * 16) * 2;
         const uint32_t x = pack<true>(o[m][4 * j] * f.x, o[m][4 * j + 2] * f.x),
                        y = pack<true>(o[m][4 * j + 1] * f.y, o[m][4 * j + 3] * f.y);
-        if (is8(m)) {
+        if (R::kFp8 && !rope(m)) {
           *reinterpret_cast<uint32_t*>(at + (lane >> 2) * 4) = x;
           *reinterpret_cast<uint32_t*>(at + kRow + (lane >> 2) * 4) = y;
         } else {
@@ -150,96 +223,30 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
         }
       }
     }
-    bar<4, 256>();
-    const int warp = G * 4 + w;
-    for (int h = warp; h < N && head0 + h < p.heads; h += 8) {
-      uint4* dst = reinterpret_cast<uint4*>(p.out + (int64_t)token * p.out_token +
-                                            (int64_t)(head0 + h) * p.out_head);
+    both();
+    const int warp = g * 4 + w;
+    for (int h = warp; h < sp.heads; h += 8) {
+      uint4* dst = reinterpret_cast<uint4*>(p.out + (int64_t)sp.token * p.out_token +
+                                            (int64_t)(sp.head0 + h) * p.out_head);
       const uint4* src = reinterpret_cast<const uint4*>(tile + h * kRow);
       const uint4 x = src[lane], y = src[lane + 32];
       dst[lane] = x;
       dst[lane + 32] = y;
     }
-  } else {  // fp32 partial output over the dead Q, P and rows: 512 bytes a unit of 16 x 8 outputs
-            // per warp
-    float4* part = reinterpret_cast<float4*>(sm.q);
+  } else {
+    // Unit u, 64 columns x 8 heads of fp32 sums, goes to CTA u mod S, over its dead Q, P and rows.
+    cluster_sync();
+    const int rank = cluster_rank(), splits = p.splits;
+    int owner = g * (N / 2) % splits, place = g * (N / 2) / splits;
 #pragma unroll
     for (int m = 0; m < 4; m++)
 #pragma unroll
-      for (int j = 0; j < N / 8; j++)
-        part[((G * 4 + m) * (N / 8) + j) * 128 + t] =
-            make_float4(o[m][4 * j], o[m][4 * j + 1], o[m][4 * j + 2], o[m][4 * j + 3]);
-  }
-}
-
-// Each CTA of the cluster sums its share of the output, in the order of the splits.
-
-template <class R, int N>
-__device__ __forceinline__ void merge(Smem<R, N>& sm, const Args& p, int token, int split,
-                                      int head0) {
-  using K = Config<R, N>;
-  const int tid = threadIdx.x, S = p.splits;
-  static_assert(sizeof(sm.q) + sizeof(sm.p) + sizeof(sm.ring) >= N * 2048 + 16 * N * 4);
-  float* weight = reinterpret_cast<float*>(sm.q + N * 2048);  // [split][head]
-  if (tid < N) {
-    float big = -INFINITY, sum = 0, top = -INFINITY, ms[16], ls[16];
-#pragma unroll
-    for (int s = 0; s < 16; s++)
-      if (s < S) {
-        ms[s] = peer_f32(peer(s32(&sm.m[tid]), s));
-        ls[s] = peer_f32(peer(s32(&sm.sum[tid]), s));
-        top = fmaxf(top, peer_f32(peer(s32(&sm.top[tid]), s)));
+      for (int j = 0; j < N / 8; j++) {
+        peer_put(peer(s32(sm.q) + ((place * splits + rank) * 128 + t) * 16, owner),
+                 make_float4(o[m][4 * j], o[m][4 * j + 1], o[m][4 * j + 2], o[m][4 * j + 3]),
+                 peer(s32(&sm.inbox), owner));
+        if (++owner == splits) owner = 0, place++;
       }
-#pragma unroll
-    for (int s = 0; s < 16; s++)
-      if (s < S && ls[s] > 0) big = fmaxf(big, ms[s]);
-#pragma unroll
-    for (int s = 0; s < 16; s++)
-      if (s < S) {
-        ms[s] = ls[s] > 0 ? ex2(ms[s] - big) : 0.f;
-        sum += ls[s] * ms[s];
-      }
-    const float f = finish(p, token, head0 + tid, big, sum, top, split == 0);
-#pragma unroll
-    for (int s = 0; s < 16; s++)
-      if (s < S) weight[s * N + tid] = ms[s] * f;
-  }
-  bar<3, K::kMath>();
-  const int t = tid & 127, lane = t & 31, w = t / 32, quad = lane & 3, r = lane >> 2;
-  const uint32_t part = s32(sm.q) + t * 16;
-  for (int u = split + S * (tid / 128); u < N; u += S * 3) {
-    const int tile = u / (N / 8), j = u % (N / 8), hl = 8 * j + 2 * quad;
-    float4 acc = make_float4(0, 0, 0, 0);
-#pragma unroll 4
-    for (int s = 0; s < S; s++) {
-      const float4 x = peer_f32x4(peer(part + u * 2048, s));
-      const float2 f = *reinterpret_cast<const float2*>(&weight[s * N + hl]);
-      acc.x += x.x * f.x;
-      acc.y += x.y * f.y;
-      acc.z += x.z * f.x;
-      acc.w += x.w * f.y;
-    }
-    const bool fp8 = R::kFp8 && tile * 64 < R::kNope;
-    const int d0 = tile * 64 + w * 16 + (fp8 ? 2 * r : r);
-    bf16* dst = p.out + (int64_t)token * p.out_token + (int64_t)(head0 + hl) * p.out_head + d0;
-    const uint32_t a = pack<true>(acc.x, acc.z), b = pack<true>(acc.y, acc.w);
-    if (head0 + hl < p.heads) {
-      if (fp8) {
-        *reinterpret_cast<uint32_t*>(dst) = a;
-      } else {
-        reinterpret_cast<uint16_t*>(dst)[0] = a & 0xffff;
-        reinterpret_cast<uint16_t*>(dst)[8] = a >> 16;
-      }
-    }
-    dst += p.out_head;
-    if (head0 + hl + 1 < p.heads) {
-      if (fp8) {
-        *reinterpret_cast<uint32_t*>(dst) = b;
-      } else {
-        reinterpret_cast<uint16_t*>(dst)[0] = b & 0xffff;
-        reinterpret_cast<uint16_t*>(dst)[8] = b >> 16;
-      }
-    }
   }
 }
 
