@@ -63,9 +63,9 @@ Cut cut(const Params& p, int max_size, bool fixed) {
 
 void sm90_decode(const Params& p) noexcept {
   if (p.tokens == 0) return;
-  if (sm90_wide_is_better(p)) return sm90_wide(p);
   // Two lists of different formats: the bf16 kernel, which makes its rows of fp8 records.
   const bool mixed = p.list_count > 1 && p.lists[0].format != p.lists[1].format;
+  if (!mixed && sm90_wide_is_better(p)) return sm90_wide(p);
   const bool v32 =
       p.lists[0].format == CacheFormat::kV32Fp8 || p.lists[0].format == CacheFormat::kV32Bf16;
   const CacheFormat format = !mixed ? p.lists[0].format

@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
     Span sp = job<N>(p);
     cut_list<K>(p, sp);
     produce<R, N>(sm, p, sp);
-    if (p.splits > 1) cluster_sync();
+    if (p.splits > 1) cluster_meet();
   } else if (wg == 2) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsScore<R>));
     Span sp = job<N>(p);
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
     score<R, N>(sm, p, sp, back);
     meet<3, K::kMath>();
     if (p.splits > 1) {
-      cluster_sync();
+      cluster_meet();
       send_statistics<R, N>(sm, cluster_rank(), p.splits);
       merge<R, N>(sm, p, sp, cluster_rank());
     }

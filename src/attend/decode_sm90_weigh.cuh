@@ -235,7 +235,7 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
     }
   } else {
     // Unit u, 64 columns x 8 heads of fp32 sums, goes to CTA u mod S, over its dead Q, P and rows.
-    cluster_sync();
+    cluster_meet();
     const int rank = cluster_rank(), splits = p.splits;
     int owner = g * (N / 2) % splits, place = g * (N / 2) / splits;
 #pragma unroll

@@ -165,6 +165,11 @@ __device__ __forceinline__ void wait_for_previous() {
 }
 
 __device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                   : "memory");
+}
+// The same where no global writes are handed on: saves a fence of several hundred cycles.
+__device__ __forceinline__ void cluster_meet() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
                    : "memory");
 }
