@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <vector>
 
 #include "problems.h"
 #include "random.h"
@@ -11,18 +12,33 @@ constexpr int64_t kCompression = 4;  // V4: tokens per compressed state
 
 constexpr int64_t kDrawn = 512;  // tokens whose slots are drawn; later ones take theirs in turn
 
+// Replaces all but `overlap` percent of the positions in `row` by others.
+void renew(std::span<int32_t> row, int64_t context, int32_t overlap, tools::Random& random) {
+  std::vector<bool> taken(context);
+  for (const int32_t id : row) taken[id] = true;
+  for (int32_t& id : row) {
+    if (static_cast<int32_t>(random.draw(0, 99)) < overlap) continue;
+    int64_t next = random.draw(0, context - 1);
+    while (taken[next]) next = (next + 1) % context;
+    taken[next] = true, id = static_cast<int32_t>(next);
+  }
+}
+
 // Slots of `width` distinct positions of each token's request.
 void fill_slots(const Paging& paging, const Sizes& s, int64_t context,
                 const tools::Buffer<int32_t>& slots) {
   tools::Random random(s.seed + 17);
   const int64_t width = static_cast<int64_t>(slots.size()) / std::max<int64_t>(s.tokens(), 1);
+  std::vector<int32_t> ids(width);  // of the token before
   for (int64_t t = 0; t < s.tokens(); ++t) {
     const std::span<int32_t> row = slots.span(t * width, width);
     if (s.batch == 1 && t >= kDrawn) {
       std::ranges::copy(slots.span((t - kDrawn) * width, width), row.begin());
       continue;
     }
-    random.choose(row, context);
+    if (s.overlap > 0 && t > 0) renew(ids, context, s.overlap, random);
+    else random.choose(ids, context);
+    std::ranges::copy(ids, row.begin());
     const int32_t* table = paging.table.data() + paging.requests[t] * paging.width;
     for (int32_t& id : row)
       if (id >= 0) id = table[id / s.page] * s.page + id % s.page;
@@ -78,6 +94,18 @@ double AttendProblem::bytes() const {  // every selected record, queries and out
   const double record = static_cast<double>(page_bytes_used(cache.cache.format, 64)) / 64;
   return static_cast<double>(sizes_.tokens() * (sizes_.topk + sizes_.extra)) * (record + 4) +
          2.0 * static_cast<double>(args.q.size() + args.out.size());
+}
+
+GatherProblem::GatherProblem(const Sizes& s, void* rows)
+    : placement(s.device),
+      paging(placement, s, s.context),
+      cache(placement, shape_of(s, paging.pages), s.seed),
+      lengths(s.batch) {
+  std::ranges::fill(lengths, static_cast<int32_t>(s.context));
+  args.cache = cache.cache, args.block_table = paging.table_view;
+  args.lengths = placement.copied(lengths, {s.batch});
+  args.out = tensor(static_cast<bf16*>(rows), {s.batch * s.context, s.model.d_qk});
+  args.target.device = s.device;
 }
 
 }  // namespace winnow::bench

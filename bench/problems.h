@@ -30,6 +30,7 @@ struct Sizes {
   bool bf16_cache = false;  // instead of fp8
   bool contiguous = false;  // index keys in rows instead of pages
   bool shuffled = false;    // slots in no order
+  int32_t overlap = 0;      // percent of a token's slots that the token before has too
   Device device = {};
   uint64_t seed = 1;
 
@@ -121,6 +122,17 @@ struct AttendProblem {
 
  private:
   Sizes sizes_;
+};
+
+// All tokens of paged caches as contiguous bf16 rows at `rows`: what attention over such rows needs
+// first.
+struct GatherProblem {
+  GatherProblem(const Sizes& s, void* rows);
+  Placement placement;
+  GatherArgs args;
+  Paging paging;
+  FilledCache cache;
+  tools::Buffer<int32_t> lengths;
 };
 
 }  // namespace winnow::bench

@@ -3,8 +3,11 @@
 // the shapes that FlashMLA's figures (bench/peers) were taken with.
 #include <fmt/format.h>
 
+#include <optional>
+
 #include "harness.h"
 #include "problems.h"
+#include "winnow/error.h"
 
 namespace winnow {
 namespace {
@@ -22,18 +25,40 @@ std::string name_of_case(const bench::Sizes& s) {
   return name + fmt::format(" {} token{}", s.batch, s.batch == 1 ? "" : "s");
 }
 
-void measure(bench::Runner& runner, bench::Sizes sizes) {
+bench::Case case_of(const bench::Sizes& s, const std::string& name) {
+  bench::Case c{.name = name, .model = std::string(s.model.name)};
+  c.heads = s.heads, c.topk = s.topk, c.extra = s.extra;
+  c.batch = s.batch, c.s_q = s.s_q, c.context = s.context;
+  return c;
+}
+
+// `gathered`: the bf16 rows are first made from paged fp8 ones. `note` is added to the case's name;
+// what has one is not held against a peer's figure.
+void measure(bench::Runner& runner, bench::Sizes sizes, const char* note = "",
+             bool gathered = false) {
   sizes.device = runner.device();
-  bench::Case c{.name = name_of_case(sizes), .model = std::string(sizes.model.name)};
-  c.heads = sizes.heads, c.topk = sizes.topk, c.extra = sizes.extra;
-  c.batch = sizes.batch, c.s_q = sizes.s_q, c.context = sizes.context;
+  bench::Case c = case_of(sizes, name_of_case(sizes) + note);
+  if (*note) c.context = 0;
   if (!runner.wants(c)) return;
   bench::AttendProblem problem(sizes);
   c.flops = problem.flops(), c.bytes = problem.bytes();
+  std::optional<bench::GatherProblem> before;
+  if (gathered) {
+    sizes.bf16_cache = false, sizes.page = 64;
+    before.emplace(sizes, problem.cache.cache.data);
+  }
   for (const std::string& kernel : runner.kernels()) {
     c.kernel = kernel;
-    problem.use(kernel.c_str());
-    runner.measure(c, [&] { attend(problem.args); });
+    try {
+      problem.use(kernel.c_str());
+    } catch (const Error& e) {  // this kernel does not read these rows
+      if (e.code() != ErrorCode::kUnsupported) throw;
+      continue;
+    }
+    runner.measure(c, [&] {
+      if (before) gather(before->args);
+      attend(problem.args);
+    });
   }
 }
 
@@ -77,18 +102,38 @@ const bench::Suite flashmla("attend", "flashmla", [](bench::Runner& runner) {
     v4(64, 512), v4(128, 1024);
   }
   // Prefill from contiguous bf16 rows: a cache of one page.
+  const auto rows = [](const Model& model, int64_t heads, int64_t topk, int64_t context) {
+    return bench::Sizes{.model = model,
+                        .heads = heads,
+                        .topk = topk,
+                        .s_q = 4096,
+                        .context = context,
+                        .page = static_cast<int32_t>(context),
+                        .bf16_cache = true,
+                        .shuffled = true};
+  };
   const auto prefill = [&](const Model& model, int64_t heads, int64_t topk, int64_t context) {
-    run({.model = model,
-         .heads = heads,
-         .topk = topk,
-         .s_q = 4096,
-         .context = context,
-         .page = static_cast<int32_t>(context),
-         .bf16_cache = true});
+    measure(runner, rows(model, heads, topk, context));
   };
   for (const int64_t context : {8192, 65536, 131072}) prefill(kV32, 128, 2048, context);
   prefill(kV32, 64, 2048, 65536);
   prefill(kV4, 64, 512, 32768), prefill(kV4, 128, 1024, 32768);
+  for (const int64_t heads : {32, 16}) prefill(kV32, heads, 2048, 65536);
+  // Neighbouring tokens that share keys.
+  for (const int32_t overlap : {80, 95}) {
+    bench::Sizes s = rows(kV32, 128, 2048, 65536);
+    s.overlap = overlap;
+    measure(runner, s, overlap == 80 ? ", 80 % shared" : ", 95 % shared");
+  }
+  // From fp8 pages: directly, and by gathering them into bf16 rows first.
+  const auto from_pages = [&](const bench::Sizes& s) {
+    bench::Sizes direct = s;
+    direct.page = 64, direct.bf16_cache = false;
+    measure(runner, direct, ", fp8 pages");
+    measure(runner, s, ", fp8 pages gathered", true);
+  };
+  for (const int64_t heads : {128, 64}) from_pages(rows(kV32, heads, 2048, 65536));
+  from_pages(rows(kV4, 64, 512, 32768)), from_pages(rows(kV4, 128, 1024, 32768));
 });
 
 }  // namespace
