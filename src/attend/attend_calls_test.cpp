@@ -228,13 +228,13 @@ TEST_P(AttendOnCpu, WorkersDoNotMatter) {
 TEST_P(AttendOnCpu, ManyWorkersForAToken) {
   for (const int32_t tokens : {1, 2}) {
     Case c{
-        .name = "", .tokens = tokens, .heads = 70, .list = {{CacheFormat::kV32Bf16, 64, 3, 700}}};
+        .name = "", .tokens = tokens, .heads = 70, .list = {{CacheFormat::kV32Bf16, 64, 3, 400}}};
     Problem p(c);
     Answer want = p.expected();
-    for (const int32_t workers : {5, 8, 17, 40}) {
+    for (const int32_t workers : {8, 17}) {
       SCOPED_TRACE(workers);
       Results r(c);
-      run_with_workers(GetParam(), p, {.tokens = c.tokens, .widths = {700, 0}, .workers = workers},
+      run_with_workers(GetParam(), p, {.tokens = c.tokens, .widths = {400, 0}, .workers = workers},
                        r);
       AttendArgs a = p.args();
       r.attach(a);
