@@ -20,7 +20,6 @@ wide::Args args_of(const Params& p) {
   a.empty_lse = p.empty_lse;
   a.tokens = p.tokens, a.heads = p.heads;
   a.groups = (p.heads + wide::kHeads - 1) / wide::kHeads;
-  a.splits = 1;
   a.items = a.tokens * a.groups;
   return a;
 }
@@ -29,15 +28,16 @@ wide::Args args_of(const Params& p) {
 
 void sm90_wide(const Params& p) noexcept {
   if (p.tokens == 0) return;
-  const wide::Grid grid{.ctas = gpu::multiprocessors(p.device.index), .stream = p.device.stream};
-  if (p.lists[0].format == CacheFormat::kV32Bf16) wide::attend_v32_bf16(args_of(p), grid);
-  else wide::attend_v4_bf16(args_of(p), grid);
+  const int ctas = gpu::multiprocessors(p.device.index);
+  if (p.lists[0].format == CacheFormat::kV32Bf16)
+    wide::attend_v32_bf16(args_of(p), ctas, p.device.stream);
+  else wide::attend_v4_bf16(args_of(p), ctas, p.device.stream);
 }
 
 bool sm90_wide_is_better(const Params& p) {
-  // Without splits it wants an item for every multiprocessor. It pads heads to 64, and is faster all
-  // the same: bf16 rows, 64k, 4096 tokens: 32 heads 1,961 us against 3,017, 16 heads 1,895 against
-  // 2,653. A fixed split may not change with the batch.
+  // Without splits it wants an item for every multiprocessor. It pads heads to 64, and is faster
+  // all the same: bf16 rows, 64k, 4096 tokens: 32 heads 1,961 us against 3,017, 16 heads 1,895
+  // against 2,653. A fixed split may not change with the batch.
   const bool bf16_rows =
       p.lists[0].format == CacheFormat::kV32Bf16 || p.lists[0].format == CacheFormat::kV4Bf16;
   const int64_t items = int64_t{p.tokens} * ((p.heads + wide::kHeads - 1) / wide::kHeads);

@@ -187,15 +187,10 @@ __device__ __forceinline__ void follow(Smem<Family>& sm, int buffer, float (&o)[
   }
 }
 
-// A half may be overwritten: said to every CTA that writes it.
-template <class Family, bool kPair>
+// A half may be overwritten.
+template <class Family>
 __device__ __forceinline__ void release(Smem<Family>& sm, int buffer, int half) {
-  const int lane = threadIdx.x & 31;
-  if constexpr (kPair) {
-    if (lane < 2) arrive_at(s32(&sm.empty[buffer][half]), lane);
-  } else {
-    if (lane == 0) mb_arrive(&sm.empty[buffer][half]);
-  }
+  if (threadIdx.x % 32 == 0) mb_arrive(&sm.empty[buffer][half]);
 }
 
 // Lane i of four gets element i of the others' arrays, in order.
@@ -282,8 +277,8 @@ __device__ __forceinline__ void finish(Smem<Family>& sm, const Args& p, const Wo
 }
 
 // A warpgroup's part of every item. Halves are waited for and released as described in the layout.
-template <class Family, bool kPair, int kWg>
-__device__ __forceinline__ void consume(Smem<Family>& sm, const Args& p, int rank) {
+template <class Family, int kWg>
+__device__ __forceinline__ void consume(Smem<Family>& sm, const Args& p) {
   using S = Shape<Family>;
   constexpr int kFirst = S::kValueTiles / 2;
   const int lane = threadIdx.x & 31;
@@ -295,35 +290,26 @@ __device__ __forceinline__ void consume(Smem<Family>& sm, const Args& p, int ran
   uint32_t ph[2] = {0, 0}, q_ph = 0;  // of this warpgroup's buffer and the other's
   float s[32];
   uint32_t pr[16];
-  // Scores of this warpgroup's block, the half that comes first (a pair: the one of this CTA)
-  // first; `pending`: the other block's product is in flight and its half to be released.
-  constexpr uint32_t kHalf = kFirst * kTileBytes, kLast = S::kValueTiles * kTileBytes;
-  const int first = kPair ? rank : 0;
-  const uint32_t near = first * kHalf, far = kHalf - near;
+  // Scores of this warpgroup's block. `pending`: the other block's product is in flight, and its
+  // half to be released.
+  constexpr uint32_t kHalf = kFirst * kTileBytes;
   auto score = [&](bool pending) {
-    if (pending && !mb_done(&sm.full[kWg][first], ph[0])) {  // rows are late: release at once
+    if (pending && !mb_done(&sm.full[kWg][0], ph[0])) {  // rows are late: release at once
       wg_wait<0>();
-      release<Family, kPair>(sm, 1 - kWg, kWg);
+      release(sm, 1 - kWg, kWg);
       pending = false;
     }
-    mb_wait(&sm.full[kWg][first], ph[0]);
+    mb_wait(&sm.full[kWg][0], ph[0]);
     wg_fence();
-    scores(s, q0 + near, own + near, kFirst, true);
+    scores(s, q0, own, kFirst, true);
     wg_commit();
     if (pending) {
       wg_wait<1>();
-      release<Family, kPair>(sm, 1 - kWg, kWg);
+      release(sm, 1 - kWg, kWg);
     }
-    mb_wait(&sm.full[kWg][first ^ 1], ph[0]);
+    mb_wait(&sm.full[kWg][1], ph[0]);
     wg_fence();
-    scores(s, q0 + far, own + far, kFirst, false);
-    if constexpr (S::kTail) {
-      if constexpr (kPair) {
-        mb_wait(&sm.tail[kWg], ph[0]);
-        wg_fence();
-      }
-      scores(s, q0 + kLast, own + kLast, 1, false);
-    }
+    scores(s, q0 + kHalf, own + kHalf, S::kTiles - kFirst, false);
     wg_commit();
     wg_wait<0>();
     hold(s);
@@ -332,7 +318,7 @@ __device__ __forceinline__ void consume(Smem<Family>& sm, const Args& p, int ran
       for (int i = 0; i < 32; i++) s[i] = -s[i];
   };
   auto weights = [&](Rows2& rows) {
-    const uint2 valid = *reinterpret_cast<const uint2*>(sm.valid[kWg]);
+    const uint2 valid = sm.valid[kWg];
     const bool up = softmax(s, pr, rows, k, valid);
     if constexpr (S::kTail)
       bar<1 + kWg, 128>();  // P overwrites what the other warps may still read
@@ -341,8 +327,8 @@ __device__ __forceinline__ void consume(Smem<Family>& sm, const Args& p, int ran
     return up;
   };
 #pragma unroll 1
-  for (int item = first_item<kPair>(), n = 0; item < p.items; item += item_step<kPair>(), n++) {
-    const int blocks = work_at<kPair>(p, item, rank).blocks;
+  for (int item = blockIdx.x, n = 0; item < p.items; item += gridDim.x, n++) {
+    const int blocks = work_at(p, item).blocks;
     float o[128];
 #pragma unroll
     for (int i = 0; i < 128; i++) o[i] = 0;
@@ -362,7 +348,7 @@ __device__ __forceinline__ void consume(Smem<Family>& sm, const Args& p, int ran
         wg_commit();
         wg_wait<0>();
         hold(o);
-        release<Family, kPair>(sm, 0, 0);
+        release(sm, 0, 0);
         if (2 * i + 1 < blocks) {
           mb_wait(&sm.p_full[1], ph[1]);
           ph[1] ^= 1;
@@ -387,7 +373,7 @@ __device__ __forceinline__ void consume(Smem<Family>& sm, const Args& p, int ran
         if (both) up = weights(rows);
         wg_wait<0>();
         hold(o);
-        release<Family, kPair>(sm, 0, 1);
+        release(sm, 0, 1);
         if (both) {
           if (up) rescale(o, rows.alpha[0], rows.alpha[1]);
           wg_fence();
@@ -395,16 +381,16 @@ __device__ __forceinline__ void consume(Smem<Family>& sm, const Args& p, int ran
           wg_commit();
           wg_wait<0>();
           hold(o);
-          release<Family, kPair>(sm, 1, 1);
+          release(sm, 1, 1);
         }
       }
     }
     if constexpr (kWg == 0) {
       wg_wait<0>();
       hold(o);
-      if (blocks > 0 && blocks % 2 == 0) release<Family, kPair>(sm, 1, 0);
+      if (blocks > 0 && blocks % 2 == 0) release(sm, 1, 0);
     }
-    Work work = work_at<kPair>(p, item, rank);  // again: registers are short above
+    Work work = work_at(p, item);  // again: registers are short above
     work.turn = n & 1;
     finish<Family, kWg>(sm, p, work, o, rows);
   }

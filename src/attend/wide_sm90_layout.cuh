@@ -3,8 +3,7 @@
 // A CTA takes one token and 64 heads; a token's rows come in blocks of 64, K as bf16 in shared
 // memory once, for both products. Blocks go in pairs: block a (even) into buffer 0, scored by
 // warpgroup 0; block b (odd) into buffer 1, scored by warpgroup 1. Warpgroup 0 weighs columns
-// 0..255 of both, warpgroup 1 columns 256..511. kPair: a cluster of two CTAs, 128 heads of one
-// token; each CTA gathers 32 rows of a block, for both.
+// 0..255 of both, warpgroup 1 columns 256..511.
 #pragma once
 
 #include "attend/kernel.h"
@@ -42,15 +41,13 @@ struct alignas(1024) Smem {
   uint8_t q[S::kTiles][kTileBytes];
   uint8_t k[2][S::kTiles][kTileBytes];
   uint8_t p[S::kTail ? 1 : 2][S::kTail ? 16 : kTileBytes];  // see p_tile()
-  alignas(
-      8) uint32_t valid[2][2];  // bit r of word w: row 32 w + r of the buffer's block takes part
-  float m[2][kHeads];           // reference of a buffer's block, log2 units
+  uint2 valid[2];      // a bit for each row of the buffer's block: it takes part
+  float m[2][kHeads];  // reference of a buffer's block, log2 units
   float sum[2][2][kHeads], top[2][2][kHeads];  // [item parity][warpgroup][head]
-  // full: rows of a half (and, the first half, `valid`) are there; arrivals as the producer says.
-  // empty: 4 arrivals (a warp each of the warpgroup that weighs the half) for every CTA of the
-  // cluster. p_full: 4 arrivals of the scoring warpgroup.
-  // tail: the tail tile of a pair, which each CTA gathers for itself. landed: a producer's own.
-  uint64_t full[2][2], empty[2][2], landed[2], tail[2], p_full[2], q_full, q_empty;
+  // full: rows of a half (and, with half 0, `valid`) are there; arrivals as the producer says.
+  // empty: 4 arrivals, a warp each of the warpgroup that weighs the half. p_full: 4 arrivals of
+  // the scoring warpgroup. q_empty: 8, every consumer warp.
+  uint64_t full[2][2], empty[2][2], p_full[2], q_full, q_empty;
 };
 
 template <class Family>
@@ -59,13 +56,12 @@ __device__ __forceinline__ uint8_t* p_tile(Smem<Family>& sm, int buffer) {
   else return sm.p[buffer];
 }
 
-// What a producer is (Rows<Record, kPair>; wide_sm90_rows_*.cuh):
-//   Family; kThreads (128 or 256) and kRegs of its warpgroups; kQThreads of copy_q();
-//   arrivals(half, rank) on a `full` barrier from the whole cluster; produce(sm, args, rank), run
-//   by all its threads (t = threadIdx.x - kConsumers): for every item wait for q_empty, copy_q(),
-//   then for every block and half: wait for `empty` (phases start at 1: the first wait passes),
-//   write rows (invalid ones as zeros, without reading), fence, arrive on `full` here and, in a
-//   pair, at the peer.
+// What a producer is (Rows<Record>; wide_sm90_rows_*.cuh): Family; kThreads (128 or 256) and kRegs
+// of its warpgroups; arrivals(half) on a `full` barrier; produce(sm, args), run by all its threads
+// (t = threadIdx.x - kConsumers): for every item wait for q_empty, copy_q(), then for every block
+// and half: wait for `empty` (phases start at 1: the first wait passes), write rows (invalid ones
+// as zeros, without reading), arrive on `full`. Rows that are stored, not copied asynchronously,
+// need fence_async() before.
 
 struct Args {
   const bf16 *q, *q_rope;
@@ -84,46 +80,27 @@ struct Args {
   int64_t max_token, max_head;
   float empty_lse;
   int tokens, heads;
-  int groups;  // CTAs (pairs: clusters) over the heads of a token
-  int splits;  // parts of a token's lists
-  int items;   // tokens * groups * splits
+  int groups;  // of 64 heads: 1 or 2
+  int items;   // tokens * groups
 };
 
-// One item of work: `blocks` blocks from position `begin` on; positions n0.. belong to list 1.
+// One item of work: a token and 64 heads; positions n0.. belong to list 1.
 struct Work {
-  int token, head0, split, n0, end, begin, blocks;
+  int token, head0, n0, end, blocks;
   int turn = 0;  // alternates between a consumer's items
 };
 
-template <bool kPair>
-__device__ __forceinline__ Work work_at(const Args& p, int item, int rank) {
+// Items of a CTA: blockIdx.x, blockIdx.x + gridDim.x, ... below p.items. Consumers and producers
+// walk the same sequence: per item Q once, then its blocks; block i goes to buffer i & 1, half 0
+// before half 1.
+__device__ __forceinline__ Work work_at(const Args& p, int item) {
   Work w;
-  // No divisions in the common case: a token has one or two groups of heads and one part.
-  const int job = p.splits == 1 ? item : item / p.splits;
-  w.split = p.splits == 1 ? 0 : item - job * p.splits;
-  w.token = p.groups <= 2 ? job >> (p.groups - 1) : job / p.groups;
-  w.head0 =
-      (job - w.token * p.groups) * (kPair ? 2 * kHeads : kHeads) + (kPair ? rank * kHeads : 0);
+  w.token = item >> (p.groups - 1);
+  w.head0 = (item - w.token * p.groups) * kHeads;
   w.n0 = columns(p.lists[0], w.token);
   w.end = w.n0 + (p.list_count > 1 ? columns(p.lists[1], w.token) : 0);
-  const int blocks = (w.end + kBlock - 1) / kBlock;
-  const int first = p.splits == 1 ? 0 : (int)((int64_t)blocks * w.split / p.splits);
-  const int last = p.splits == 1 ? blocks : (int)((int64_t)blocks * (w.split + 1) / p.splits);
-  w.begin = first * kBlock;
-  w.blocks = last - first;
+  w.blocks = (w.end + kBlock - 1) / kBlock;
   return w;
-}
-
-// Items of a CTA (cluster): first, first + step, ... below p.items. Consumers and producers walk
-// the same sequence: per item Q once, then its blocks; block i goes to buffer i & 1, half 0 before
-// half 1.
-template <bool kPair>
-__device__ __forceinline__ int first_item() {
-  return kPair ? blockIdx.x / 2 : blockIdx.x;
-}
-template <bool kPair>
-__device__ __forceinline__ int item_step() {
-  return kPair ? gridDim.x / 2 : gridDim.x;
 }
 
 // The entry of position `pos` of a token: -1 outside, else the index as given.
@@ -138,45 +115,6 @@ __device__ __forceinline__ int request_of(const Args& p, const Work& w) {
   return p.requests ? __ldg(p.requests + (int64_t)w.token * p.request_stride) : 0;
 }
 
-// Arrivals and stores that reach another CTA of the cluster. arrive_at() takes this CTA's address
-// and orders nothing that a consumer has not waited for anyway: release.cluster would cost a
-// MEMBAR.GPU, and so would plain remote stores before an arrival. Rows therefore go by send(),
-// whose bytes count on the peer's barrier; the receiving CTA says with mb_expect() how many will
-// come.
-__device__ __forceinline__ void arrive_at(uint32_t addr, int rank) {
-  asm volatile(
-      "{\n.reg .b32 a;\nmapa.shared::cluster.u32 a,%0,%1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _,[a];\n}" ::"r"(addr),
-      "r"(rank)
-      : "memory");
-}
-// Both addresses as peer() gives them.
-__device__ __forceinline__ void send(uint32_t to, uint4 v, uint32_t bar) {
-  asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 "
-      "[%0],{%1,%2,%3,%4},[%5];" ::"r"(to),
-      "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(bar)
-      : "memory");
-}
-__device__ __forceinline__ void send(uint32_t to, uint32_t v, uint32_t bar) {
-  asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0],%1,[%2];" ::"r"(to),
-      "r"(v), "r"(bar)
-      : "memory");
-}
-__device__ __forceinline__ void bulk_copy(uint32_t to, uint32_t from, uint32_t bytes,
-                                          uint32_t bar) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::
-          "r"(to),
-      "r"(from), "r"(bytes), "r"(bar)
-      : "memory");
-}
-__device__ __forceinline__ void store16(uint32_t to, uint4 v) {
-  asm volatile("st.shared.v4.b32 [%0],{%1,%2,%3,%4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z),
-               "r"(v.w)
-               : "memory");
-}
 __device__ __forceinline__ void copy16(uint32_t dst, const void* src) {
   asm volatile("cp.async.cg.shared.global.L2::256B [%0],[%1],16;" ::"r"(dst), "l"(src) : "memory");
 }

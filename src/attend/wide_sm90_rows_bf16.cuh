@@ -46,7 +46,7 @@ class Addresses {
  private:
   __device__ void fetch(int i) {
     const int lane = threadIdx.x & 31, b = i + lane / 16;
-    const int pos = work.begin + b * kBlock + row0_ + lane % 16;
+    const int pos = b * kBlock + row0_ + lane % 16;
     index_ = b < work.blocks ? index_at(p_, work, pos, list_) : -1;
   }
   __device__ void turn() {
@@ -61,19 +61,16 @@ class Addresses {
   const std::byte* row_ = nullptr;
 };
 
-template <class Record, bool kPair>
-struct Rows;
-
 // 16-byte asynchronous copies, four rows of a tile an instruction: four warps copy 16 rows of each
 // block and a part of Q. The copy of a half starts as soon as it is free, with addresses at hand.
 template <class Record>
-requires(!Record::kQuantized) struct Rows<Record, false> {
+requires(!Record::kQuantized) struct Rows {
   using Family = FamilyOf<Record>;
-  static constexpr int kThreads = 128, kQThreads = kThreads, kRegs = 56;
+  static constexpr int kThreads = 128, kRegs = 56;
   // With its first half a block brings `valid`.
-  static constexpr int arrivals(int half, int) { return kThreads + (half ? 0 : 4); }
+  static constexpr int arrivals(int half) { return kThreads + (half ? 0 : 4); }
 
-  static __device__ void produce(Smem<Family>& sm, const Args& p, int) {
+  static __device__ void produce(Smem<Family>& sm, const Args& p) {
     const int t = threadIdx.x - kConsumers, w = __shfl_sync(~0u, t / 32, 0), lane = t & 31;
     constexpr int kTail = Shape<Family>::kValueTiles * kTileBytes;
     Addresses<Record> rows(p, w * 16);
@@ -81,12 +78,12 @@ requires(!Record::kQuantized) struct Rows<Record, false> {
     // Rows 4 k + lane / 8: chunk() has two forms, for even and odd k.
     const uint32_t even = chunk(w * 16 + lane / 8, lane & 7), odd = even ^ 64;
 #pragma unroll 1
-    for (int item = first_item<false>(); item < p.items; item += item_step<false>()) {
-      rows.work = work_at<false>(p, item, 0);
+    for (int item = blockIdx.x; item < p.items; item += gridDim.x) {
+      rows.work = work_at(p, item);
       rows.start();
       mb_wait(&sm.q_empty, q_ph);
       q_ph ^= 1;
-      copy_q(sm, p, rows.work, t, kQThreads);
+      copy_q(sm, p, rows.work, t, kThreads);
 #pragma unroll 1
       for (int i = 0; i < rows.work.blocks; i++) {
         const int b = i & 1;
@@ -107,7 +104,7 @@ requires(!Record::kQuantized) struct Rows<Record, false> {
               copy16(base + (k & 1 ? odd : even) + k * 512 + kTail, rows.at[k] + 1024);
           copies_arrive(&sm.full[b][half]);
           if (half == 0 && lane == 0) {
-            reinterpret_cast<uint16_t*>(sm.valid[b])[w] = rows.valid;
+            reinterpret_cast<uint16_t*>(&sm.valid[b])[w] = rows.valid;
             mb_arrive(&sm.full[b][0]);
           }
         }

@@ -4,8 +4,8 @@
 
 namespace winnow::attention::wide {
 
-void attend_v4_bf16(const Args& args, const Grid& grid) {
-  launch<Rows<V4Bf16, false>, false>(args, grid.ctas, static_cast<cudaStream_t>(grid.stream));
+void attend_v4_bf16(const Args& args, int ctas, void* stream) {
+  launch<Rows<V4Bf16>>(args, ctas, static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace winnow::attention::wide
