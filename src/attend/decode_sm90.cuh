@@ -20,21 +20,10 @@ namespace winnow::attention::sm90 {
 
 // Registers a thread, 65,536 in all. Making bf16 rows takes the copying warps a few more.
 template <class R>
-constexpr int kRegsCopy = R::kFp8 ? 32 : 40;
+constexpr int kRegsCopy = R::kFp8 ? 32 : 48;
 template <class R>
-constexpr int kRegsScore = R::kFp8 ? 112 : 104;
+constexpr int kRegsScore = R::kFp8 ? 112 : 96;
 constexpr int kRegsWeigh = 184;
-
-// Which token and heads a CTA has: clusters go over the groups of a token's heads first.
-template <int N>
-__device__ __forceinline__ Span job(const Args& p) {
-  const unsigned work = cluster_index(), groups = p.groups, token = work / groups;
-  Span sp{};
-  sp.token = static_cast<int>(token);
-  sp.head0 = static_cast<int>(work - token * groups) * N;
-  sp.heads = min(p.heads - sp.head0, N);
-  return sp;
-}
 
 // This split's part of the token's lists.
 template <class K>
@@ -66,7 +55,6 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
       mb_init(&sm.yempty, 256);
       mb_init(&sm.go[0], 4);
       mb_init(&sm.go[1], 4);
-      mb_init(&sm.qhere, K::kMath / 32);
       mb_init(&sm.inbox, 1);
       if (p.splits > 1) mb_expect(&sm.inbox, received_bytes<N>(cluster_rank(), p.splits));
       sm.qmax = sm.flag[0] = sm.flag[1] = sm.flag[2] = 0;

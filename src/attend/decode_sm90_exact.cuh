@@ -1,6 +1,8 @@
-// Decode on Hopper: blocks with tokens whose scales fp16 does not carry (too far apart within a
-// token, or too large), which no writer makes but a reader accepts. Their values are e4m3 * scale
-// rounded to bf16, in both products. A block takes about 10 us longer.
+// Decode on Hopper: V3.2 blocks with tokens whose scales fp16 does not carry (too far apart within
+// a token, or too large), which no writer makes but a reader accepts. Their values are e4m3 * scale
+// rounded to bf16, in both products. A block takes tens of microseconds longer. V4's scales are
+// powers of two: fp16 is exact within 2^22 of a token's largest, more than e >= -22 and values
+// below 448 can need.
 #pragma once
 
 #include <cfloat>
@@ -14,7 +16,7 @@ namespace winnow::attention::sm90 {
 // Whether a scale, `relative` to the token's power of two, is not precise enough as fp16. Below
 // 2^-100 (tiles of zeros have such scales) it may become 0.
 __device__ __forceinline__ bool strange_scale(float scale, float relative) {
-  return fabsf(scale) >= 0x1p-100f && !(fabsf(relative) >= 0x1p-16f && fabsf(relative) < 2.f);
+  return fabsf(scale) >= 0x1p-100f && !(fabsf(relative) >= 0x1p-16f && fabsf(relative) < 128.f);
 }
 
 // Two e4m3 values, each times its scale, as bf16.
@@ -41,10 +43,10 @@ __device__ __forceinline__ float scale_of(const Smem<R, N>& sm, int slot, int ro
 // S^T of a warp's 16 rows, from Q as the caller stores it, into sm.y: 32 heads at a time, and no
 // register of the loop around it more than it must.
 template <class R, int N>
-__device__ __forceinline__ void exact_scores(Smem<R, N>& sm, const Args& p, const Span& sp,
-                                             int slot) {
+__device__ __forceinline__ void exact_scores(Smem<R, N>& sm, const Args& p, int slot) {
+  const Span sp = job<N>(p);  // again, rather than in registers of the loop around
   constexpr int kEights = N / 8 < 4 ? N / 8 : 4;
-  const int t = threadIdx.x & 127, quad = t & 3, r = (t & 31) >> 2;
+  const int t = thread_here() & 127, quad = t & 3, r = (t & 31) >> 2;
   const uint8_t* rows = sm.ring[slot] + r * Config<R, N>::kPitch;
 #pragma unroll 1
   for (int j0 = 0; j0 < N / 8; j0 += kEights) {
@@ -91,7 +93,7 @@ template <class R, int N>
 __device__ __forceinline__ void exact_products(Smem<R, N>& sm, int slot, int g, uint32_t p_desc,
                                                float (&o)[4][N / 2]) {
   using K = Config<R, N>;
-  const int lane = threadIdx.x & 31, w = (threadIdx.x / 32) & 3, quad = lane & 3;
+  const int tid = thread_here(), lane = tid & 31, w = (tid / 32) & 3, quad = lane & 3;
   const uint32_t row8 = ((lane & 7) + 8 * ((lane >> 3) & 1)) * K::kPitch + (lane >> 4) * 64;
   const uint32_t row16 = ((lane & 7) + 8 * (lane >> 4)) * K::kPitch + ((lane >> 3) & 1) * 16;
   constexpr int kPlain = (K::kPKinds - 1) * 8192;  // where P is bf16

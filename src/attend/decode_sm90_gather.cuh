@@ -10,7 +10,7 @@ template <class R>
 __device__ __forceinline__ void convert_row(const std::byte* row, const std::byte* side,
                                             uint8_t* to) {
   using Q = typename R::Quantized;
-  const int lane = threadIdx.x & 31;
+  const int lane = thread_here() & 31;
   if (lane < Q::kNope / 16) {  // 16 values a lane
     const int tile = lane * 16 / Q::kTile;
     float scale;
@@ -38,7 +38,7 @@ __device__ __forceinline__ void convert_row(const std::byte* row, const std::byt
 template <class R, int N>
 __device__ __forceinline__ void produce(Smem<R, N>& sm, const Args& p, const Span& sp) {
   using K = Config<R, N>;
-  const int w = (threadIdx.x / 32) & 3, lane = threadIdx.x & 31, row = lane & 15;
+  const int tid = thread_here(), w = (tid / 32) & 3, lane = tid & 31, row = lane & 15;
   const int end = min(sp.total, sp.begin + sp.blocks * K::kBlock), count = sp.blocks * 4;
   // A record's address, null when there is none; `side`: its scales', where the copy needs them.
   auto locate = [&](int list, int v, const std::byte*& side) -> const std::byte* {
@@ -72,8 +72,6 @@ __device__ __forceinline__ void produce(Smem<R, N>& sm, const Args& p, const Spa
 #pragma unroll 1
   for (int n = w; n < count; n += 4) {
     v = fetch(n + 4, list);
-    // Q and the first block come before the rest of the ring, which would keep memory busy
-    if (n == w + 4) mb_wait(&sm.qhere, 0);
     mb_wait(&sm.empty[slot], ph);
     const uint32_t bar = s32(&sm.full[slot]), dst = s32(sm.ring[slot]) + row * K::kPitch;
     const bool converted = !R::kFp8 && side;
@@ -133,7 +131,7 @@ __device__ __forceinline__ void produce(Smem<R, N>& sm, const Args& p, const Spa
 template <class R, int N, bool kRopePart>
 __device__ __forceinline__ float load_q(Smem<R, N>& sm, const Args& p, const Span& sp) {
   using K = Config<R, N>;
-  const int lane = threadIdx.x & 31, w = (threadIdx.x / 32) & 7;
+  const int tid = thread_here(), lane = tid & 31, w = (tid / 32) & 7;
   constexpr int kLoads = kRopePart ? (N + 15) / 16 : N / 4;
   const int h0 = kRopePart ? (w & 3) * 4 + lane / 8 : w;
   uint4 v[kLoads];
@@ -150,12 +148,6 @@ __device__ __forceinline__ float load_q(Smem<R, N>& sm, const Args& p, const Spa
       v[i] = __ldg(reinterpret_cast<const uint4*>(s) + c);
     }
   }
-  uint32_t any = 0;
-#pragma unroll
-  for (int i = 0; i < kLoads; i++) any |= v[i].x;
-  asm volatile("" ::"r"(any));  // all are here
-  __syncwarp();
-  if (lane == 0) mb_arrive(&sm.qhere);
   float f = 1, back = 1;
   if constexpr (R::kFp8) {
     // one power of two for all heads brings Q into fp16's range

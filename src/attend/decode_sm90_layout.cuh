@@ -76,8 +76,8 @@ struct Config {
   static constexpr int kQTiles = R::kQk / 64, kNopeTiles = R::kNope / 64;
   static constexpr int kStageBytes = kRows * kPitch;
   static constexpr bool kRopeInV =
-      R::kFp8 && R::kV > R::kNope;           // one output tile needs bf16 P beside fp16 P
-  static constexpr bool kRolled = kRopeInV;  // loops of a block's matrix work
+      R::kFp8 && R::kV > R::kNope;  // one output tile needs bf16 P beside fp16 P
+  static constexpr bool kExactly = R::kFp8 && !kRopeInV;  // has a path for strange scales
   static constexpr int kPKinds = kRopeInV ? 2 : 1;
   static constexpr int kSc = R::kFp8 ? R::kScales + (kRopeInV ? 1 : 0) : 1;
   static constexpr int kQBytes = kQTiles * N * 128, kPBytes = kPKinds * 64 * 128;
@@ -106,11 +106,11 @@ struct alignas(1024) Smem {
   alignas(4) uint8_t odd[3][4];  // a score warp's rows hold scales that fp16 does not carry
   uint32_t qmax;
   uint64_t full[K::kStages], empty[K::kStages], yfull, yempty, go[2],
-      qhere,  // Q has left memory (a warp each)
       inbox;  // what the splits of the cluster send
 };
 
 constexpr uint32_t kMoved = 1, kExact = 2;
+constexpr int kScoreSets = 3;  // fragment sets: one is made while the others multiply
 
 // What a CTA works on.
 struct Span {
@@ -118,5 +118,16 @@ struct Span {
   int n0, total;            // positions of the first list, of both
   int begin, blocks;        // this split's first position and block count
 };
+
+// Which token and heads a CTA has: clusters go over the groups of a token's heads first.
+template <int N>
+__device__ __forceinline__ Span job(const Args& p) {
+  const unsigned work = cluster_index(), groups = p.groups, token = work / groups;
+  Span sp{};
+  sp.token = static_cast<int>(token);
+  sp.head0 = static_cast<int>(work - token * groups) * N;
+  sp.heads = min(p.heads - sp.head0, N);
+  return sp;
+}
 
 }  // namespace winnow::attention::sm90

@@ -34,10 +34,10 @@ struct Received {
                 (N + 16) * 2048 + 16 * N * 16);
 };
 
-// Bytes that reach CTA `split`: its units and the statistics of all heads, of every split.
+// Bytes that reach CTA `split`: its units of the others, the statistics of all heads of all.
 template <int N>
 __device__ __forceinline__ uint32_t received_bytes(unsigned split, unsigned splits) {
-  return splits * ((N - split + splits - 1) / splits * 2048 + N * 12);
+  return (splits - 1) * ((N - split + splits - 1) / splits * 2048) + splits * (N * 12);
 }
 
 // The score warpgroup sends its statistics to every CTA of the cluster.
@@ -45,7 +45,7 @@ template <class R, int N>
 __device__ __forceinline__ void send_statistics(Smem<R, N>& sm, int split, int splits) {
   auto& at = *reinterpret_cast<Received<R, N>*>(sm.q);
 #pragma unroll 1
-  for (int i = threadIdx.x & 127; i < splits * N; i += 128) {
+  for (int i = thread_here() & 127; i < splits * N; i += 128) {
     const int s = i / N, h = i % N;
     const uint32_t inbox = peer(s32(&sm.inbox), s);
     peer_put(peer(s32(&at.m[split][h]), s), sm.m[h], inbox);
@@ -58,7 +58,7 @@ __device__ __forceinline__ void send_statistics(Smem<R, N>& sm, int split, int s
 template <class R, int N>
 __device__ __forceinline__ void merge(Smem<R, N>& sm, const Args& p, const Span& sp, int split) {
   auto& in = *reinterpret_cast<Received<R, N>*>(sm.q);
-  const int tid = threadIdx.x, S = p.splits;
+  const int tid = thread_here(), S = p.splits;
   mb_wait_cluster(&sm.inbox, 0);
   if (tid < N) {
     float big = -INFINITY, sum = 0, top = -INFINITY;
@@ -77,34 +77,45 @@ __device__ __forceinline__ void merge(Smem<R, N>& sm, const Args& p, const Span&
   }
   meet<3, Config<R, N>::kMath>();
   const int t = tid & 127, lane = t & 31, w = t / 32, quad = lane & 3, r = lane >> 2;
+  // Four units at once: their loads are what there is to wait for.
+  constexpr int kUnits = N < 32 ? 2 : 4;
+  const int count = (N - split + S - 1) / S;
+#pragma unroll 1
+  for (int k = tid / 128; k < count; k += 3 * kUnits) {
+    float4 acc[kUnits] = {};
 #pragma unroll 2
-  for (int k = tid / 128; k * S + split < N; k += 3) {
-    const int u = k * S + split, tile = u / (N / 8), hl = 8 * (u % (N / 8)) + 2 * quad;
-    float4 acc = make_float4(0, 0, 0, 0);
-#pragma unroll 4
-    for (int s = 0; s < S; s++) {
-      const float4 x = in.units[k * S + s][t];
-      const float2 f = *reinterpret_cast<const float2*>(&in.weight[s][hl]);
-      acc.x += x.x * f.x;
-      acc.y += x.y * f.y;
-      acc.z += x.z * f.x;
-      acc.w += x.w * f.y;
-    }
-    const float2 f = *reinterpret_cast<const float2*>(&sm.factor[hl]);
-    const uint32_t a[2] = {pack<true>(acc.x * f.x, acc.z * f.x),
-                           pack<true>(acc.y * f.y, acc.w * f.y)};
-    const bool fp8 = R::kFp8 && tile * 64 < R::kNope;
-    const int d0 = tile * 64 + w * 16 + (fp8 ? 2 * r : r);
-    bf16* dst =
-        p.out + (int64_t)sp.token * p.out_token + (int64_t)(sp.head0 + hl) * p.out_head + d0;
+    for (int s = 0; s < S; s++)
 #pragma unroll
-    for (int h = 0; h < 2; h++, dst += p.out_head) {
-      if (hl + h >= sp.heads) break;
-      if (fp8) {
-        *reinterpret_cast<uint32_t*>(dst) = a[h];
-      } else {
-        reinterpret_cast<uint16_t*>(dst)[0] = a[h] & 0xffff;
-        reinterpret_cast<uint16_t*>(dst)[8] = a[h] >> 16;
+      for (int i = 0; i < kUnits; i++) {
+        const int unit = k + 3 * i, hl = 8 * ((unit * S + split) % (N / 8)) + 2 * quad;
+        if (unit >= count) continue;
+        const float4 x = in.units[unit * S + s][t];
+        const float2 f = *reinterpret_cast<const float2*>(&in.weight[s][hl]);
+        acc[i].x += x.x * f.x;
+        acc[i].y += x.y * f.y;
+        acc[i].z += x.z * f.x;
+        acc[i].w += x.w * f.y;
+      }
+#pragma unroll
+    for (int i = 0; i < kUnits; i++) {
+      const int u = (k + 3 * i) * S + split, tile = u / (N / 8), hl = 8 * (u % (N / 8)) + 2 * quad;
+      if (k + 3 * i >= count) break;
+      const float2 f = *reinterpret_cast<const float2*>(&sm.factor[hl]);
+      const uint32_t a[2] = {pack<true>(acc[i].x * f.x, acc[i].z * f.x),
+                             pack<true>(acc[i].y * f.y, acc[i].w * f.y)};
+      const bool fp8 = R::kFp8 && tile * 64 < R::kNope;
+      const int d0 = tile * 64 + w * 16 + (fp8 ? 2 * r : r);
+      bf16* dst =
+          p.out + (int64_t)sp.token * p.out_token + (int64_t)(sp.head0 + hl) * p.out_head + d0;
+#pragma unroll
+      for (int h = 0; h < 2; h++, dst += p.out_head) {
+        if (hl + h >= sp.heads) break;
+        if (fp8) {
+          *reinterpret_cast<uint32_t*>(dst) = a[h];
+        } else {
+          reinterpret_cast<uint16_t*>(dst)[0] = a[h] & 0xffff;
+          reinterpret_cast<uint16_t*>(dst)[8] = a[h] >> 16;
+        }
       }
     }
   }

@@ -9,7 +9,7 @@ template <class R, int N>
 __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span& sp, float q_back) {
   using K = Config<R, N>;
   constexpr float kLog2e = 1.44269504088896f, kLag = 12.f, kTop = 4.f;
-  const int t = threadIdx.x & 127, lane = t & 31, w = t / 32, quad = lane & 3, r = lane >> 2;
+  const int t = thread_here() & 127, lane = t & 31, w = t / 32, quad = lane & 3, r = lane >> 2;
   float y[N / 2];  // S^T, then log2 P
   const float unit = p.scale * kLog2e * q_back;
   const uint32_t qa = s32(sm.q);
@@ -60,7 +60,7 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
   };
   int slot = w, ph = 0, buf = 0;  // buf: i mod 3
   // rows and scales of block i, once they have arrived
-  auto prepare = [&](int i, bool& ok0, bool& ok1, int& lam0, int& lam1, bool& odd) {
+  auto prepare = [&](int i, bool& ok0, bool& ok1, int& lam0, int& lam1) {
     mb_wait(&sm.full[slot], ph);
     if (t == 0) sm.flag[buf] = 0;
     const uint32_t valid = sm.valid[slot];
@@ -68,7 +68,7 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
     ok1 = (valid >> (r + 8)) & 1;
     lam0 = lam1 = 0;
     if constexpr (R::kFp8) {
-      bool strange;
+      bool strange = false;
       // lane `quad` of a row's four writes scales quad, quad+4 as fp16, divided by 2^lambda:
       // [scale][token]
       uint16_t* sc = &sm.sc[buf][quad][w * 16 + r];
@@ -80,8 +80,8 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
             *reinterpret_cast<const float4*>(sm.ring[slot] + (r + 8) * K::kPitch + R::kScaleOffset);
         const float ma = fmaxf(fmaxf(fabsf(a.x), fabsf(a.y)), fmaxf(fabsf(a.z), fabsf(a.w)));
         const float mb = fmaxf(fmaxf(fabsf(b.x), fabsf(b.y)), fmaxf(fabsf(b.z), fabsf(b.w)));
-        lam0 = min(max((int)(__float_as_uint(ma) >> 23) - 127, -60), 60);
-        lam1 = min(max((int)(__float_as_uint(mb) >> 23) - 127, -60), 60);
+        lam0 = min(max((int)(__float_as_uint(ma) >> 23) - 127 - 6, -60), 60);
+        lam1 = min(max((int)(__float_as_uint(mb) >> 23) - 127 - 6, -60), 60);
         const float ta = quad & 2 ? (quad & 1 ? a.w : a.z) : (quad & 1 ? a.y : a.x),
                     tb = quad & 2 ? (quad & 1 ? b.w : b.z) : (quad & 1 ? b.y : b.x);
         const float xa = ta * pow2i(-lam0), xb = tb * pow2i(-lam1);
@@ -97,56 +97,51 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
         auto lambda = [](uint2 v) {
           uint32_t mx = __vmaxu4(v.x, v.y & 0x00ffffff);
           mx = __vmaxu4(mx, mx >> 16);
-          return min(max((int)max(mx & 0xff, (mx >> 8) & 0xff) - 127, -60), 60);
+          return min(max((int)max(mx & 0xff, (mx >> 8) & 0xff) - 127 - 7, -60), 60);
         };
-        strange = false;
-        auto half_bits = [&](uint32_t v, int lam, bool ok) -> uint16_t {
+        auto half_bits = [&](uint32_t v, int lam) -> uint16_t {
           const int byte = (v >> (8 * quad)) & 0xff;
-          // the same test as strange_scale: neither within 16 of lambda nor below 2^-100
-          strange = strange || (ok && byte >= 27 && (unsigned)(lam + 127 - byte) > 16);
           return byte == 255
                      ? (uint16_t)0x7e00
                      : __half_as_ushort(__float2half_rn(pow2i(max(byte - 127 - lam, -126))));
         };
         lam0 = lambda(a);
         lam1 = lambda(b);
-        sc[0] = half_bits(a.x, lam0, ok0);
-        sc[8] = half_bits(b.x, lam1, ok1);
+        sc[0] = half_bits(a.x, lam0);
+        sc[8] = half_bits(b.x, lam1);
         // the RoPE columns are bf16, and so is their factor
-        sc[4 * 64] = quad < 3 ? half_bits(a.y, lam0, ok0) : (uint16_t)((127 - lam0) << 7);
-        sc[4 * 64 + 8] = quad < 3 ? half_bits(b.y, lam1, ok1) : (uint16_t)((127 - lam1) << 7);
+        sc[4 * 64] = quad < 3 ? half_bits(a.y, lam0) : (uint16_t)((127 - lam0) << 7);
+        sc[4 * 64 + 8] = quad < 3 ? half_bits(b.y, lam1) : (uint16_t)((127 - lam1) << 7);
       }
-      odd = __any_sync(~0u, strange);
-      if (lane == 0) sm.odd[buf][w] = odd;
+      if constexpr (K::kExactly) {
+        strange = __any_sync(~0u, strange);
+        if (lane == 0) sm.odd[buf][w] = strange;
+      }
+      __syncwarp();
     }
   };
-  bool next0 = false, next1 = false, next_odd = false;
+  bool next0 = false, next1 = false;
   int next_lam0 = 0, next_lam1 = 0;
-  if (sp.blocks > 0) prepare(0, next0, next1, next_lam0, next_lam1, next_odd);
+  if (sp.blocks > 0) prepare(0, next0, next1, next_lam0, next_lam1);
 #pragma unroll 1
   for (int i = 0; i < sp.blocks; i++) {
-    const bool ok0 = next0, ok1 = next1, odd = next_odd;
+    const bool ok0 = next0, ok1 = next1;
     int lam0 = next_lam0, lam1 = next_lam1;
     const int rows = slot;
     const uint32_t base = s32(sm.ring[slot]) + lane_off;
     const uint16_t* sc = &sm.sc[buf][0][w * 16 + r];
-    // S^T in groups of 32 columns: fragments of the next group are made while earlier ones
-    // multiply. V4's few blocks a CTA gain by short loops that the instruction caches soon know,
-    // V3.2's many by straight code (88 against 95 us, 93 against 100: 64 heads, b=128).
-    constexpr int kScoreSets = K::kRolled ? 2 : 3;
+    // S^T in groups of 32 columns: fragments of the next group are made while earlier ones multiply
     uint32_t a[kScoreSets][2][4], x[4];
     constexpr int kGroups8 = R::kFp8 ? R::kNope / 32 : 0, kGroups = R::kQk / 32;
     constexpr int kPer = R::kFp8 ? R::kTile / 32 : 1;
     uint32_t m0 = 0, m1 = 0, n0 = 0, n1 = 0;  // scales of this group and the next
     uint32_t rows_at = base, qd = desc(qa, 16);
-    const uint16_t* scale = sc;
     if constexpr (R::kFp8) {
       ldsm(x, rows_at);
-      n0 = scale[0];
-      n1 = scale[8];
+      n0 = sc[0];
+      n1 = sc[8];
     }
-    // group g of a turn, in fragment set `set`; behind a turn come bytes that are read, not used
-    auto group = [&](int g, int set, bool fp8, bool keep) {
+    auto group = [&](int g, int set, bool fp8) {
       uint32_t(&f)[2][4] = a[set % kScoreSets];
       if (fp8) {
         if (g % kPer == 0) {
@@ -166,8 +161,8 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
         if (g + 1 < kGroups8) {
           ldsm(x, rows_at + (g + 1) * 32);
           if ((g + 1) % kPer == 0) {
-            n0 = scale[(g + 1) / kPer * 64];
-            n1 = scale[(g + 1) / kPer * 64 + 8];
+            n0 = sc[(g + 1) / kPer * 64];
+            n1 = sc[(g + 1) / kPer * 64 + 8];
           }
         }
       } else {
@@ -189,40 +184,21 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
 #pragma unroll
       for (int ks = 0; ks < 2; ks++) {
         const uint32_t d = qg + (ks * 32 >> 4);
-        if (fp8) wgmma_rs<N, false, 0>(y, f[ks], d, keep || ks > 0);
-        else wgmma_rs<N, true, 0>(y, f[ks], d, keep || ks > 0);
+        if (fp8) wgmma_rs<N, false, 0>(y, f[ks], d, set + ks > 0);
+        else wgmma_rs<N, true, 0>(y, f[ks], d, set + ks > 0);
       }
       wg_commit();
+      wg_wait<kScoreSets - 1>();
     };
     constexpr int kFirst = R::kFp8 ? kGroups8 : kGroups - 2;  // groups before the last two
-    constexpr int kTurn = K::kRolled ? 2 * kPer : kFirst, kTurns = kFirst / kTurn;
-#pragma unroll 1
-    for (int turn = 0; turn < kTurns; turn++) {
 #pragma unroll
-      for (int g = 0; g < kTurn; g++) {
-        group(g, g, R::kFp8, turn + g > 0);
-        if (K::kRolled && g + 1 == kTurn) wg_wait<0>();
-        else wg_wait<kScoreSets - 1>();
-      }
-      rows_at += kTurn * (R::kFp8 ? 32 : 64);
-      scale += kTurn / kPer * 64;
-      qd += kTurn / 2 * N * 128 >> 4;
-    }
+    for (int g = 0; g < kFirst; g++) group(g, g, R::kFp8);
     // from here on the products of the block before may have the tensor core
     if (lane == 0) mb_arrive(&sm.go[i & 1]);
-    constexpr int kLeft = kFirst % kTurn;
+    rows_at = base + (R::kFp8 ? R::kRopeOffset : kFirst * 64);
+    qd += kFirst / 2 * N * 128 >> 4;
 #pragma unroll
-    for (int g = 0; g < kLeft; g++) {
-      group(g, g, R::kFp8, true);
-      wg_wait<kScoreSets - 1>();
-    }
-    qd += kLeft / 2 * N * 128 >> 4;
-    if constexpr (R::kFp8) rows_at = base + R::kRopeOffset;
-#pragma unroll
-    for (int g = 0; g < kGroups - kFirst; g++) {
-      group(g, kFirst + g, false, true);
-      wg_wait<kScoreSets - 1>();
-    }
+    for (int g = 0; g < kGroups - kFirst; g++) group(g, kFirst + g, false);
     // the next block's rows, while the last products finish
     const int mine = buf;
     if (++buf == 3) buf = 0;
@@ -234,7 +210,7 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
     // y has been read: so the products of block i - 2 are done, their scales and flag are free
     if (i >= 1) mb_wait(&sm.yempty, (i - 1) & 1);
     const bool more = i + 1 < sp.blocks, early = more && mb_done(&sm.full[slot], ph);
-    if (early) prepare(i + 1, next0, next1, next_lam0, next_lam1, next_odd);
+    if (early) prepare(i + 1, next0, next1, next_lam0, next_lam1);
     wg_wait<0>();
     hold(y);
     float mm[N / 4];
@@ -246,9 +222,9 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
     }
     // y = log2(e^s * 2^lambda) - m; an invalid row is -inf
     float k0 = unit * pow2i(lam0), k1 = unit * pow2i(lam1);
-    if constexpr (R::kFp8)
-      if (odd) {
-        exact_scores<R, N>(sm, p, sp, rows);
+    if constexpr (K::kExactly)
+      if (sm.odd[mine][w]) {
+        exact_scores<R, N>(sm, p, rows);
 #pragma unroll
         for (int j = 0; j < N / 8; j++) {
           const float4 v = sm.y[j][t];
@@ -277,7 +253,7 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
             !(max_nan(max_nan(worst[0], worst[1]), max_nan(worst[2], worst[3])) <= kLag) || first))
       raise(mine);
     bool exact = false;
-    if constexpr (R::kFp8) exact = *reinterpret_cast<const uint32_t*>(sm.odd[mine]) != 0;
+    if constexpr (K::kExactly) exact = *reinterpret_cast<const uint32_t*>(sm.odd[mine]) != 0;
     if (exact) {  // P is to be bf16, and itself
 #pragma unroll
       for (int c = 0; c < N / 2; c++) y[c] -= (float)(c & 2 ? lam1 : lam0);
@@ -293,7 +269,7 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
       sm.inverse[w * 16 + r + 8] = ok1 ? pow2i(-lam1) : 0.f;
     }
     mb_arrive(&sm.yfull);
-    if (more && !early) prepare(i + 1, next0, next1, next_lam0, next_lam1, next_odd);
+    if (more && !early) prepare(i + 1, next0, next1, next_lam0, next_lam1);
   }
 }
 

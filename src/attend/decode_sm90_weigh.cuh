@@ -12,7 +12,7 @@ template <class R, int N, int kG>
 __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span& sp, int which) {
   const int g = kG < 0 ? which : kG;
   using K = Config<R, N>;
-  const int t = threadIdx.x & 127, lane = t & 31, w = t / 32, quad = lane & 3;
+  const int t = thread_here() & 127, lane = t & 31, w = t / 32, quad = lane & 3;
   float o[4][N / 2];
 #pragma unroll
   for (int m = 0; m < 4; m++)
@@ -80,7 +80,7 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
         stsm2(dst, x0, x1);
       }
     };
-    const bool exact = R::kFp8 && (flag & kExact);
+    const bool exact = K::kExactly && (flag & kExact);
 #pragma unroll
     for (int j = 0; j < kJ; j++)
       if ((j & 1) || j == kJ - 1) {
@@ -105,7 +105,7 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
       }
     }
     const uint32_t pd = desc(s32(sm.p[0]), 8192);
-    if constexpr (R::kFp8)
+    if constexpr (K::kExactly)
       if (exact) {
         exact_products<R, N>(sm, slot, g, pd, o);
         slot += 4;
@@ -120,62 +120,58 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
       if (R::kFp8) ldsm_t(raw, base + off8 + hf * 128);
     };
     load(s32(sm.ring[slot]), 0);
-    constexpr int kSteps = K::kRolled ? 2 : 4;  // of 16 tokens, a turn
-#pragma unroll 1
-    for (int turn = 0; turn < 4; turn += kSteps)
 #pragma unroll
-      for (int step = 0; step < 2 * kSteps; step++) {
-        const int ks = turn + step / 2, hf = step % 2;
-        uint32_t(&f)[2][4] = a[hf];
+    for (int step = 0; step < 8; step++) {
+      const int ks = step / 2, hf = step % 2;
+      uint32_t(&f)[2][4] = a[hf];
 #pragma unroll
-        for (int k2 = 0; k2 < 2; k2++) {
-          const int m = 2 * hf + k2;
-          if constexpr (R::kFp8) {
-            const int k = K::kRopeInV ? g * 4 + m : (g * 4 + m) * 64 / R::kTile;  // its scale
-            const uint16_t* sc = &sm.sc[buf][k][ks * 16 + 2 * quad];
-            const uint32_t lo = *reinterpret_cast<const uint32_t*>(sc),
-                           hi = *reinterpret_cast<const uint32_t*>(sc + 8);
-            if (!rope(m)) {
-              const uint32_t u0 = __byte_perm(raw[k2 * 2], 0, 0x3120),
-                             u1 = __byte_perm(raw[k2 * 2 + 1], 0, 0x3120);
-              uint32_t e0, e1, e2, e3;
-              e4m3x4(u0, e0, e1);
-              e4m3x4(u1, e2, e3);
-              f[k2][0] = mul_h2(e0, lo);
-              f[k2][1] = mul_h2(e1, lo);
-              f[k2][2] = mul_h2(e2, hi);
-              f[k2][3] = mul_h2(e3, hi);
-            } else {
-              ldsm_t(f[k2], s32(sm.ring[slot]) + off16 - 512 + R::kRopeOffset);
-              f[k2][0] = mul_b2(f[k2][0], lo);
-              f[k2][1] = mul_b2(f[k2][1], lo);
-              f[k2][2] = mul_b2(f[k2][2], hi);
-              f[k2][3] = mul_b2(f[k2][3], hi);
-            }
+      for (int k2 = 0; k2 < 2; k2++) {
+        const int m = 2 * hf + k2;
+        if constexpr (R::kFp8) {
+          const int k = K::kRopeInV ? g * 4 + m : (g * 4 + m) * 64 / R::kTile;  // its scale
+          const uint16_t* sc = &sm.sc[buf][k][ks * 16 + 2 * quad];
+          const uint32_t lo = *reinterpret_cast<const uint32_t*>(sc),
+                         hi = *reinterpret_cast<const uint32_t*>(sc + 8);
+          if (!rope(m)) {
+            const uint32_t u0 = __byte_perm(raw[k2 * 2], 0, 0x3120),
+                           u1 = __byte_perm(raw[k2 * 2 + 1], 0, 0x3120);
+            uint32_t e0, e1, e2, e3;
+            e4m3x4(u0, e0, e1);
+            e4m3x4(u1, e2, e3);
+            f[k2][0] = mul_h2(e0, lo);
+            f[k2][1] = mul_h2(e1, lo);
+            f[k2][2] = mul_h2(e2, hi);
+            f[k2][3] = mul_h2(e3, hi);
           } else {
-            ldsm_t(f[k2], s32(sm.ring[slot]) + off16 + m * 128);
+            ldsm_t(f[k2], s32(sm.ring[slot]) + off16 - 512 + R::kRopeOffset);
+            f[k2][0] = mul_b2(f[k2][0], lo);
+            f[k2][1] = mul_b2(f[k2][1], lo);
+            f[k2][2] = mul_b2(f[k2][2], hi);
+            f[k2][3] = mul_b2(f[k2][3], hi);
           }
+        } else {
+          ldsm_t(f[k2], s32(sm.ring[slot]) + off16 + m * 128);
         }
-        if (hf == 1) {
-          __syncwarp();
-          if (lane == 0) {  // the rows are in registers: the stage is free
-            mb_arrive(&sm.empty[slot]);
-          }
-          if (++slot == K::kStages) slot = 0;
-        }
-        if (hf == 0 || ks < 3) load(s32(sm.ring[slot]), hf ^ 1);
-        const uint32_t pk = fresh(pd + ((ks * 2048) >> 4));
-        wg_fence();
-#pragma unroll
-        for (int k2 = 0; k2 < 2; k2++) {
-          const int m = 2 * hf + k2;
-          if (!rope(m)) wgmma_rs<N, !R::kFp8, 1>(o[m], f[k2], pk, 1);
-          else wgmma_rs<N, true, 1>(o[m], f[k2], pk + (8192 >> 4), 1);
-        }
-        wg_commit();
-        if (step + 1 == 2 * kSteps) wg_wait<0>();
-        else wg_wait<1>();
       }
+      if (hf == 1) {
+        __syncwarp();
+        if (lane == 0) {  // the rows are in registers: the stage is free
+          mb_arrive(&sm.empty[slot]);
+        }
+        if (++slot == K::kStages) slot = 0;
+      }
+      if (hf == 0 || ks < 3) load(s32(sm.ring[slot]), hf ^ 1);
+      const uint32_t pk = fresh(pd + ((ks * 2048) >> 4));
+      wg_fence();
+#pragma unroll
+      for (int k2 = 0; k2 < 2; k2++) {
+        const int m = 2 * hf + k2;
+        if (!rope(m)) wgmma_rs<N, !R::kFp8, 1>(o[m], f[k2], pk, 1);
+        else wgmma_rs<N, true, 1>(o[m], f[k2], pk + (8192 >> 4), 1);
+      }
+      wg_commit();
+      if (step < 7) wg_wait<1>();
+    }
     wg_wait<0>();
 #pragma unroll
     for (int m = 0; m < 4; m++) hold(o[m]);
@@ -242,9 +238,11 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
     for (int m = 0; m < 4; m++)
 #pragma unroll
       for (int j = 0; j < N / 8; j++) {
-        peer_put(peer(s32(sm.q) + ((place * splits + rank) * 128 + t) * 16, owner),
-                 make_float4(o[m][4 * j], o[m][4 * j + 1], o[m][4 * j + 2], o[m][4 * j + 3]),
-                 peer(s32(&sm.inbox), owner));
+        const float4 x =
+            make_float4(o[m][4 * j], o[m][4 * j + 1], o[m][4 * j + 2], o[m][4 * j + 3]);
+        float4* at = reinterpret_cast<float4*>(sm.q) + (place * splits + rank) * 128 + t;
+        if (owner == rank) *at = x;
+        else peer_put(peer(s32(at), owner), x, peer(s32(&sm.inbox), owner));
         if (++owner == splits) owner = 0, place++;
       }
   }

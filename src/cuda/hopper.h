@@ -11,6 +11,12 @@ namespace winnow::gpu {
 __device__ __forceinline__ uint32_t s32(const void* p) {
   return (uint32_t)__cvta_generic_to_shared(p);
 }
+// threadIdx.x, read where it stands: roles of a CTA then share no register that one of them spills.
+__device__ __forceinline__ int thread_here() {
+  int x;
+  asm volatile("mov.u32 %0,%%tid.x;" : "=r"(x));
+  return x;
+}
 __device__ __forceinline__ void mb_init(uint64_t* b, int n) {
   asm volatile("mbarrier.init.shared.b64 [%0],%1;" ::"r"(s32(b)), "r"(n));
 }
