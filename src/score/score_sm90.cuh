@@ -259,6 +259,47 @@ __device__ __forceinline__ void put(const Slot& slot, int32_t j, float value, fl
                  : "memory");
 }
 
+// Many queries on their way into shared memory: four times 16 bytes a consumer thread, all asked
+// for before the first is used; a head's weight goes with its first 16.
+template <class C>
+struct Queries {
+  static constexpr int kWorkers = 128 * C::kConsumers, kParts = C::kTokens * C::kHeads * 8;
+  static constexpr int kEach = (kParts + kWorkers - 1) / kWorkers;
+  uint4 bytes[4];
+  float weights[4];
+
+  __device__ __forceinline__ void load(const Params& p, int64_t token0, int from) {
+    const bool aligned =
+        (reinterpret_cast<uintptr_t>(p.q) | p.q_token_stride | p.q_head_stride) % 16 == 0;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const int i = threadIdx.x + (from + k) * kWorkers, row = i / 8, h = row % C::kHeads;
+      const int64_t t = token0 + row / C::kHeads;
+      bytes[k] = {}, weights[k] = 0;
+      if (from + k >= kEach || i >= kParts || h >= p.heads || t >= p.tokens) continue;
+      const uint8_t* at = p.q + t * p.q_token_stride + h * p.q_head_stride + i % 8 * 16;
+      if (aligned) bytes[k] = *reinterpret_cast<const uint4*>(at);
+      else bytes[k] = {load4(at), load4(at + 4), load4(at + 8), load4(at + 12)};
+      if (i % 8 == 0) weights[k] = p.weights[t * p.weight_stride + h];
+    }
+  }
+  __device__ __forceinline__ void store(SharedMemory<C>& sm, int from) const {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const int i = threadIdx.x + (from + k) * kWorkers;
+      const int row = i / 8, part = i % 8, n = row % C::kN;
+      if (from + k >= kEach || i >= kParts) continue;
+      const uint32_t word[4] = {bytes[k].x, bytes[k].y, bytes[k].z, bytes[k].w};
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const int m = w + part / 4 * 4, logical = 8 * (m / 2) + 4 * (m % 2) + part % 4;
+        sm.q[row / C::kN][n * 32 + ((logical / 4) ^ (n & 7)) * 4 + logical % 4] = word[w];
+      }
+      if (part == 0) sm.weights[row / C::kN][n] = weights[k];
+    }
+  }
+};
+
 // Asks for the queries and weights, which the block reads once its ranges are known. (Of a single
 // token it gains nothing.)
 template <class C>
@@ -345,24 +386,32 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   if constexpr (C::kBlocks == 1)
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(C::kConsumerRegisters));
   // Consumers bring in Q, 16 bytes at a time, in the order of the fragments, and the weights.
-  const bool aligned =
-      (reinterpret_cast<uintptr_t>(p.q) | p.q_token_stride | p.q_head_stride) % 16 == 0;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < C::kTokens * C::kHeads * 8; i += 128 * C::kConsumers) {
-    const int row = i / 8, part = i % 8, h = row % C::kHeads, n = row % C::kN;
-    const int64_t t = token0 + row / C::kHeads;
-    const bool real = h < p.heads && t < p.tokens;
-    const uint8_t* from = p.q + t * p.q_token_stride + h * p.q_head_stride + part * 16;
-    uint4 v{};
-    if (real && aligned) v = *reinterpret_cast<const uint4*>(from);
-    else if (real) v = {load4(from), load4(from + 4), load4(from + 8), load4(from + 12)};
-    const uint32_t word[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const int m = k + part / 4 * 4, logical = 8 * (m / 2) + 4 * (m % 2) + part % 4;
-      sm.q[row / C::kN][n * 32 + ((logical / 4) ^ (n & 7)) * 4 + logical % 4] = word[k];
+  if constexpr (C::kRounds > 1) {
+    for (int from = 0; from < Queries<C>::kEach; from += 4) {
+      Queries<C> queries;
+      queries.load(p, token0, from);
+      queries.store(sm, from);
     }
-    if (part == 0) sm.weights[row / C::kN][n] = real ? p.weights[t * p.weight_stride + h] : 0.0f;
+  } else {
+    const bool aligned =
+        (reinterpret_cast<uintptr_t>(p.q) | p.q_token_stride | p.q_head_stride) % 16 == 0;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < C::kTokens * C::kHeads * 8; i += 128 * C::kConsumers) {
+      const int row = i / 8, part = i % 8, h = row % C::kHeads, n = row % C::kN;
+      const int64_t t = token0 + row / C::kHeads;
+      const bool real = h < p.heads && t < p.tokens;
+      const uint8_t* from = p.q + t * p.q_token_stride + h * p.q_head_stride + part * 16;
+      uint4 v{};
+      if (real && aligned) v = *reinterpret_cast<const uint4*>(from);
+      else if (real) v = {load4(from), load4(from + 4), load4(from + 8), load4(from + 12)};
+      const uint32_t word[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const int m = k + part / 4 * 4, logical = 8 * (m / 2) + 4 * (m % 2) + part % 4;
+        sm.q[row / C::kN][n * 32 + ((logical / 4) ^ (n & 7)) * 4 + logical % 4] = word[k];
+      }
+      if (part == 0) sm.weights[row / C::kN][n] = real ? p.weights[t * p.weight_stride + h] : 0.0f;
+    }
   }
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   asm volatile("bar.sync 1,%0;" ::"n"(128 * C::kConsumers) : "memory");
