@@ -51,16 +51,20 @@ int run_verify(const std::vector<std::string>& paths, bool json) {
   for (const std::string& file : files_of(paths)) {
     try {
       for (const tools::Verdict& v : tools::check_golden(file)) {
-        (v.ok ? passed : failed) += 1;
+        if (!v.skipped) (v.ok ? passed : failed) += 1;
         if (json)
           list.push_back({{"file", v.file},
                           {"check", v.check},
                           {"kernel", v.kernel},
                           {"ok", v.ok},
+                          {"skipped", v.skipped},
                           {"deviation", v.deviation}});
         else
-          fmt::print("{}  {:<24} {:<10}  {:<12} {}\n", v.ok ? "ok  " : "FAIL", v.file, v.check,
-                     v.kernel, v.deviation);
+          fmt::print("{}  {:<24} {:<10}  {:<12} {}\n",
+                     v.skipped ? "skip"
+                     : v.ok    ? "ok  "
+                               : "FAIL",
+                     v.file, v.check, v.kernel, v.deviation);
       }
     } catch (const Error& e) {
       fmt::print(stderr, "winnow: error: {}: {}\n", file, e.what());

@@ -10,7 +10,8 @@ namespace winnow::tools {
 struct Verdict {
   std::string file, check, kernel;
   bool ok = true;
-  std::string deviation;  // the largest, against its bound
+  bool skipped = false;   // a device kernel that leaves such a cache to another
+  std::string deviation;  // the largest, against its bound; the reason of a skipped check
 };
 
 // Every check of a golden file by every kernel that this machine can run, on its device. Throws

@@ -25,7 +25,7 @@ using testing::Guarded;
 class AttendOnCpu : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    if (const std::string why = testing::why_not("attend", GetParam()); !why.empty())
+    if (const std::string why = attention::why_not_fp8(GetParam()); !why.empty())
       GTEST_SKIP() << why;
   }
   AttendArgs args(Problem& p, Results& r) const {

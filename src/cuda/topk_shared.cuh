@@ -199,6 +199,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     return key_of(middle & (middle - 1) ? row.origin[column] : entry);
   };
   if (whole) {
+    cluster_arrive();  // this block has read the others' counts, which stay until all have
     given = reached;
     if (threadIdx.x == 0) sm.before += sm.lower_entries;
   } else {
@@ -241,6 +242,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   int32_t* ids = job.ids + before + scan_warp(n_mine) - n_mine;
   const int32_t id = job.base + static_cast<int32_t>(start + lane * kGroups * 4 - row.first) - 1;
   for (; mine; mine &= mine - 1) *ids++ = id + __ffsll(mine);
+  __syncwarp();
+  if (whole) cluster_wait();
 }
 
 }  // namespace winnow::gpu::ranking
