@@ -73,18 +73,7 @@ void sm90_decode(const Params& p) noexcept {
                                     : CacheFormat::kV4Bf16;
   // 48: the bf16 rows of V3.2 leave no room for Q of 64 heads beside a ring of eight stages.
   const Cut c = cut(p, format == CacheFormat::kV32Bf16 ? 48 : 64, p.fixed_split);
-  Args a{};
-  a.q = p.q, a.q_rope = p.q_rope;
-  a.q_token = p.q_token_stride, a.q_head = p.q_head_stride;
-  a.qr_token = p.rope_token_stride, a.qr_head = p.rope_head_stride;
-  a.lists[0] = p.lists[0], a.lists[1] = p.lists[1], a.list_count = p.list_count;
-  a.requests = p.requests, a.request_stride = p.request_stride;
-  a.scale = p.scale, a.sink = p.sink;
-  a.out = p.out, a.out_token = p.out_token_stride, a.out_head = p.out_head_stride;
-  a.lse = p.lse, a.lse_token = p.lse_token_stride, a.lse_head = p.lse_head_stride;
-  a.max_logit = p.max_logit, a.max_token = p.max_token_stride, a.max_head = p.max_head_stride;
-  a.empty_lse = p.empty_lse;
-  a.tokens = p.tokens, a.heads = p.heads, a.groups = c.groups, a.splits = c.splits;
+  const Args a{call_of(p, c.groups), c.splits};
   switch (format) {
     case CacheFormat::kV32Fp8: sm90::decode_v32_fp8(a, c.size, p.device.stream); break;
     case CacheFormat::kV32Bf16: sm90::decode_v32_bf16(a, c.size, p.device.stream); break;

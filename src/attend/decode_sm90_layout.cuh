@@ -6,7 +6,7 @@
 
 #include <type_traits>
 
-#include "attend/kernel.h"
+#include "attend/call_sm90.h"
 #include "cuda/hopper.h"
 #include "cuda/wgmma_f16.h"
 #include "model/v32.h"
@@ -47,23 +47,8 @@ struct Row {
   }();
 };
 
-struct Args {
-  const bf16 *q, *q_rope;
-  int64_t q_token, q_head, qr_token, qr_head;
-  ListView lists[2];
-  int list_count;
-  const int32_t* requests;
-  int64_t request_stride;
-  float scale;
-  const float* sink;
-  bf16* out;
-  int64_t out_token, out_head;
-  float* lse;
-  int64_t lse_token, lse_head;
-  float* max_logit;
-  int64_t max_token, max_head;
-  float empty_lse;
-  int tokens, heads, groups, splits;  // heads are cut in groups, lists in splits (a cluster)
+struct Args : Call {
+  int splits;  // that the lists are cut in: a cluster
 };
 
 template <class R, int N>

@@ -7,21 +7,8 @@ namespace winnow::attention {
 namespace {
 
 wide::Args args_of(const Params& p) {
-  wide::Args a{};
-  a.q = p.q, a.q_rope = p.q_rope;
-  a.q_token = p.q_token_stride, a.q_head = p.q_head_stride;
-  a.qr_token = p.rope_token_stride, a.qr_head = p.rope_head_stride;
-  a.lists[0] = p.lists[0], a.lists[1] = p.lists[1], a.list_count = p.list_count;
-  a.requests = p.requests, a.request_stride = p.request_stride;
-  a.scale = p.scale, a.sink = p.sink;
-  a.out = p.out, a.out_token = p.out_token_stride, a.out_head = p.out_head_stride;
-  a.lse = p.lse, a.lse_token = p.lse_token_stride, a.lse_head = p.lse_head_stride;
-  a.max_logit = p.max_logit, a.max_token = p.max_token_stride, a.max_head = p.max_head_stride;
-  a.empty_lse = p.empty_lse;
-  a.tokens = p.tokens, a.heads = p.heads;
-  a.groups = (p.heads + wide::kHeads - 1) / wide::kHeads;
-  a.items = a.tokens * a.groups;
-  return a;
+  const int groups = (p.heads + wide::kHeads - 1) / wide::kHeads;
+  return {call_of(p, groups), p.tokens * groups};
 }
 
 }  // namespace

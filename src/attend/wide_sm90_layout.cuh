@@ -6,7 +6,7 @@
 // 0..255 of both, warpgroup 1 columns 256..511.
 #pragma once
 
-#include "attend/kernel.h"
+#include "attend/call_sm90.h"
 #include "cuda/hopper.h"
 #include "model/v32.h"
 #include "model/v4.h"
@@ -63,25 +63,8 @@ __device__ __forceinline__ uint8_t* p_tile(Smem<Family>& sm, int buffer) {
 // as zeros, without reading), arrive on `full`. Rows that are stored, not copied asynchronously,
 // need fence_async() before.
 
-struct Args {
-  const bf16 *q, *q_rope;
-  int64_t q_token, q_head, qr_token, qr_head;
-  ListView lists[2];
-  int list_count;
-  const int32_t* requests;
-  int64_t request_stride;
-  float scale;
-  const float* sink;
-  bf16* out;
-  int64_t out_token, out_head;
-  float* lse;
-  int64_t lse_token, lse_head;
-  float* max_logit;
-  int64_t max_token, max_head;
-  float empty_lse;
-  int tokens, heads;
-  int groups;  // of 64 heads: 1 or 2
-  int items;   // tokens * groups
+struct Args : Call {  // groups of 64 heads: 1 or 2
+  int items;          // tokens * groups
 };
 
 // One item of work: a token and 64 heads; positions n0.. belong to list 1.
