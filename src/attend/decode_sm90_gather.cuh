@@ -77,12 +77,7 @@ __device__ __forceinline__ void produce(Smem<R, N>& sm, const Args& p, const Spa
     const bool converted = !R::kFp8 && side;
     const uint32_t valid = __ballot_sync(~0u, src != nullptr),
                    copied = R::kFp8 ? valid : __ballot_sync(~0u, src && !converted);
-    if (src && !converted)
-      asm volatile(
-          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::
-              "r"(dst),
-          "l"(src), "n"(R::kRowBytes), "r"(bar)
-          : "memory");
+    if (src && !converted) bulk_copy(dst, src, R::kRowBytes, bar);
     // rows without a valid token become zeros, so that nothing stale is multiplied
     for (uint32_t bad = ~valid & 0xffff; bad; bad &= bad - 1) {
       const int r = __ffs(bad) - 1;

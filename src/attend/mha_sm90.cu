@@ -191,9 +191,9 @@ __device__ void add_values(const bf16* stage, const float (&s)[8][4], float (&ou
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float a = s[2 * k + i / 2][i % 2 * 2], b = s[2 * k + i / 2][i % 2 * 2 + 1];
-      left[i] = gpu::pack_bf16(a, b);
-      rest[i] = gpu::pack_bf16(a - __uint_as_float(left[i] << 16),
-                               b - __uint_as_float(left[i] & 0xffff0000u));
+      left[i] = gpu::pack<true>(a, b);
+      rest[i] = gpu::pack<true>(a - __uint_as_float(left[i] << 16),
+                                b - __uint_as_float(left[i] & 0xffff0000u));
     }
 #pragma unroll
     for (int n = 0; n < kPiece / 16; ++n) {

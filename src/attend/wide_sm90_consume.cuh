@@ -159,10 +159,8 @@ __device__ __forceinline__ void publish(Smem<Family>& sm, int buffer, const uint
   const uint32_t dst = s32(p_tile(sm, buffer)) + row * 128;
 #pragma unroll
   for (int i = 0; i < 4; i++)
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(
-                     dst + (((2 * i + (lane >> 4)) ^ (row & 7)) << 4)),
-                 "r"(p[4 * i]), "r"(p[4 * i + 1]), "r"(p[4 * i + 2]), "r"(p[4 * i + 3])
-                 : "memory");
+    stsm4(dst + (((2 * i + (lane >> 4)) ^ (row & 7)) << 4), p[4 * i], p[4 * i + 1], p[4 * i + 2],
+          p[4 * i + 3]);
   if ((lane & 3) == 0) {
     sm.m[buffer][w * 16 + lane / 4] = rows.m[0];
     sm.m[buffer][w * 16 + lane / 4 + 8] = rows.m[1];

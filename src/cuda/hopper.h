@@ -45,6 +45,15 @@ __device__ __forceinline__ void mb_wait_cluster(uint64_t* b, uint32_t ph) {  // 
       "r"(ph)
       : "memory");
 }
+// One copy of global memory whose bytes count on a barrier: multiples of 16.
+__device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, uint32_t bytes,
+                                          uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(
+          to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
 __device__ __forceinline__ bool mb_done(uint64_t* b, uint32_t ph) {  // the whole warp agrees
   int ok;
   asm volatile(

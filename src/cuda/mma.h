@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cuda/hopper.h"
 #include "winnow/tensor.h"
 
 namespace winnow::gpu {
@@ -25,9 +26,8 @@ struct Source {
 __device__ __forceinline__ void copy8(bf16* to, const Source& s, int64_t valid) {
   const int count = valid < 0 ? 0 : valid > 8 ? 8 : static_cast<int>(valid);
   if (s.fast) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                     static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-                 "l"(s.from), "r"(2 * count)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(s32(to)), "l"(s.from),
+                 "r"(2 * count)
                  : "memory");
     return;
   }
@@ -54,39 +54,24 @@ inline bool aligned8(const void* data, int64_t stride0, int64_t stride1) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride0 % 8 == 0 && stride1 % 8 == 0;
 }
 
-// Four 8 x 8 matrices; lane i gives the address of row i % 8 of matrix i / 8.
-__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const bf16* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row)))
-               : "memory");
-}
-__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const bf16* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row)))
-               : "memory");
-}
-
 // Fragments of a tile of `width` elements a row. A: rows [row, row + 16), columns [col, col + 16).
 __device__ __forceinline__ void load_a(uint32_t (&r)[4], const bf16* tile, int width, int row,
                                        int col) {
   const int lane = threadIdx.x % 32;
-  load_matrices(r, tile + (row + lane % 16) * width + col + lane / 16 * 8);
+  ldsm(r, s32(tile + (row + lane % 16) * width + col + lane / 16 * 8));
 }
 // B, 16 deep and 16 columns wide: {0, 1} are the operand of the first eight columns, {2, 3} of the
 // others. From a tile that holds a column of B as its row:
 __device__ __forceinline__ void load_b(uint32_t (&r)[4], const bf16* tile, int width, int column,
                                        int depth) {
   const int lane = threadIdx.x % 32;
-  load_matrices(r, tile + (column + lane / 16 * 8 + lane % 8) * width + depth + lane / 8 % 2 * 8);
+  ldsm(r, s32(tile + (column + lane / 16 * 8 + lane % 8) * width + depth + lane / 8 % 2 * 8));
 }
 // ... and from one that holds B as it is:
 __device__ __forceinline__ void load_b_rows(uint32_t (&r)[4], const bf16* tile, int width,
                                             int column, int depth) {
   const int lane = threadIdx.x % 32;
-  load_matrices_transposed(
-      r, tile + (depth + lane / 8 % 2 * 8 + lane % 8) * width + column + lane / 16 * 8);
+  ldsm_t(r, s32(tile + (depth + lane / 8 % 2 * 8 + lane % 8) * width + column + lane / 16 * 8));
 }
 
 // d (16 x 8) += a (16 x 16) * b (16 x 8). Lane i holds rows i / 4 (d[0], d[1]) and i / 4 + 8 (d[2],
@@ -98,13 +83,6 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], 
       "{%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// Two floats as bf16, rounded to nearest even, the first in the low half.
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-  uint32_t r;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  return r;
 }
 
 }  // namespace winnow::gpu

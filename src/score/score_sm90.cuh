@@ -68,38 +68,6 @@ struct SharedMemory {
   float* rows[C::kTokens];  // of logits: where key 0 would stand
 };
 
-namespace ring {
-
-__device__ __forceinline__ uint32_t at(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-__device__ __forceinline__ void init(uint64_t* barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared.b64 [%0],%1;" ::"r"(at(barrier)), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void arrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared.b64 _,[%0];" ::"r"(at(barrier)) : "memory");
-}
-__device__ __forceinline__ void expect(uint64_t* barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _,[%0],%1;" ::"r"(at(barrier)), "r"(bytes)
-               : "memory");
-}
-__device__ __forceinline__ void wait(uint64_t* barrier, uint32_t parity) {
-  asm volatile(
-      "{\n.reg .pred p;\nW: mbarrier.try_wait.parity.shared.b64 p,[%0],%1;\n@p bra D;\nbra "
-      "W;\nD:\n}" ::"r"(at(barrier)),
-      "r"(parity)
-      : "memory");
-}
-__device__ __forceinline__ void copy(void* to, const void* from, int bytes, uint64_t* barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(
-          at(to)),
-      "l"(from), "r"(bytes), "r"(at(barrier))
-      : "memory");
-}
-
-}  // namespace ring
-
 // Four bytes of any alignment.
 __device__ __forceinline__ uint32_t load4(const uint8_t* from) {
   return from[0] | from[1] << 8 | from[2] << 16 | static_cast<uint32_t>(from[3]) << 24;
@@ -126,18 +94,18 @@ __device__ __forceinline__ void produce_by_loads(const Params& p, int32_t reques
     if (lane % 8 == 0) stage.scales[k] = run.rows ? *run.scales : -INFINITY;
   }
   __syncwarp();
-  if (lane == 0) ring::arrive(full);
+  if (lane == 0) gpu::mb_arrive(full);
 }
 
 // One whole tile by one lane: two bulk copies, or 64 marks if its page is missing.
 __device__ __forceinline__ void produce_by_copy(const Run& run, Stage& stage, uint64_t* full) {
   if (run.rows) {
-    ring::expect(full, kTileKeys * (kDim + 4));
-    ring::copy(stage.rows, run.rows, kTileKeys * kDim, full);
-    ring::copy(stage.scales, run.scales, kTileKeys * 4, full);
+    gpu::mb_expect(full, kTileKeys * (kDim + 4));
+    gpu::bulk_copy(gpu::s32(stage.rows), run.rows, kTileKeys * kDim, gpu::s32(full));
+    gpu::bulk_copy(gpu::s32(stage.scales), run.scales, kTileKeys * 4, gpu::s32(full));
   } else {
     for (int k = 0; k < kTileKeys; ++k) stage.scales[k] = -INFINITY;
-    ring::arrive(full);
+    gpu::mb_arrive(full);
   }
 }
 
@@ -337,7 +305,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   }
   if (threadIdx.x == 0)
     for (int s = 0; s < C::kStages; ++s)
-      ring::init(&sm.full[s], 1), ring::init(&sm.empty[s], C::kReaders);
+      gpu::mb_init(&sm.full[s], 1), gpu::mb_init(&sm.empty[s], C::kReaders);
   __syncthreads();
   uint32_t wanted = 0;
   for (int u = 0; u < C::kTokens; ++u)
@@ -370,7 +338,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
         const int tiles = min(32, (pass.to - base + C::kTile - 1) / C::kTile);
         for (int i = 0; i < tiles; ++i) {
           const int32_t at = base + i * C::kTile;
-          if (lap > 0) ring::wait(&sm.empty[stage], (lap - 1) & 1);
+          if (lap > 0) gpu::mb_wait(&sm.empty[stage], (lap - 1) & 1);
           if (!bulk || at + C::kTile > rows)
             produce_by_loads(p, pass.request, at, min(at + C::kTile, pass.to), sm.ring[stage],
                              &sm.full[stage]);
@@ -417,7 +385,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   asm volatile("bar.sync 1,%0;" ::"n"(128 * C::kConsumers) : "memory");
 
   // Descriptor of Q: 8 rows of 128 B are 1,024 B apart, 128-byte swizzle.
-  const uint64_t q_desc = static_cast<uint64_t>((ring::at(sm.q) & 0x3ffff) >> 4) |
+  const uint64_t q_desc = static_cast<uint64_t>((gpu::s32(sm.q) & 0x3ffff) >> 4) |
                           uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
   const int warpgroup = warp / 4, lane = threadIdx.x % 32, c = lane % 4;
   const int round = C::kRounds > 1 ? warpgroup : 0;
@@ -444,11 +412,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     for (int32_t at = pass.from; at < pass.to; at += C::kTile, ++n) {
       if (C::kRounds == 1 && n % C::kConsumers != warpgroup) continue;
       const int stage = n % C::kStages;
-      ring::wait(&sm.full[stage], (n / C::kStages) & 1);
+      gpu::mb_wait(&sm.full[stage], (n / C::kStages) & 1);
       Fragment f;
       read(f, sm.ring[stage]);
       __syncwarp();
-      if (lane == 0) ring::arrive(&sm.empty[stage]);
+      if (lane == 0) gpu::mb_arrive(&sm.empty[stage]);
 
       float acc[C::kN / 2], totals[2 * C::kGroup];
       multiply<C>(acc, f, desc);
