@@ -17,10 +17,12 @@ bench::Sizes decode(const Model& model, int64_t heads, int64_t topk, int64_t ext
   return {.model = model, .heads = heads, .topk = topk, .extra = extra, .shared = true};
 }
 
+constexpr int64_t kPrefill = 1024;  // tokens of a request from which a case is a prefill
+
 std::string name_of_case(const bench::Sizes& s) {
   std::string name = fmt::format("{} h{} topk {}", s.model.name, s.heads, s.topk);
   if (s.extra > 0) name += fmt::format("+{}", s.extra);
-  if (s.s_q >= 1024) return fmt::format("prefill {} {} x {}k", name, s.s_q, s.context / 1024);
+  if (s.s_q >= kPrefill) return fmt::format("prefill {} {} x {}k", name, s.s_q, s.context / 1024);
   if (s.s_q > 1) return fmt::format("{} b{} s_q {}", name, s.batch, s.s_q);
   return name + fmt::format(" {} token{}", s.batch, s.batch == 1 ? "" : "s");
 }
@@ -41,6 +43,8 @@ void measure(bench::Runner& runner, bench::Sizes sizes, const char* note = "",
   if (*note) c.context = 0;
   if (!runner.wants(c)) return;
   bench::AttendProblem problem(sizes);
+  // As the peers' calls: a decode returns output and lse, a prefill the maximum as well.
+  if (sizes.s_q < kPrefill) problem.args.max_logit = {};
   c.flops = problem.flops(), c.bytes = problem.bytes();
   std::optional<bench::GatherProblem> before;
   if (gathered) {
