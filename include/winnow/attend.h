@@ -68,6 +68,8 @@ struct MhaArgs {
   Tensor starts;   // [T] int32: row of k that id 0 of token t means, optional (0)
   Tensor lengths;  // [T] int32: ids outside [0, lengths[t]) are ignored, optional (N - start)
   Tensor mask;     // [T, M] uint8, optional: id j counts only if mask[t, j] != 0 (ids >= M do not)
+  Tensor bits;     // [T, M] uint8, optional: id j counts only if bit j % 8 of bits[t, j / 8] is set
+                   // (ids >= 8 M do not), as topk_mask() makes them
   Tensor bias;     // [T, M] f32, optional: added to the logit of id j (0 for ids >= M); -inf
                    // excludes it
   float scale = 1.0f;

@@ -175,6 +175,7 @@ typedef struct winnow_mha_args {
   winnow_tensor sink, out, lse; /* [H] f32, [T, H, d_v] bf16, [T, H] f32; only out must be given */
   bool empty_lse_negative;
   winnow_target target;
+  winnow_tensor bits; /* [T, M] uint8, optional: of winnow_topk_mask */
 } winnow_mha_args;
 #define WINNOW_MHA_ARGS_INIT \
   { .struct_size = sizeof(winnow_mha_args), .scale = 1.0f }

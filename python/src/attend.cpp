@@ -50,6 +50,7 @@ nb::object attend_mha_(Call& c) {
   a.starts = c.in("starts");
   a.lengths = c.in("lengths");
   a.mask = c.in("mask");
+  a.bits = c.in("bits");
   a.bias = c.in("bias");
   a.sink = c.in("sink");
   a.scale = static_cast<float>(c.number("scale", 1 / std::sqrt(double(a.q.shape[2]))));
@@ -122,8 +123,8 @@ lse and max_logit [tokens, heads] f32 behind it. A row without a valid entry is 
   def(m,
       "def attend_mha(q: Array, k: Array, v: Array, *, ids: Array | None = None, starts: Array | "
       "None = "
-      "None, lengths: Array | None = None, mask: Array | None = None, bias: Array | None = None, "
-      "scale: "
+      "None, lengths: Array | None = None, mask: Array | None = None, bits: Array | None = "
+      "None, bias: Array | None = None, scale: "
       "float | None = None, sink: Array | None = None, out: Array | None = None, lse: Array | bool "
       "= "
       "False, empty_lse_negative: bool = False, kernel: str | None = None) -> Any",
@@ -136,6 +137,7 @@ ids      [tokens, topk] int32: the keys of a token; duplicates count once; all k
 starts   [tokens] int32: the row of k that id 0 means
 lengths  [tokens] int32: ids outside [0, length) are skipped
 mask     [tokens, M] uint8 or bool: an id counts only where it is not 0
+bits     [tokens, M] uint8: an id counts only where its bit is set, as topk_mask makes them
 bias     [tokens, M] f32: added to the logit of an id; -inf excludes it
 scale    1 / sqrt(d_qk) if not given
 

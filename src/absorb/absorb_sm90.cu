@@ -1,16 +1,16 @@
-// The projections on the device: a product per head by the tensor cores' m16n8k16, and strided
-// copies.
+// The projections on the device: products per head, and strided copies. Operands of even strides go
+// to multiply_sm90.cu; here is the product of any others, by the tensor cores' m16n8k16.
 //
 // A block owns a kRows x kCols tile of one head's result, four warps a quarter each. Slices of 64
 // of the depth come through a ring of three stages in shared memory, copied two ahead. Every
-// element is added up in the order of the depth whatever the tile's size, so a row's bits do not
-// depend on the call's other rows. Budget: at decode sizes the weights are read once, 16 MB for 128
-// heads of 512 x 128; at prefill sizes 32 products of 16 x 8 x 16 for eight matrix loads a warp.
+// element is added up in the order of the depth, so a row's bits do not depend on the call's other
+// rows.
 #include <cuda_runtime.h>
 
 #include <algorithm>
 
 #include "absorb/kernel.h"
+#include "absorb/multiply_sm90.h"
 #include "core/formats.h"
 #include "cuda/device.h"
 #include "cuda/mma.h"
@@ -70,7 +70,7 @@ __device__ void load_stage(typename C::Stage& stage, const Task& task, const bf1
 }
 
 template <class C>
-__global__ void __launch_bounds__(kThreads) multiply(const __grid_constant__ Task task) {
+__global__ void __launch_bounds__(kThreads) multiply_any(const __grid_constant__ Task task) {
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename C::SharedMemory*>(memory);
   const Product& p = task.p;
@@ -140,25 +140,20 @@ void launch_tiles(const Task& task, cudaStream_t stream) {
   const Product& p = task.p;
   const int64_t tiles = (p.rows + C::kRows - 1) / C::kRows * ((p.cols + C::kCols - 1) / C::kCols);
   constexpr int kBytes = sizeof(typename C::SharedMemory);
-  cudaFuncSetAttribute(multiply<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  multiply<C><<<static_cast<unsigned>(tiles * p.heads), kThreads, kBytes, stream>>>(task);
+  cudaFuncSetAttribute(multiply_any<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  multiply_any<C><<<static_cast<unsigned>(tiles * p.heads), kThreads, kBytes, stream>>>(task);
 }
 
 void product(const Product& p, cudaStream_t stream) {
   if (p.rows == 0 || p.cols == 0 || p.heads == 0) return;
+  if (multiply_fits(p)) return multiply(p, stream);
   const bool by_column = p.b_k == 1 && p.b_col != 1;
   Task task{p};
   task.fast_a = gpu::aligned8(p.a, p.a_row, p.a_head);
   task.fast_b =
       (by_column || p.b_col == 1) && gpu::aligned8(p.b, by_column ? p.b_col : p.b_k, p.b_head);
-  const bool large = p.rows > 64 && p.cols > 64;  // decode batches have the small tile's rows
-  if (by_column) {
-    if (large) launch_tiles<Config<128, 128, true>>(task, stream);
-    else launch_tiles<Config<64, 64, true>>(task, stream);
-  } else {
-    if (large) launch_tiles<Config<128, 128, false>>(task, stream);
-    else launch_tiles<Config<64, 64, false>>(task, stream);
-  }
+  if (by_column) launch_tiles<Config<64, 64, true>>(task, stream);
+  else launch_tiles<Config<64, 64, false>>(task, stream);
 }
 
 // Tiles of 32 x 32 over the outer and inner dimension, turned in shared memory when what is
@@ -189,9 +184,35 @@ __global__ void __launch_bounds__(kTile * 8) copy_tiles(const __grid_constant__ 
   }
 }
 
+// The same where the inner dimension is consecutive in both and can be copied 16 bytes at a time.
+__global__ void __launch_bounds__(256) copy_vectors(const __grid_constant__ Copy c) {
+  const int64_t inner = c.shape[2] / 8, all = c.shape[0] * c.shape[1] * inner;
+  for (int64_t n = blockIdx.x * int64_t{256} + threadIdx.x; n < all;
+       n += gridDim.x * int64_t{256}) {
+    const int64_t k = n % inner * 8, j = n / inner % c.shape[1], i = n / (inner * c.shape[1]);
+    *reinterpret_cast<uint4*>(c.to + i * c.to_stride[0] + j * c.to_stride[1] + k) = __ldg(
+        reinterpret_cast<const uint4*>(c.from + i * c.from_stride[0] + j * c.from_stride[1] + k));
+  }
+}
+
 // Blocks of a pass over `work` pieces: enough to fill the device, the rest in turns.
 unsigned blocks_for(int64_t work, const Device& device) {
   return static_cast<unsigned>(std::min<int64_t>(work, 16 * gpu::multiprocessors(device.index)));
+}
+
+void copy(const Copy& c, const Device& device) {
+  const auto stream = static_cast<cudaStream_t>(device.stream);
+  if (c.shape[0] == 0 || c.shape[1] == 0 || c.shape[2] == 0) return;
+  if (c.from_stride[2] == 1 && c.to_stride[2] == 1 && c.shape[2] % 8 == 0 &&
+      gpu::aligned8(c.from, c.from_stride[0], c.from_stride[1]) &&
+      gpu::aligned8(c.to, c.to_stride[0], c.to_stride[1])) {
+    const int64_t vectors = c.shape[0] * c.shape[1] * (c.shape[2] / 8);
+    copy_vectors<<<blocks_for((vectors + 255) / 256, device), 256, 0, stream>>>(c);
+    return;
+  }
+  const int64_t tiles =
+      (c.shape[0] + kTile - 1) / kTile * c.shape[1] * ((c.shape[2] + kTile - 1) / kTile);
+  copy_tiles<<<blocks_for(tiles, device), dim3(kTile, 8), 0, stream>>>(c);
 }
 
 __global__ void __launch_bounds__(256) dequantize_rows(const __grid_constant__ DequantizeParams p) {
@@ -208,12 +229,7 @@ __global__ void __launch_bounds__(256) dequantize_rows(const __grid_constant__ D
 void absorb(const Params& p) noexcept {
   const auto stream = static_cast<cudaStream_t>(p.device.stream);
   for (int i = 0; i < p.product_count; ++i) product(p.products[i], stream);
-  for (int i = 0; i < p.copy_count; ++i) {
-    const Copy& c = p.copies[i];
-    const int64_t tiles =
-        (c.shape[0] + kTile - 1) / kTile * c.shape[1] * ((c.shape[2] + kTile - 1) / kTile);
-    if (tiles > 0) copy_tiles<<<blocks_for(tiles, p.device), dim3(kTile, 8), 0, stream>>>(c);
-  }
+  for (int i = 0; i < p.copy_count; ++i) copy(p.copies[i], p.device);
 }
 
 void dequantize(const DequantizeParams& p) noexcept {

@@ -39,7 +39,7 @@ void build_set(const Params& p, int64_t t, uint64_t* bits) noexcept {
   const int64_t first = std::max<int64_t>(-start, 0),
                 last = std::min(length_of(p, t), p.rows - start);
   int64_t id = first;
-  if (!p.mask && !p.bias) {
+  if (!p.mask && !p.bits && !p.bias) {
     for (; id < last && (start + id) % 64 != 0; ++id) add(id);
     for (; id + 64 <= last; id += 64) bits[(start + id) / 64] = ~uint64_t{0};
   }
@@ -66,6 +66,11 @@ void check_ids(const Check& check, const MhaArgs& a, Params& p) {
     static constexpr uint8_t kNone = 0;
     p.mask = a.mask.data ? static_cast<const uint8_t*>(a.mask.data) : &kNone;
     p.mask_stride = a.mask.stride[0], p.mask_width = a.mask.shape[1];
+  }
+  if (check.optional(a.bits, "bits", DType::kU8, {p.tokens, Check::kAny})) {
+    static constexpr uint8_t kNone = 0;
+    p.bits = a.bits.data ? static_cast<const uint8_t*>(a.bits.data) : &kNone;
+    p.bits_stride = a.bits.stride[0], p.bits_width = a.bits.shape[1];
   }
   if (check.optional(a.bias, "bias", DType::kF32, {p.tokens, Check::kAny})) {
     p.bias = static_cast<const float*>(a.bias.data);

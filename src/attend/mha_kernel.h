@@ -22,6 +22,8 @@ struct Params {
   int64_t start_stride = 0, length_stride = 0;
   const uint8_t* mask = nullptr;  // may be null
   int64_t mask_stride = 0, mask_width = 0;
+  const uint8_t* bits = nullptr;  // may be null; width and stride in bytes
+  int64_t bits_stride = 0, bits_width = 0;
   const float* bias = nullptr;  // may be null
   int64_t bias_stride = 0, bias_width = 0;
   float scale = 1.0f;
@@ -52,6 +54,8 @@ WINNOW_HD inline int64_t row_of(const Params& p, int64_t t, int64_t id) {
   const int64_t row = start_of(p, t) + id;
   if (row < 0 || row >= p.rows) return -1;
   if (p.mask && (id >= p.mask_width || p.mask[t * p.mask_stride + id] == 0)) return -1;
+  if (p.bits && (id / 8 >= p.bits_width || !(p.bits[t * p.bits_stride + id / 8] >> id % 8 & 1)))
+    return -1;
   return bias_of(p, t, id) < -3.402823466e38f ? -1 : row;  // -inf excludes
 }
 

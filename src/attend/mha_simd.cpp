@@ -193,6 +193,16 @@ void write_token(const Params& p, const Scratch& s, int64_t token, int64_t h, in
                                                                     : m + std::log(l);
 }
 
+bool finite(const float* x, int64_t size) {  // in whole rows
+  const hn::ScalableTag<float> d;
+  auto sum = hn::Zero(d);  // x - x is 0, or NaN
+  for (int64_t i = 0; i < size; i += static_cast<int64_t>(hn::Lanes(d))) {
+    const auto v = hn::LoadU(d, x + i);
+    sum = hn::Add(sum, hn::Sub(v, v));
+  }
+  return hn::GetLane(hn::SumOfLanes(d, sum)) == 0;
+}
+
 // One head of a group of tokens that share a pass.
 void attend_group(const Params& p, const Scratch& s, const Tokens& t, int64_t h) {
   const int64_t k_row = row_stride(p.d_qk), v_row = row_stride(p.d_v);
@@ -226,6 +236,12 @@ void attend_group(const Params& p, const Scratch& s, const Tokens& t, int64_t h)
                                     .size = padded(p.d_v),
                                     .columns = t.count,
                                     .keys = count});
+  }
+  // A weight of 0 does not keep out a NaN or infinity that only other tokens of the group have:
+  // each alone reads no keys but its own.
+  if (t.count > 1 && !finite(s.o, t.count * v_row)) {
+    for (int32_t i = 0; i < t.count; ++i) attend_group(p, s, {t.first + i, t.at + i, 1}, h);
+    return;
   }
   for (int32_t i = 0; i < t.count; ++i) write_token(p, s, t.first + i, h, i);
 }

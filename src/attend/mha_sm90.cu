@@ -11,6 +11,7 @@
 
 #include <cfloat>
 
+#include "attend/mha_dense_sm90.h"
 #include "attend/mha_sm90.cuh"
 #include "core/formats.h"
 #include "cuda/mma.h"
@@ -327,6 +328,7 @@ __global__ void __launch_bounds__(kThreads, 2) attend_tiles(const __grid_constan
 
 void on_sm90(const Params& p) noexcept {
   using namespace sm90;
+  if (dense::fits(p)) return dense::attend(p);
   Task task{p};
   task.fast_q = gpu::aligned8(p.q, p.q_token_stride, p.q_head_stride);
   task.fast_k = gpu::aligned8(p.k, p.k_row_stride, p.k_head_stride);

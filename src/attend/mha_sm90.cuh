@@ -103,7 +103,7 @@ class Walk {
       for (int w = threadIdx.x % 32; w < kWords; w += 32) {
         const int64_t from = max(first - 32 * w, int64_t{0}), to = min(last - 32 * w, int64_t{32});
         uint32_t bits = from >= to ? 0 : ~0u >> (32 - (to - from)) << from;
-        if (p_.mask || p_.bias)
+        if (p_.mask || p_.bits || p_.bias)
           for (uint32_t rest = bits; rest != 0; rest &= rest - 1) {
             const int b = __ffs(rest) - 1;
             if (row_of(p_, t, chunk_ + 32 * w + b - start_of(p_, t)) < 0) bits &= ~(1u << b);

@@ -27,6 +27,7 @@ struct Case {
   bool shared_keys = false;  // stride 0 over heads
   bool strided = false;
   float scale = 0.1f;
+  bool bits = false;
 };
 
 std::vector<Case> cases() {
@@ -48,6 +49,39 @@ std::vector<Case> cases() {
       {"no_ids", 3, 2, 50, 16, 16, 0, false, false, false, false, false, true},
       {"no_rows", 3, 2, 0, 16, 16, 10},
       {"no_tokens", 0, 2, 50, 16, 16, 10},
+      // Keys of 192 and values of 128 over ranges have a kernel of their own on Hopper.
+      {"causal_tiles", 150, 2, 200, 192, 128, -1, false, false, true},
+      {"ranges", 140, 1, 150, 192, 128, -1, false, true, true, false, false, true},
+      {.name = "bits",
+       .tokens = 140,
+       .heads = 2,
+       .rows = 333,
+       .d_qk = 192,
+       .d_v = 128,
+       .lengths = true,
+       .sink = true,
+       .scale = -0.1f,
+       .bits = true},
+      {.name = "bits_ranges",
+       .tokens = 20,
+       .heads = 9,
+       .rows = 90,
+       .d_qk = 192,
+       .d_v = 128,
+       .starts = true,
+       .bits = true},
+      {.name = "bits_and_ids",
+       .tokens = 9,
+       .heads = 2,
+       .rows = 90,
+       .d_qk = 24,
+       .d_v = 40,
+       .topk = 60,
+       .bits = true},
+      {"dense_huge_logits", 5, 2, 70, 192, 128, -1, false, false, true, false, false, true, false,
+       false, 1e30f},
+      {"dense_scale_zero", 5, 2, 70, 192, 128, -1, false, false, true, false, false, false, false,
+       false, 0.0f},
       {"scale_negative", 4, 2, 50, 16, 16, 30, false, false, false, false, false, true, false,
        false, -0.3f},
       {"scale_zero", 4, 2, 50, 16, 16, 30, false, false, false, false, false, false, false, false,
@@ -62,7 +96,7 @@ struct Problem {
   int64_t gap, kv_heads, width;
   Guarded<bf16> q, k, v;
   Guarded<int32_t> ids, starts, lengths;
-  Guarded<uint8_t> mask;
+  Guarded<uint8_t> mask, bits;
   Guarded<float> bias, sink;
 
   explicit Problem(const Case& c_)
@@ -77,6 +111,7 @@ struct Problem {
         starts(c.tokens),
         lengths(c.tokens),
         mask(c.tokens * width),
+        bits(c.tokens * (width / 8)),
         bias(c.tokens * width),
         sink(c.heads) {
     testing::Rng rng(c.tokens * 17 + c.rows);
@@ -100,6 +135,7 @@ struct Problem {
       }
     }
     for (uint8_t& m : mask) m = static_cast<uint8_t>(draw(rng, 0, 2) * 7);
+    for (uint8_t& b : bits) b = static_cast<uint8_t>(draw(rng, 0, 255));
     for (float& b : bias) b = draw(rng, 0, 5) == 0 ? -kInf : normal(rng);
     const float sinks[] = {0.5f, -kInf, kInf, 2.0f};
     for (int64_t h = 0; h < c.heads; ++h) sink[h] = sinks[h % 4];
@@ -118,6 +154,7 @@ struct Problem {
     if (c.starts) a.starts = tensor(starts.data(), {c.tokens});
     if (c.lengths) a.lengths = tensor(lengths.data(), {c.tokens});
     if (c.mask) a.mask = tensor(mask.data(), {c.tokens, width});
+    if (c.bits) a.bits = tensor(bits.data(), {c.tokens, width / 8});
     if (c.bias) a.bias = tensor(bias.data(), {c.tokens, width});
     if (c.sink) a.sink = tensor(sink.data(), {c.heads});
     return a;
@@ -129,24 +166,29 @@ struct Problem {
     const int64_t length = c.lengths ? lengths[t] : c.rows - start;
     std::set<int64_t> chosen;
     if (c.topk < 0)
-      for (int64_t id = 0; id < std::min(length, c.rows - start); ++id) chosen.insert(id);
+      for (int64_t id = std::max<int64_t>(-start, 0); id < std::min(length, c.rows - start); ++id)
+        chosen.insert(id);
     for (int64_t i = 0; i < c.topk; ++i) chosen.insert(ids[t * c.topk + i]);
     std::map<int64_t, float> rows;
     for (const int64_t id : chosen) {
       if (id < 0 || id >= length || start + id < 0 || start + id >= c.rows) continue;
       if (c.mask && (id >= width || mask[t * width + id] == 0)) continue;
+      if (c.bits && (id >= width / 8 * 8 || !(bits[t * (width / 8) + id / 8] >> id % 8 & 1)))
+        continue;
       const float b = c.bias && id < width ? bias[t * width + id] : 0.0f;
       if (b != -kInf) rows[start + id] = b;
     }
     return rows;
   }
 
-  void expected(std::vector<float>& out, std::vector<float>& lse) const {
+  // magnitude: sum_j p_j |v_j|, see tools/accuracy.h.
+  void expected(std::vector<float>& out, std::vector<float>& lse,
+                std::vector<float>& magnitude) const {
     for (int64_t t = 0; t < c.tokens; ++t) {
       const std::map<int64_t, float> rows = rows_of(t);
       for (int64_t h = 0; h < c.heads; ++h) {
         const int64_t kh = h % kv_heads;
-        std::vector<double> s, o(c.d_v);
+        std::vector<double> s, o(c.d_v), m(c.d_v);
         double max = -1e300, sum = 0;
         for (const auto& [r, b] : rows) {
           double dot = 0;
@@ -160,13 +202,16 @@ struct Problem {
         for (const auto& [r, b] : rows) {
           const double w = std::exp(s[i++] - max);
           sum += w;
-          for (int64_t d = 0; d < c.d_v; ++d)
-            o[d] += w * to_float(v[(r * kv_heads + kh) * (c.d_v + gap) + d]);
+          for (int64_t d = 0; d < c.d_v; ++d) {
+            const double x = w * to_float(v[(r * kv_heads + kh) * (c.d_v + gap) + d]);
+            o[d] += x, m[d] += std::fabs(x);
+          }
         }
         double factor = sum > 0 ? 1 / sum : 0;
         const double all = max + std::log(sum);
         if (c.sink && sum > 0) factor /= 1 + std::exp(sink[h] - all);
         for (const double x : o) out.push_back(static_cast<float>(x * factor));
+        for (const double x : m) magnitude.push_back(static_cast<float>(x * factor));
         lse.push_back(sum > 0 ? static_cast<float>(all) : kInf);
       }
     }
@@ -188,10 +233,11 @@ TEST_P(MhaTest, MatchesTheFormula) {
   a.target = testing::target("mha", kernel);
   attend_mha(a);
   ASSERT_TRUE(testing::device_finished());
-  std::vector<float> want, want_lse;
-  p.expected(want, want_lse);
+  std::vector<float> want, want_lse, magnitude;
+  p.expected(want, want_lse, magnitude);
   const tools::Deviation d =
-      tools::compare(a.out, tensor(want.data(), {c.tokens, c.heads, c.d_v}), tools::kPrefillOut);
+      tools::compare(a.out, tensor(want.data(), {c.tokens, c.heads, c.d_v}), tools::kPrefillOut,
+                     tensor(magnitude.data(), {c.tokens, c.heads, c.d_v}));
   EXPECT_TRUE(d.ok) << "out: " << d.text(a.out);
   const tools::Deviation l =
       tools::compare(a.lse, tensor(want_lse.data(), {c.tokens, c.heads}), tools::kPrefillLse);
@@ -261,6 +307,26 @@ TEST_P(MhaProperties, NanStaysWhereItIs) {
     EXPECT_EQ(std::isnan(to_float(out[t * c.d_v])), t == 3) << "token " << t;
 }
 
+// The same for ranges of keys: values that only later tokens see.
+TEST_P(MhaProperties, NanBehindTheRangeStaysThere) {
+  const Case c{"", 70, 1, 70, 192, 128, -1, false, false, true};
+  Problem p(c);
+  for (int32_t t = 0; t < 70; ++t) p.lengths[t] = t + 1;
+  for (int64_t d = 0; d < 128; ++d)
+    p.v[66 * 128 + d] = {static_cast<uint16_t>(d % 2 ? 0x7f80 : 0x7fc0)};
+  p.k[68 * 192] = {0x7fc0};
+  Guarded<bf16> out(c.tokens * c.d_v);
+  MhaArgs a = p.args();
+  a.target = testing::target("mha", GetParam());
+  a.out = tensor(out.data(), {c.tokens, 1, c.d_v});
+  attend_mha(a);
+  ASSERT_TRUE(testing::device_finished());
+  for (int64_t t = 0; t < c.tokens; ++t)
+    EXPECT_EQ(std::isnan(to_float(out[t * c.d_v])), t >= 66) << "token " << t;
+  for (int64_t t = 0; t < c.tokens; ++t)
+    EXPECT_EQ(std::isfinite(to_float(out[t * c.d_v + 1])), t < 66) << "token " << t;
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, MhaProperties, ::testing::ValuesIn(testing::kernels("mha")));
 
 TEST(MhaErrors, NameTheArgument) {
@@ -285,6 +351,7 @@ TEST(MhaErrors, NameTheArgument) {
   expect([&](MhaArgs& a) { a.starts = tensor(ints.data(), {4}); }, {"starts", "[5]", "[4]"});
   expect([&](MhaArgs& a) { a.lengths = tensor(floats.data(), {5}); }, {"lengths", "int32", "f32"});
   expect([&](MhaArgs& a) { a.mask = tensor(ints.data(), {5, 2}); }, {"mask", "uint8", "int32"});
+  expect([&](MhaArgs& a) { a.bits = tensor(ints.data(), {5, 2}); }, {"bits", "uint8", "int32"});
   expect([&](MhaArgs& a) { a.bias = tensor(ints.data(), {5, 2}); }, {"bias", "f32", "int32"});
   expect([&](MhaArgs& a) { a.sink = tensor(floats.data(), {2}); }, {"sink", "[3]", "[2]"});
   expect([](MhaArgs& a) { a.out.shape[2] = 127; }, {"out", "128", "127"});

@@ -57,6 +57,7 @@ winnow_status winnow_attend_mha(const winnow_mha_args* args) {
                         .starts = in(a.starts, "starts"),
                         .lengths = in(a.lengths, "lengths"),
                         .mask = in(a.mask, "mask"),
+                        .bits = in(a.bits, "bits"),
                         .bias = in(a.bias, "bias"),
                         .scale = a.scale,
                         .sink = in(a.sink, "sink"),

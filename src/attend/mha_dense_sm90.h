@@ -1,0 +1,19 @@
+// attend_mha over ranges of keys on the device: see mha_dense_sm90.cu.
+#pragma once
+
+#include "attend/mha_kernel.h"
+
+namespace winnow::mha::dense {
+
+inline constexpr int kKeyDim = 192, kValueDim = 128;
+
+struct Task {
+  Params p;
+  int64_t tiles = 0;         // of tokens
+  bool whole_words = false;  // bits can be read 64 at a time
+};
+
+bool fits(const Params& p);
+void attend(const Params& p) noexcept;
+
+}  // namespace winnow::mha::dense

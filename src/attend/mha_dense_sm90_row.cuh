@@ -1,0 +1,74 @@
+// attend_mha over ranges of keys on the device: which rows a token sees, and one row done by one
+// warp in plain arithmetic, for what the fast path cannot represent.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cfloat>
+
+#include "attend/mha_dense_sm90.h"
+#include "core/formats.h"
+
+namespace winnow::mha::dense {
+
+struct Range {
+  int32_t first, last;  // rows of k and v, [first, last)
+};
+__device__ inline Range range_of(const Params& p, int64_t t) {
+  const int64_t start = start_of(p, t), end = min(start + length_of(p, t), p.rows);
+  const int64_t first = max(start, int64_t{0});
+  return end > first ? Range{static_cast<int32_t>(first), static_cast<int32_t>(end)} : Range{0, 0};
+}
+
+// A token's bits of the 64 rows from `row` on; any value for rows before its first.
+__device__ inline uint64_t bits_of(const Task& task, int64_t t, int64_t row) {
+  const Params& p = task.p;
+  const int64_t id = row - start_of(p, t), bytes = p.bits_width;
+  const uint8_t* bits = p.bits + t * p.bits_stride;
+  if (task.whole_words && id >= 0 && id % 64 == 0 && id / 8 + 8 <= bytes)
+    return __ldg(reinterpret_cast<const unsigned long long*>(bits + id / 8));
+  const int64_t first = id >> 3;  // rounded down, also below 0
+  uint64_t low = 0;
+  for (int i = 0; i < 8; i++)
+    if (first + i >= 0 && first + i < bytes) low |= uint64_t{bits[first + i]} << 8 * i;
+  const int shift = static_cast<int>(id & 7);
+  if (shift == 0) return low;
+  const uint64_t high = first + 8 >= 0 && first + 8 < bytes ? bits[first + 8] : 0;
+  return low >> shift | high << (64 - shift);
+}
+
+// A row of the result by one warp: logits and sums in fp32, one key after the other.
+static __device__ __noinline__ void attend_row(const Task& task, int64_t t, int64_t head) {
+  const Params& p = task.p;
+  constexpr int kColumns = kValueDim / 32, kParts = kKeyDim / 32;
+  const int lane = threadIdx.x % 32;
+  const bf16* q = p.q + t * p.q_token_stride + head * p.q_head_stride;
+  const Range range = range_of(p, t);
+  float max = -FLT_MAX, sum = 0, out[kColumns] = {};
+  for (int32_t row = range.first; row < range.last; ++row) {
+    if (row_of(p, t, row - start_of(p, t)) < 0) continue;
+    const bf16* k = p.k + row * p.k_row_stride + head * p.k_head_stride;
+    const bf16* v = p.v + row * p.v_row_stride + head * p.v_head_stride;
+    float x = 0;
+    for (int i = 0; i < kParts; ++i)
+      x = fmaf(to_float(q[lane + 32 * i]), to_float(k[lane + 32 * i]), x);
+    for (int i = 16; i > 0; i /= 2) x += __shfl_xor_sync(~0u, x, i);
+    x *= p.scale;
+    if (x > FLT_MAX) x = FLT_MAX;  // an infinity weighs 1; NaN stays
+    const float before = max;
+    max = fmaxf(max, x);
+    const float keep = expf(before - max), weight = expf(x - max);
+    sum = sum * keep + weight;
+    for (int i = 0; i < kColumns; ++i)
+      out[i] = fmaf(weight, to_float(v[lane + 32 * i]), out[i] * keep);
+  }
+  const float whole = sum + (p.sink ? expf(p.sink[head] - max) : 0.0f);
+  for (int i = 0; i < kColumns; ++i)
+    p.out[t * p.out_token_stride + head * p.out_head_stride + lane + 32 * i] =
+        to_bf16(sum == 0 ? 0.0f : out[i] / whole);
+  if (p.lse && lane == 0)
+    p.lse[t * p.lse_token_stride + head * p.lse_head_stride] =
+        sum == 0 ? p.empty_lse : max + logf(sum);
+}
+
+}  // namespace winnow::mha::dense
