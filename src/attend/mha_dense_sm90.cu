@@ -283,21 +283,22 @@ __device__ void consume(SharedMemory& sm, const Task& task, const Place& at, int
       for (int i = 0; i < 2; i++) mask(s, seen[i], i);
     return softmax(s, w, rows, k, alpha);
   };
-  // Adds block b; the scores of the next one run before it and its softmax beside it.
-  const auto step = [&](const uint32_t(&w)[16], uint32_t(&next)[16], int b) {
-    const bool more = b + 1 < blocks, all = more && look(b + 1);
-    if (more) scores(b + 1);
+  const auto add = [&](const uint32_t(&w)[16], int b) {
     mb_wait(&sm.v_full[b % kStages], b / kStages & 1);
     const uint32_t vd = fresh(desc(s32(sm.v[b % kStages]), kTileBytes));
     wg_fence();
 #pragma unroll
     for (int i = 0; i < 4; i++) wgmma128(o, w + 4 * i, vd + (i * 2048 >> 4));
     wg_commit();
-    bool up = false;
-    if (more) {
-      wg_wait<1>();
-      up = weights(next, b + 1, all);
-    }
+  };
+  // Adds block b; the scores of the next one run before it and its softmax beside it. No branch
+  // stands between a product and the wait for it: ptxas would serialise them (C7514).
+  const auto step = [&](const uint32_t(&w)[16], uint32_t(&next)[16], int b) {
+    const bool all = look(b + 1);
+    scores(b + 1);
+    add(w, b);
+    wg_wait<1>();
+    const bool up = weights(next, b + 1, all);
     wg_wait<0>();
     hold(o);
     release(&sm.v_empty[b % kStages]);
@@ -311,11 +312,20 @@ __device__ void consume(SharedMemory& sm, const Task& task, const Place& at, int
     scores(0);
     wg_wait<0>();
     weights(w0, 0, all);
+    int b = 0;
 #pragma unroll 1
-    for (int b = 0; b < blocks; b += 2) {
+    for (; b + 2 < blocks; b += 2) {
       step(w0, w1, b);
-      if (b + 1 < blocks) step(w1, w0, b + 1);
+      step(w1, w0, b + 1);
     }
+    if (b + 1 < blocks) {
+      step(w0, w1, b);
+      add(w1, b + 1);
+    } else {
+      add(w0, b);
+    }
+    wg_wait<0>();
+    hold(o);
   }
   finish(task, at, o, rows);
 }

@@ -3,7 +3,9 @@
 //
 //   direct    absorb_query, attend from the fp8 pages, project_output
 //   gathered  absorb_query, gather the whole sequence, attend from those bf16 rows, project_output
-//   mha       gather, decompress, attend_mha (causal where the context is within the top-k)
+//   mha       gather, decompress, attend_mha; where the context is beyond the top-k with the bits
+//   of
+//             topk_mask, which are counted too
 //
 // Every token attends to the top-k of the tokens before it, in ascending order as select() gives
 // them, spread evenly: neighbours share next to none beyond what the context forces. Choosing them
@@ -66,7 +68,10 @@ class Prefill {
                      .target = target};
       mha_ = {.q = q, .k = decompress_.k, .v = decompress_.v, .scale = 0.072f, .out = out};
       mha_.lengths = placement_.copied(ends_, {s.tokens}), mha_.target = target;
-      if (s.context > kTopk) mha_.ids = placement_.copied(ids_, {s.tokens, width_});
+      if (s.context > kTopk) {
+        bits_.ids = placement_.copied(ids_, {s.tokens, width_}), bits_.target = target;
+        mha_.bits = bits_.mask = placement_.room(mask_, {s.tokens, s.context / 8});
+      }
     }
   }
 
@@ -95,6 +100,7 @@ class Prefill {
     runner.measure(c, [&] {
       gather(gather_.args);
       decompress(decompress_);
+      if (mha_.bits) topk_mask(bits_);
       attend_mha(mha_);
     });
   }
@@ -144,6 +150,8 @@ class Prefill {
   DecompressArgs decompress_;
   AttendArgs attend_;
   MhaArgs mha_;
+  TopkMaskArgs bits_;
+  tools::Buffer<uint8_t> mask_;
 };
 
 const bench::Suite suite("plan", "routes", [](bench::Runner& runner) {
