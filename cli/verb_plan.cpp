@@ -109,8 +109,10 @@ void print(const Plan& plan, double us, uint64_t tiles_digest) {
       load.push_back(schedule.worker_starts[w + 1] - schedule.worker_starts[w]);
     parts.add({std::to_string(index++), fmt::format("{}..{}", p.first_token, p.last_token),
                fmt::format("{}..{}", p.first_request, p.last_request),
-               p.gathered ? "gathered bf16" : "pages", std::to_string(schedule.tiles.size()),
-               fmt::format("{}", fmt::join(load, " "))});
+               p.mha        ? "decompressed"
+               : p.gathered ? "gathered bf16"
+                            : "pages",
+               std::to_string(schedule.tiles.size()), fmt::format("{}", fmt::join(load, " "))});
   }
   fmt::print("{}\n", parts.text());
   tools::Table kernels({"stage", "kernel", "passed over"});

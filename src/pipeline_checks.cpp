@@ -76,6 +76,7 @@ void check_pipeline(const PipelineArgs& a) {
   const Check check("pipeline");
   check.that(a.plan != nullptr, "plan", "a plan", "none");
   const PlanOptions& o = a.plan->options();
+  check.that(!o.mha, "plan", "one made without mha", "one whose parts may be for attend_mha()");
   const Layer layer(o);
   const int64_t tokens = a.plan->tokens(), heads = o.heads;
   check_insertion(check, {a.kv, a.slots, a.cache, "kv", "slots", "cache", o.target.device.kind},

@@ -164,7 +164,7 @@ TEST(CudaPlan, RefillWaitsForTheCopy) {
 std::vector<testing::Layout> one_part_layouts() {  // the parts of a batch are baked into a graph
   std::vector<testing::Layout> some;
   for (const testing::Layout& l : testing::layouts())
-    if (l.mode != Mode::kSeparate) some.push_back(l);
+    if (!l.separate()) some.push_back(l);
   return some;
 }
 INSTANTIATE_TEST_SUITE_P(Layouts, CudaPipeline, ::testing::ValuesIn(one_part_layouts()),

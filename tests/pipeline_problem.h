@@ -26,6 +26,8 @@ struct Layout {
   int32_t topk = 24, extra = 0;
   bool indexed = true;  // V4: false attends to all compressed states
   SplitPolicy split = SplitPolicy::kBalanced;
+  bool routed = false;  // of kAuto: prefills of 20 tokens and more are gathered, others not
+  bool separate() const { return mode == Mode::kSeparate || routed; }
   bool v4() const { return model.lists == 2; }
   int32_t ratio() const { return v4() ? 4 : 1; }
 };
@@ -168,7 +170,11 @@ class World {
                   .split_size = 10,
                   .target = {.kernel = kernel}};
     if (kernel && std::string(kernel) == "sm90") o.target.device = cuda();
-    if (layout.mode == Mode::kSeparate) o.workspace_rows = 60;  // two chunks, see batches below
+    if (layout.routed)
+      o.route = [](const RouteArgs& a) noexcept {
+        return a.tokens >= 20 ? Route::kGathered : Route::kDirect;
+      };
+    if (layout.separate()) o.workspace_rows = 60;  // two chunks, see batches below
     return o;
   }
   Batch batch() const { return {starts, seq_lens, tokens}; }
@@ -209,7 +215,7 @@ class World {
     for (int64_t i = 0; i < count; ++i)
       for (int64_t t = starts[i]; t < starts[i + 1] && requests[i].seq > 0; ++t) {
         const int64_t pos = requests[i].seq - (starts[i + 1] - t);
-        const bool rounded = layout.mode == Mode::kSeparate && i >= plan.split().decodes;
+        const bool rounded = layout.separate() && plan.prefill_requests()[t] >= 0;
         std::vector<std::vector<double>> list;
         if (!layout.v4())
           for (int64_t id : picked(i, pos)) list.push_back(main.record(main.slot(i, id), rounded));
@@ -335,6 +341,7 @@ inline std::vector<Layout> layouts() {
       {"v32_mixed", kV32, v32, kMixed},
       {"v32_direct", kV32, v32, kDirect},
       {"v32_separate", kV32, v32, kSeparate},
+      {.name = "v32_routed", .format = v32, .mode = kAuto, .routed = true},
       {"v32_bf16", kV32, CacheFormat::kV32Bf16, kBf16},
       {"v4_mixed", kV4, v4, kMixed, 8, 6},
       {"v4_direct", kV4, v4, kDirect, 8, 6},

@@ -25,7 +25,7 @@ struct Indexer {
 };
 
 struct PipelineArgs {
-  const Plan* plan = nullptr;  // refilled for this batch
+  const Plan* plan = nullptr;  // refilled for this batch; made without `mha`
   // write: the new tokens (V4: into the sliding-window cache), and V4's new compressed states
   Tensor kv;     // [>= T, d] bf16
   Tensor slots;  // [T] int64

@@ -71,6 +71,24 @@ struct V4ChunkArgs {
 // min(prefix, window - 1).
 std::vector<V4Chunk> v4_prefill_chunks(const V4ChunkArgs& args);
 
+// The ways of a V3.2 prefill over an fp8 cache.
+enum class Route : uint8_t {
+  kDirect,    // attend() from the pages
+  kGathered,  // gather(), then attend() from the bf16 rows
+  kMha,       // gather(), decompress(), attend_mha(): keys and values per head, no absorbed queries
+};
+struct RouteArgs {
+  int32_t heads = 128;
+  int32_t tokens = 0, context = 0;  // new ones of the request; all of its sequence
+  bool mha = false;                 // kMha may be chosen: the caller holds the projections
+  DeviceKind device = DeviceKind::kCuda;
+};
+
+// The fastest way, from crossover points measured with a top-k of 2,048 on an H200
+// (src/plan/route.cpp; docs/prefill-sm90.md has the times) and, without AMX, on a Zen 4 CPU. On a
+// CPU with AMX: kDirect.
+Route prefill_route(const RouteArgs& args) noexcept;
+
 // One piece of attention work: positions [begin, end) of token's lists, laid end to end. A token
 // cut into several tiles has partial results number `split` = 0, 1, ... merged in that order.
 struct Tile {
@@ -93,7 +111,8 @@ enum class SplitPolicy : uint8_t {
 
 // Which way prefill tokens of an fp8 cache go (a bf16 cache is always kBf16).
 enum class Mode : uint8_t {
-  kAuto,
+  kAuto,      // V3.2 on CUDA from 32 heads on: kSeparate, where PlanOptions::route chooses the way
+              // of each prefill; V4 there: kSeparate. Else kMixed below 32 heads, or kDirect
   kBf16,      // the cache is bf16: every token reads it as it is
   kMixed,     // every token through the paged fp8 kernel, one call
   kSeparate,  // decodes from the pages; prefills through a contiguous bf16 workspace, chunk by
@@ -121,6 +140,11 @@ struct PlanOptions {
   int32_t decode_threshold = 1;  // 1 + speculative tokens
   bool uniform_decode = false;
   Mode mode = Mode::kAuto;
+  // Of kAuto: how the way of a prefill is chosen. Another function than this one is asked on every
+  // device, for V3.2's fp8 cache and any number of heads. A sequence longer than workspace_rows is
+  // read from the pages whatever it says.
+  Route (*route)(const RouteArgs&) noexcept = prefill_route;
+  bool mha = false;            // of kAuto: the route may be kMha (see Part::mha)
   int64_t workspace_rows = 0;  // of kSeparate; 0 means 5 * max_context, for V4 the bound of
                                // v4_prefill_chunks(max_context, max_tokens)
   SplitPolicy split = SplitPolicy::kBalanced;
@@ -141,6 +165,7 @@ struct Part {
   int32_t first_request = 0, last_request = 0;  // [first, last)
   bool gathered = false;                        // reads the bf16 workspace: a chunk of kSeparate
   int32_t compressed = 0, rows = 0;             // V4 when gathered: N and M of the chunk
+  bool mha = false;  // the gathered rows are for decompress() and attend_mha(), not for attend()
   bool operator==(const Part&) const = default;
 };
 
@@ -181,10 +206,12 @@ class Plan {
   // CUDA: queues that copy, to `to`, on the stream of `device`.
   void upload(void* to, const Device& device) const noexcept;
   // One part with everything; kSeparate: the decodes (if there are any), then every prefill chunk.
-  // There is always at least one.
+  // Of kAuto, runs of prefills that read the pages are parts that are not gathered, the first of
+  // them with the decodes. There is always at least one.
   std::span<const Part> parts() const noexcept;
   std::span<const Chunk> chunks() const noexcept;  // kSeparate: of prefill requests, from 0
-  std::span<const int32_t> prefill_requests() const noexcept;  // kSeparate: [tokens]
+  // kSeparate: [tokens]; -1 for tokens that read the pages.
+  std::span<const int32_t> prefill_requests() const noexcept;
   // kSeparate: [prefills]: each request's first row in its chunk's workspace. Tokens gather_starts
   // + [0, gather_lens) of its sequence go to the rows from gather_rows on. V3.2: the whole
   // sequence, from the first row on; V4: first compressed_lens compressed states, then from row + N

@@ -40,6 +40,7 @@ typedef struct winnow_plan_options {
   winnow_split_policy split;
   int32_t split_size;
   winnow_target target;
+  bool mha; /* of WINNOW_AUTO: prefills may be planned as parts for winnow_attend_mha */
 } winnow_plan_options;
 #define WINNOW_PLAN_OPTIONS_INIT                                                                  \
   {                                                                                               \
@@ -66,6 +67,7 @@ typedef struct winnow_part {
   int32_t first_token, last_token, first_request, last_request;
   bool gathered;
   int32_t compressed, rows;
+  bool mha; /* its rows are for winnow_decompress and winnow_attend_mha */
 } winnow_part;
 typedef struct winnow_tile {
   int32_t token, begin, end, split;

@@ -147,6 +147,7 @@ void bind_part(nb::module_& m) {
       .def_ro("gathered", &Part::gathered)
       .def_ro("compressed", &Part::compressed)
       .def_ro("rows", &Part::rows)
+      .def_ro("mha", &Part::mha)
       .def(nb::self == nb::self)
       .def("__repr__", [](const Part& p) {
         return "Part(tokens " + std::to_string(p.first_token) + " to " +

@@ -22,7 +22,7 @@ static_assert(int(winnow::Stage::kAttend) == WINNOW_ATTEND);
 static_assert(sizeof(Chunk) == sizeof(winnow_chunk) &&
               offsetof(Chunk, last) == offsetof(winnow_chunk, last));
 static_assert(sizeof(winnow::Part) == sizeof(winnow_part) &&
-              offsetof(winnow::Part, rows) == offsetof(winnow_part, rows));
+              offsetof(winnow::Part, mha) == offsetof(winnow_part, mha));
 static_assert(sizeof(winnow::Tile) == sizeof(winnow_tile) &&
               offsetof(winnow::Tile, split) == offsetof(winnow_tile, split));
 
@@ -42,6 +42,7 @@ winnow::PlanOptions plan_options(const winnow_plan_options& o, const In& in) {
           .decode_threshold = o.decode_threshold,
           .uniform_decode = o.uniform_decode,
           .mode = in.choice(o.mode, "mode", winnow::Mode::kDirect),
+          .mha = o.mha,
           .workspace_rows = o.workspace_rows,
           .split = in.choice(o.split, "split", winnow::SplitPolicy::kFixed),
           .split_size = o.split_size,
@@ -97,6 +98,7 @@ winnow_plan_options winnow_plan_get_options(const winnow_plan* plan) {
   r.decode_threshold = o.decode_threshold, r.uniform_decode = o.uniform_decode;
   r.mode = static_cast<winnow_mode>(o.mode), r.workspace_rows = o.workspace_rows;
   r.split = static_cast<winnow_split_policy>(o.split), r.split_size = o.split_size;
+  r.mha = o.mha;
   r.target = {{static_cast<winnow_device_kind>(d.kind), d.index, d.stream}, o.target.kernel};
   return r;
 }

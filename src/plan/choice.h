@@ -11,6 +11,9 @@
 
 namespace winnow::planning {
 
+// Of options as asked for: each prefill has its own way.
+bool chooses_routes(const PlanOptions& options) noexcept;
+
 // The options with every default replaced and the mode chosen; throws what is out of range.
 PlanOptions resolve(PlanOptions options);
 

@@ -38,8 +38,12 @@ struct Plan::State {
   void allocate();
   void fill(const Batch& batch) noexcept;
   void fill_parts(std::span<const int32_t> query_starts) noexcept;
+  int32_t fill_chunk(int32_t first, int32_t last, std::span<const int32_t> query_starts,
+                     bool mha) noexcept;
   void fill_gather(const Part& part) noexcept;
   bool separate() const { return options.mode == Mode::kSeparate; }
+  bool routed = false;  // prefills of kSeparate have a way each
+  Route route(int32_t query_len, int32_t seq_len) const noexcept;
   bool v4() const { return options.model.lists == 2; }
 };
 
@@ -74,6 +78,7 @@ void Plan::State::allocate() {
 
 Plan::Plan(const PlanOptions& asked) : state_(std::make_unique<State>()) {
   State& s = *state_;
+  s.routed = planning::chooses_routes(asked);
   s.options = planning::resolve(asked);
   if (asked.target.kernel) {
     s.kernel_asked = asked.target.kernel;
@@ -88,6 +93,19 @@ Plan::Plan(const PlanOptions& asked) : state_(std::make_unique<State>()) {
 Plan::~Plan() = default;
 Plan::Plan(Plan&&) noexcept = default;
 Plan& Plan::operator=(Plan&&) noexcept = default;
+
+// The way of a prefill of kSeparate.
+Route Plan::State::route(int32_t query_len, int32_t seq_len) const noexcept {
+  const PlanOptions& o = options;
+  if (!routed) return Route::kGathered;
+  if (seq_len > o.workspace_rows) return Route::kDirect;
+  const Route way = o.route({.heads = o.heads,
+                             .tokens = query_len,
+                             .context = seq_len,
+                             .mha = o.mha,
+                             .device = o.target.device.kind});
+  return way == Route::kMha && !o.mha ? Route::kGathered : way;
+}
 
 // All checks come first, so that a batch that is refused changes nothing.
 void Plan::refill(const Batch& batch) {
@@ -112,8 +130,8 @@ void Plan::refill(const Batch& batch) {
     if (length != 0 && length < query)
       check.fail("seq_lens", cat("at least the query length, ", query, ", or 0 (padding)"),
                  cat(length, " at entry ", r));
-    // Only prefills of kSeparate are gathered.
-    if (!s.separate() || r < split.decodes) continue;
+    // Only prefills of kSeparate are gathered; where each has its way, what is too long is not.
+    if (!s.separate() || s.routed || r < split.decodes) continue;
     const int64_t rows =
         s.v4() ? int64_t{o.extra_topk > 0 ? planning::compressed_len(length, o.ratio) : 0} +
                      planning::gather_len(query, length, o.topk)
@@ -137,10 +155,16 @@ void Plan::State::fill(const Batch& batch) noexcept {
   std::fill_n(request_ids.begin(), tokens, 0);
   std::fill_n(ends.begin(), tokens, 0);
   std::fill_n(key_ends.begin(), tokens, 0);
-  if (separate()) std::fill_n(prefill_requests.begin(), tokens, -1);
+  if (separate()) {
+    std::fill_n(prefill_requests.begin(), tokens, -1);
+    for (auto* v : {&starts, &compressed_lens, &gather_starts, &gather_lens, &gather_rows})
+      std::fill_n(v->begin(), split.prefills, 0);  // of prefills that read the pages
+  }
   for (int32_t r = 0; r < requests; ++r) {
     query_lens[r] = query_starts[r + 1] - query_starts[r];
     seq_lens[r] = batch.seq_lens[r];
+    const bool gathered =
+        separate() && r >= split.decodes && route(query_lens[r], seq_lens[r]) != Route::kDirect;
     for (int32_t i = 0; i < query_lens[r]; ++i) {
       const int32_t t = query_starts[r] + i;
       request_ids[t] = r;
@@ -148,7 +172,7 @@ void Plan::State::fill(const Batch& batch) noexcept {
       positions[t] = seq_lens[r] - query_lens[r] + i;
       ends[t] = positions[t] + 1;
       key_ends[t] = ends[t] / options.ratio;
-      if (separate() && r >= split.decodes) prefill_requests[t] = r - split.decodes;
+      if (gathered) prefill_requests[t] = r - split.decodes;
     }
   }
   fill_parts(query_starts);
@@ -174,35 +198,66 @@ void Plan::State::fill_parts(std::span<const int32_t> query_starts) noexcept {
     parts[part_count++] = {0, tokens, 0, requests};
     return;
   }
-  if (split.decode_tokens > 0 || split.prefills == 0)
-    parts[part_count++] = {0, split.decode_tokens, 0, split.decodes};
   const int32_t base = split.decodes;
-  const std::span prefill_lens = seq_lens.subspan(base, split.prefills);
-  const V4ChunkArgs v4_args{.query_lens = query_lens.subspan(base, split.prefills),
-                            .seq_lens = prefill_lens,
-                            .ratio = options.extra_topk > 0 ? options.ratio : 1,
-                            .window = options.topk};
-  for (int32_t first = 0; first < split.prefills;) {
-    V4Chunk c;
-    if (v4()) {
-      c = planning::next_v4_chunk(v4_args, first, options.workspace_rows);
-    } else {
-      const Chunk plain = planning::next_chunk(prefill_lens, first, options.workspace_rows);
-      c = {plain.first, plain.last, 0, 0};
-    }
-    chunks[chunk_count++] = {c.first, c.last};
-    // Padding behind the last request belongs to the last part.
-    const int32_t end = c.last == split.prefills ? tokens : query_starts[base + c.last];
-    parts[part_count] = {query_starts[base + c.first],
-                         end,
-                         base + c.first,
-                         base + c.last,
-                         true,
-                         c.compressed,
-                         c.rows};
-    fill_gather(parts[part_count++]);
-    first = c.last;
+  const auto way = [&](int32_t i) { return route(query_lens[base + i], seq_lens[base + i]); };
+  // The prefills from `first` on that go one way; padding goes with those before it.
+  const auto run_from = [&](int32_t first) {
+    const Route one = way(first);
+    int32_t last = first + 1;
+    while (last < split.prefills && (seq_lens[base + last] == 0 || way(last) == one)) ++last;
+    return last;
+  };
+  // Padding behind the last request belongs to the last part.
+  const auto token_at = [&](int32_t i) {
+    return i == split.prefills ? tokens : query_starts[base + i];
+  };
+  int32_t first = 0;
+  if (split.prefills > 0 && way(0) == Route::kDirect) {
+    first = run_from(0);
+    parts[part_count++] = {0, token_at(first), 0, base + first};
+  } else if (split.decode_tokens > 0 || split.prefills == 0) {
+    parts[part_count++] = {0, split.decode_tokens, 0, base};
   }
+  while (first < split.prefills) {
+    const Route one = way(first);
+    const int32_t last = run_from(first);
+    if (one == Route::kDirect) {
+      parts[part_count++] = {token_at(first), token_at(last), base + first, base + last};
+      first = last;
+    } else {
+      first = fill_chunk(first, last, query_starts, one == Route::kMha);
+    }
+  }
+}
+
+// One chunk of the prefills [first, last), which go one way; returns where the next begins.
+int32_t Plan::State::fill_chunk(int32_t first, int32_t last, std::span<const int32_t> query_starts,
+                                bool mha) noexcept {
+  const int32_t base = split.decodes;
+  const std::span prefill_lens = seq_lens.subspan(base, last);
+  V4Chunk c;
+  if (v4()) {
+    const V4ChunkArgs args{.query_lens = query_lens.subspan(base, last),
+                           .seq_lens = prefill_lens,
+                           .ratio = options.extra_topk > 0 ? options.ratio : 1,
+                           .window = options.topk};
+    c = planning::next_v4_chunk(args, first, options.workspace_rows);
+  } else {
+    const Chunk plain = planning::next_chunk(prefill_lens, first, options.workspace_rows);
+    c = {plain.first, plain.last, 0, 0};
+  }
+  chunks[chunk_count++] = {c.first, c.last};
+  const int32_t end = c.last == split.prefills ? tokens : query_starts[base + c.last];
+  parts[part_count] = {query_starts[base + c.first],
+                       end,
+                       base + c.first,
+                       base + c.last,
+                       true,
+                       c.compressed,
+                       c.rows,
+                       mha};
+  fill_gather(parts[part_count++]);
+  return c.last;
 }
 
 // What a chunk gathers, and to which of its rows. The chunk fits the workspace, so rows fit int32.

@@ -1,0 +1,60 @@
+// Which way a prefill goes: crossover points read off measurements.
+//
+// A row of a table holds for contexts up to its own. `gathered` and `mha` are the new tokens from
+// which that way is faster than the ones before it, interpolated between the two measured sizes
+// around the crossing; beyond the last row the cost of gathering grows with the context and is what
+// decides. Measured with `winnow bench plan --set routes --cache cold` (route_bench.cpp says what
+// is counted), top-k 2,048, one request of 16, 64, 256, 1,024 or 4,096 new tokens; the times stand
+// in docs/prefill-sm90.md.
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+#include "cpu/isa.h"
+#include "winnow/plan.h"
+
+namespace winnow {
+
+namespace {
+
+constexpr int32_t kNever = INT32_MAX;
+
+struct Crossover {
+  int32_t context, gathered, mha;
+};
+
+// H200, 2026-11-15, f4a0428 with the products of MHA not serialised: 128 heads and 16.
+constexpr Crossover kHopperManyHeads[] = {
+    {256, 171, 74},      {1024, 158, 203},     {2048, 154, 256},     {4096, 149, 1232},
+    {8192, 156, kNever}, {16384, 170, kNever}, {65536, 257, kNever},
+};
+constexpr Crossover kHopperFewHeads[] = {
+    {256, kNever, 256}, {1024, 437, 139},   {2048, 228, 134},        {4096, 211, 347},
+    {8192, 273, 687},   {16384, 476, 3700}, {65536, kNever, kNever},
+};
+// AMD EPYC (Zen 4), 2 cores that others used too, 2026-11-15, c71596d, 16 heads, --cache warm:
+// reading the pages was never slower than gathering them. With AMX attend() is several times as
+// fast, and attend_mha() is not.
+constexpr Crossover kCpu[] = {{256, kNever, 185}, {1024, kNever, 458}, {65536, kNever, kNever}};
+constexpr int32_t kManyHeads = 64;  // halfway, in factors of two, between what was measured
+
+}  // namespace
+
+Route prefill_route(const RouteArgs& args) noexcept {
+  const bool cpu = args.device == DeviceKind::kCpu;
+  if (cpu && host::isa().amx_bf16) return Route::kDirect;
+  std::span<const Crossover> table = kHopperManyHeads;
+  if (cpu) table = kCpu;
+  else if (args.heads < kManyHeads) table = kHopperFewHeads;
+  const auto row =
+      std::ranges::find_if(table, [&](const Crossover& c) { return args.context <= c.context; });
+  if (row != table.end()) {
+    if (args.mha && args.tokens >= row->mha) return Route::kMha;
+    return args.tokens >= row->gathered ? Route::kGathered : Route::kDirect;
+  }
+  const Crossover& last = table.back();
+  const double from = static_cast<double>(last.gathered) * args.context / last.context;
+  return last.gathered != kNever && args.tokens >= from ? Route::kGathered : Route::kDirect;
+}
+
+}  // namespace winnow
