@@ -121,29 +121,36 @@ __device__ __forceinline__ void exponentials(const float (&s)[32], uint32_t (&p)
   }
 }
 
-// P of a block from its scores, as A fragments. True where this warp raised a reference: then alpha
-// says what O's earlier sums weigh.
-__device__ __forceinline__ bool softmax(float (&s)[32], uint32_t (&p)[16], Rows2& rows, float k,
-                                        uint2 valid) {
-  const int quad = threadIdx.x & 3;
-  if ((valid.x & valid.y) != ~0u) {
-#pragma unroll
-    for (int j = 0; j < 8; j++)
-#pragma unroll
-      for (int e = 0; e < 2; e++)
-        if (!((j < 4 ? valid.x : valid.y) >> (8 * (j & 3) + 2 * quad + e) & 1))
-          s[4 * j + e] = s[4 * j + e + 2] = -INFINITY;
-  }
-  float x[2] = {fmaxf(s[0], s[1]), fmaxf(s[2], s[3])};
+// This thread's maxima of its two rows.
+__device__ __forceinline__ void peaks(const float (&s)[32], float (&x)[2]) {
+  x[0] = fmaxf(s[0], s[1]), x[1] = fmaxf(s[2], s[3]);
 #pragma unroll
   for (int j = 1; j < 8; j++) {
     x[0] = fmaxf(x[0], fmaxf(s[4 * j], s[4 * j + 1]));
     x[1] = fmaxf(x[1], fmaxf(s[4 * j + 2], s[4 * j + 3]));
   }
+}
+
+__device__ __forceinline__ bool outgrown(const float (&x)[2], const Rows2& rows, float k) {
+  return x[0] * k > rows.m[0] + kLag || x[1] * k > rows.m[1] + kLag;
+}
+
+// softmax() where anything is out of the ordinary: rows that take no part, a negative scale, logits
+// that outgrew a reference, references far from zero.
+__device__ __forceinline__ bool rare_softmax(float (&s)[32], uint32_t (&p)[16], Rows2& rows,
+                                             float k, uint2 valid) {
+  const int quad = threadIdx.x & 3;
+#pragma unroll
+  for (int j = 0; j < 8; j++)
+#pragma unroll
+    for (int e = 0; e < 2; e++)
+      if (!((j < 4 ? valid.x : valid.y) >> (8 * (j & 3) + 2 * quad + e) & 1))
+        s[4 * j + e] = s[4 * j + e + 2] = -INFINITY;
+  float x[2];
+  peaks(s, x);
   rows.top[0] = fmaxf(rows.top[0], x[0]);
   rows.top[1] = fmaxf(rows.top[1], x[1]);
-  rows.alpha[0] = rows.alpha[1] = 1.f;
-  const bool up = __any_sync(~0u, x[0] * k > rows.m[0] + kLag || x[1] * k > rows.m[1] + kLag);
+  const bool up = __any_sync(~0u, outgrown(x, rows, k));
   if (up) raise(s, x, k, rows);
   if (rows.far) exponentials<true>(s, p, rows, k);
   else exponentials<false>(s, p, rows, k);
@@ -175,7 +182,7 @@ template <class Family>
 __device__ __forceinline__ void follow(Smem<Family>& sm, int buffer, float (&o)[128], Rows2& rows) {
   const int w = (threadIdx.x / 32) & 3, lane = threadIdx.x & 31;
   const float m0 = sm.m[buffer][w * 16 + lane / 4], m1 = sm.m[buffer][w * 16 + lane / 4 + 8];
-  if (__any_sync(~0u, m0 != rows.m[0] || m1 != rows.m[1])) {
+  if (__builtin_expect(__any_sync(~0u, m0 != rows.m[0] || m1 != rows.m[1]), 0)) {
     const float a0 = ex2(rows.m[0] - m0), a1 = ex2(rows.m[1] - m1);
     rows.l[0] *= a0;
     rows.l[1] *= a1;
@@ -288,6 +295,8 @@ __device__ __forceinline__ void consume(Smem<Family>& sm, const Args& p) {
   uint32_t ph[2] = {0, 0}, q_ph = 0;  // of this warpgroup's buffer and the other's
   float s[32];
   uint32_t pr[16];
+  float x[2];   // maxima of s
+  uint2 valid;  // of the block in s
   // Scores of this warpgroup's block. `pending`: the other block's product is in flight, and its
   // half to be released.
   constexpr uint32_t kHalf = kFirst * kTileBytes;
@@ -309,20 +318,31 @@ __device__ __forceinline__ void consume(Smem<Family>& sm, const Args& p) {
     wg_fence();
     scores(s, q0 + kHalf, own + kHalf, S::kTiles - kFirst, false);
     wg_commit();
+    valid = sm.valid[kWg];
     wg_wait<0>();
     hold(s);
-    if (p.scale < 0)
-#pragma unroll
-      for (int i = 0; i < 32; i++) s[i] = -s[i];
+    peaks(s, x);
   };
-  auto weights = [&](Rows2& rows) {
-    const uint2 valid = sm.valid[kWg];
-    const bool up = softmax(s, pr, rows, k, valid);
+  // P of this warpgroup's block from its scores, published. `raised` is called where this warp
+  // raised a reference: then alpha says what O's earlier sums weigh. One branch decides whether all
+  // is ordinary: each one taken costs 40 to 80 cycles of a chain that both warpgroups wait for.
+  auto weights = [&](Rows2& rows, auto raised) {
+    const bool odd = outgrown(x, rows, k) || rows.far || p.scale < 0 || (valid.x & valid.y) != ~0u;
+    if (__builtin_expect(__any_sync(~0u, odd), 0)) {
+      if (p.scale < 0)
+#pragma unroll
+        for (int i = 0; i < 32; i++) s[i] = -s[i];
+      rows.alpha[0] = rows.alpha[1] = 1.f;
+      if (rare_softmax(s, pr, rows, k, valid)) raised();
+    } else {
+      rows.top[0] = fmaxf(rows.top[0], x[0]);
+      rows.top[1] = fmaxf(rows.top[1], x[1]);
+      exponentials<false>(s, pr, rows, k);
+    }
     if constexpr (S::kTail)
       bar<1 + kWg, 128>();  // P overwrites what the other warps may still read
     publish(sm, kWg, pr, rows);
     ph[0] ^= 1;
-    return up;
   };
 #pragma unroll 1
   for (int item = blockIdx.x, n = 0; item < p.items; item += gridDim.x, n++) {
@@ -340,7 +360,7 @@ __device__ __forceinline__ void consume(Smem<Family>& sm, const Args& p) {
       if constexpr (kWg == 0) {
         score(i > 0);
         if (i + 1 == mine && lane == 0) mb_arrive(&sm.q_empty);
-        if (weights(rows)) rescale(o, rows.alpha[0], rows.alpha[1]);
+        weights(rows, [&] { rescale(o, rows.alpha[0], rows.alpha[1]); });
         wg_fence();
         weigh(o, pr, own_v);
         wg_commit();
@@ -368,12 +388,12 @@ __device__ __forceinline__ void consume(Smem<Family>& sm, const Args& p) {
         weigh(o, other_p, other_v);
         wg_commit();
         bool up = false;
-        if (both) up = weights(rows);
+        if (both) weights(rows, [&] { up = true; });
         wg_wait<0>();
         hold(o);
         release(sm, 0, 1);
         if (both) {
-          if (up) rescale(o, rows.alpha[0], rows.alpha[1]);
+          if (__builtin_expect(up, 0)) rescale(o, rows.alpha[0], rows.alpha[1]);
           wg_fence();
           weigh(o, pr, own_v);
           wg_commit();

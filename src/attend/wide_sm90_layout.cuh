@@ -98,8 +98,15 @@ __device__ __forceinline__ int request_of(const Args& p, const Work& w) {
   return p.requests ? __ldg(p.requests + (int64_t)w.token * p.request_stride) : 0;
 }
 
+// `pair`: memory brings 256 bytes to the L2 at once, the other 128 being of the same row.
+template <bool kPair>
 __device__ __forceinline__ void copy16(uint32_t dst, const void* src) {
-  asm volatile("cp.async.cg.shared.global.L2::256B [%0],[%1],16;" ::"r"(dst), "l"(src) : "memory");
+  if constexpr (kPair)
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0],[%1],16;" ::"r"(dst), "l"(src)
+                 : "memory");
+  else
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0],[%1],16;" ::"r"(dst), "l"(src)
+                 : "memory");
 }
 // For what is read once: first to leave the L2, where rows are read again.
 __device__ __forceinline__ void copy16_or_zero(uint32_t dst, const void* src, bool there) {

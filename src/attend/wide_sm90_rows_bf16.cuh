@@ -61,6 +61,9 @@ class Addresses {
   const std::byte* row_ = nullptr;
 };
 
+// V3.2's rows are 4.5 times 256 bytes: asking for 256 at both ends would bring 128 of a neighbour.
+// Each tile but the first and the last has its other half in the row, wherever the row begins.
+//
 // 16-byte asynchronous copies, four rows of a tile an instruction: four warps copy 16 rows of each
 // block and a part of Q. The copy of a half starts as soon as it is free, with addresses at hand.
 template <class Record>
@@ -95,13 +98,15 @@ requires(!Record::kQuantized) struct Rows {
 #pragma unroll
           for (int k = 0; k < 4; k++)
 #pragma unroll
-            for (int tile = half * 4; tile < half * 4 + 4; tile++)
-              copy16(base + (k & 1 ? odd : even) + k * 512 + tile * kTileBytes,
-                     rows.at[k] + tile * 128);
+            for (int tile = half * 4; tile < half * 4 + 4; tile++) {
+              const uint32_t to = base + (k & 1 ? odd : even) + k * 512 + tile * kTileBytes;
+              if (tile > 0 || !Shape<Family>::kTail) copy16<true>(to, rows.at[k] + tile * 128);
+              else copy16<false>(to, rows.at[k]);
+            }
           if (Shape<Family>::kTail && tail_with(b, half))
 #pragma unroll
             for (int k = 0; k < 4; k++)
-              copy16(base + (k & 1 ? odd : even) + k * 512 + kTail, rows.at[k] + 1024);
+              copy16<false>(base + (k & 1 ? odd : even) + k * 512 + kTail, rows.at[k] + 1024);
           copies_arrive(&sm.full[b][half]);
           if (half == 0 && lane == 0) {
             reinterpret_cast<uint16_t*>(&sm.valid[b])[w] = rows.valid;
