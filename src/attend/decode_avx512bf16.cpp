@@ -19,7 +19,7 @@ namespace winnow::attention {
 namespace {
 
 struct Bf16Dot : VectorEngine<Bf16Dot> {
-  static constexpr int kPer = 2, kBlock = 120, kValueStep = 2;
+  static constexpr int kPer = 2, kBlock = 120, kWaiting = kBlock, kValueStep = 2;
   static constexpr bool kPairs = true, kScaleInP = true;
   static_assert(kBlock % 24 == 0);
 

@@ -6,9 +6,9 @@
 //
 // Engine: kPer (values in a cell of 4 bytes), kBlock, kValueStep (keys), kPairs (values packed as
 // pairs of keys), kScaleInP (fp32 scales multiply P, not V), kTiled (AMX tiles: layout of
-// K and V, memory in whole pages, O in tiles of its own until the end), kScorePlanes, Session,
-// store_q(to, cell, pairs of 16 heads), pack<R>, scores<R, NH>, values<R>, score_steps<R>,
-// output(m, head, o).
+// K and V, memory in whole pages, O in tiles of its own until the end), kWaiting (keys whose P is
+// kept), Session, store_q(to, cell, pairs of 16 heads), attend<R>(block, keys, fetch),
+// finish(block) after the last one, score_steps<R>, output(m, head, o).
 #pragma once
 
 #include <cstring>
@@ -28,7 +28,7 @@ inline int head_blocks(int heads) { return (heads + 15) / 16; }
 template <class E>
 struct Scratch {
   uint32_t *q, *k, *v, *p;
-  float *s, *scales, *o;
+  float *s, *sums, *scales, *o;
   State* state;
   KeyRef* keys;  // two blocks
 
@@ -37,9 +37,10 @@ struct Scratch {
     q = cells(arena, rows / 16 * Panels<V32Bf16, E>::kQuery);
     k = cells(arena, Panels<V32Bf16, E>::kTotal);
     v = cells(arena, E::kPairs ? kValueDim / 64 * kPairGroup<E> : 0);
-    p = cells(arena, rows * (E::kBlock / E::kPer) * (E::kScaleInP ? 4 : 1));
-    s = sums(arena, size_t{E::kBlock} * 32 * E::kScorePlanes);
-    o = sums(arena, E::kTiled ? rows * kValueDim : 0);
+    p = cells(arena, rows * (E::kWaiting / E::kPer) * (E::kScaleInP ? 4 : 1));
+    s = floats(arena, size_t{E::kBlock} * 32);
+    sums = floats(arena, E::kTiled ? 5 * kPageCells : 0);
+    o = floats(arena, E::kTiled ? rows * kValueDim : 0);
     scales = arena.take<float>(size_t{E::kBlock} * 4);
     state = arena.take<State>(1);
     keys = arena.take<KeyRef>(size_t{2} * E::kBlock);
@@ -54,7 +55,7 @@ struct Scratch {
     const auto p = reinterpret_cast<uintptr_t>(arena.take<uint32_t>(count + kPageCells));
     return reinterpret_cast<uint32_t*>((p + 4095) & ~uintptr_t{4095});
   }
-  static float* sums(Arena& arena, size_t count) {
+  static float* floats(Arena& arena, size_t count) {
     return reinterpret_cast<float*>(cells(arena, count));
   }
 };
@@ -65,9 +66,10 @@ struct Block {
   const Scratch<E>& m;
   float* o;
   int heads, n;
-  float scale2;  // softmax scale * log2(e)
-  bool first;
-  unsigned rescale;  // bit per 16 heads: O must be multiplied by state->factor first
+  float scale2;            // softmax scale * log2(e)
+  bool first;              // O holds nothing yet
+  unsigned rescale;        // bit per 16 heads: O must be multiplied by state->factor first
+  int begin = 0, end = 0;  // tiled: steps of 32 keys packed in v and p whose values are not added
 };
 
 // Q as [16-head block][dim cells][16 heads], dims in the engine's order, missing heads 0.
@@ -100,16 +102,8 @@ void pack_q(const Params& p, int64_t token, uint32_t* block) {
 template <class E, class R>
 void attend_block(Block<E>& b, const KeyRef* keys, std::span<const KeyRef> ahead) {
   const int blocks = head_blocks(b.heads);
-  E::template pack<R>(keys, b.n, b.m);
-  // Scores and softmax, two blocks of heads at a time.
   Prefetcher<R> fetch(ahead, E::template score_steps<R>(blocks, b.n));
-  b.rescale = 0;
-  for (int hb = 0; hb < blocks; hb += 2)
-    if (hb + 1 < blocks) E::template scores<R, 2>(b, hb, fetch);
-    else E::template scores<R, 1>(b, hb, fetch);
-  // Add the values.
-  E::template values<R>(b);
-  b.first = false;
+  E::template attend<R>(b, keys, fetch);
 }
 
 // All keys of a tile.
@@ -136,6 +130,7 @@ void attend_keys(const Params& p, const TileJob& job, Block<E>& b) {
     run(1, cut, count);
     std::swap(keys, ahead);
   }
+  E::finish(b);
 }
 
 // O of one head in memory order: lane i of vector j <-> lane j of vector i, per 64 dims. `from` has

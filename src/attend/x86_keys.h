@@ -37,15 +37,18 @@ constexpr bool kFloatScales = [] {
 
 // Addresses of the records of a block.
 inline void locate_keys(const Params& p, const Rows& rows, KeyRef* out) {
-  for (int32_t i = 0; i < rows.count; ++i) {
-    const ListView& list = p.lists[i >= rows.cut];
-    const Entry e = rows.row[i];
-    const std::byte* page = list.data + e.page * list.page_stride;
+  const auto locate = [&](const ListView& list, int32_t begin, int32_t end) {
     with_latent(list.format, [&]<class R>(R) {
-      out[i].row = page + R::row(e.offset, list.page);
-      if constexpr (R::kQuantized) out[i].scales = page + R::scales(e.offset, list.page);
+      for (int32_t i = begin; i < end; ++i) {
+        const Entry e = rows.row[i];
+        const std::byte* page = list.data + e.page * list.page_stride;
+        out[i].row = page + R::row(e.offset, list.page);
+        if constexpr (R::kQuantized) out[i].scales = page + R::scales(e.offset, list.page);
+      }
     });
-  }
+  };
+  locate(p.lists[0], 0, rows.cut);
+  locate(p.lists[1], rows.cut, rows.count);
 }
 
 // Fetches a record to L2.
@@ -58,21 +61,22 @@ template <class R>
   if constexpr (R::kQuantized && !kFloatScales<R>) _mm_prefetch(key.scales, _MM_HINT_T1);
 }
 
-// Spreads the fetching of the next block's records over the work on this one.
+// Spreads the fetching of the next block's records evenly over `steps` moments of the work on this
+// one.
 template <class R>
 class Prefetcher {
  public:
   Prefetcher(std::span<const KeyRef> keys, int steps)
-      : keys_(keys.data()),
-        end_(keys.data() + keys.size()),
-        per_step_((static_cast<int>(keys.size()) + steps - 1) / steps) {}
+      : keys_(keys.data()), end_(keys.data() + keys.size()), steps_(steps) {}
   [[gnu::always_inline]] void step() {
-    for (int i = 0; i < per_step_ && keys_ < end_; ++i) prefetch<R>(*keys_++);
+    for (due_ += static_cast<int>(count_); due_ >= steps_ && keys_ < end_; due_ -= steps_)
+      prefetch<R>(*keys_++);
   }
 
  private:
   const KeyRef *keys_, *end_;
-  int per_step_;
+  int64_t count_ = end_ - keys_;
+  int steps_, due_ = 0;
 };
 
 // A packed block keeps K in panels of 128 dims: what a register tile or an AMX tile reads at a time
@@ -106,7 +110,7 @@ struct Panels {
 // Pairs of keys for the values: [group of 64 dims][pair][4 vectors][16 cells]; tiled, 16 pairs of
 // each vector together.
 template <class E>
-inline constexpr int64_t kPairGroup = E::kBlock / 2 * 64 + (E::kTiled ? 0 : kPadCells);
+inline constexpr int64_t kPairGroup = E::kWaiting / 2 * 64 + (E::kTiled ? 0 : kPadCells);
 template <class E>
 constexpr int64_t pair_offset(int pair) {
   return E::kTiled ? pair / 16 * kPageCells + pair % 16 * 16 : pair * 64;

@@ -102,6 +102,12 @@ WINNOW_INLINE void transpose(__m512i (&r)[16]) {
   for (int i = 0; i < 16; ++i) r[i] = t[i];
 }
 
+// Whether logits as large as `top` raise the maximum of any of 16 heads.
+inline bool outgrown(const State& st, int head, __m512 top) {
+  const __m512 limit = _mm512_add_ps(_mm512_loadu_ps(st.m + head), splat(kLag));
+  return _mm512_cmp_ps_mask(top, limit, _CMP_GT_OQ) != 0;
+}
+
 // Brings the state of 16 heads up to a block whose largest logits are `top`. True if O of these
 // heads must be multiplied by st.factor before the block is added.
 inline bool raise_maximum(State& st, int head, __m512 top, bool first) {

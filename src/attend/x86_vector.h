@@ -10,7 +10,6 @@ namespace {
 template <class E>
 struct VectorEngine {
   struct Session {};
-  static constexpr int kScorePlanes = 1;
   static constexpr bool kTiled = false;
   // Keys of a score tile of NH x 16 heads: 24 accumulators, 6 or more cycles of latency covered.
   static constexpr int tile_keys(int nh) { return nh == 1 ? 24 : 12; }
@@ -19,6 +18,20 @@ struct VectorEngine {
   static void output(const Scratch<E>&, int, float* o) {
     if (E::kPairs) restore_order(o, 16, o);
   }
+
+  // Scores and softmax, two blocks of heads at a time, then the values.
+  template <class R>
+  static void attend(Block<E>& b, const KeyRef* keys, Prefetcher<R>& fetch) {
+    const int blocks = head_blocks(b.heads);
+    E::template pack<R>(keys, b.n, b.m);
+    b.rescale = 0;
+    for (int hb = 0; hb < blocks; hb += 2)
+      if (hb + 1 < blocks) E::template scores<R, 2>(b, hb, fetch);
+      else E::template scores<R, 1>(b, hb, fetch);
+    E::template values<R>(b);
+    b.first = false;
+  }
+  static void finish(Block<E>&) {}
 
   // Calls of Prefetcher::step() for a block.
   template <class R>

@@ -38,6 +38,11 @@ template <int T>
 [[gnu::always_inline]] inline void tile_load(const void* from, int64_t stride) {
   asm volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(T), "r"(from), "r"(stride) : "memory");
 }
+// The same of lines that are used once: they do not push others out of L1.
+template <int T>
+[[gnu::always_inline]] inline void tile_stream(const void* from, int64_t stride) {
+  asm volatile("tileloaddt1 (%1,%2,1), %%tmm%c0" ::"i"(T), "r"(from), "r"(stride) : "memory");
+}
 template <int T>
 [[gnu::always_inline]] inline void tile_store(void* to, int64_t stride) {
   asm volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(T), "r"(to), "r"(stride) : "memory");

@@ -27,6 +27,10 @@ void tile_load(const void* from, int64_t stride) {
     std::memcpy(tiles[T].row[r], static_cast<const char*>(from) + r * stride, 64);
 }
 template <int T>
+void tile_stream(const void* from, int64_t stride) {
+  tile_load<T>(from, stride);
+}
+template <int T>
 void tile_store(void* to, int64_t stride) {
   for (int r = 0; r < 16; ++r)
     std::memcpy(static_cast<char*>(to) + r * stride, tiles[T].row[r], 64);
