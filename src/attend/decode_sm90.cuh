@@ -1,7 +1,8 @@
 // Sparse decode attention on Hopper. A CTA takes one token, up to 64 heads, a part of its lists:
 // - warpgroup 3 copies records as they are stored into a ring of 16-row stages, a bulk copy a row;
+//   its last warp tells the others what a block's rows are like;
 // - warpgroup 2 reads rows as matrix fragments, dequantises them in registers (fp8 to fp16, scales
-//   divided by the token's power of two), S^T = K Q^T with heads on the N side, hands on log2 P;
+//   divided by the token's power of two), S^T = K Q^T with heads on the N side, and hands it on;
 // - warpgroups 0, 1 make P of half of the heads each, read the same rows transposed, dequantise
 //   them again, O^T += V^T P^T, 256 columns each.
 // The splits of a token form a cluster and merge through distributed shared memory, each sending
@@ -20,9 +21,9 @@ namespace winnow::attention::sm90 {
 
 // Registers a thread, 65,536 in all. Making bf16 rows takes the copying warps a few more.
 template <class R>
-constexpr int kRegsCopy = R::kFp8 ? 32 : 48;
+constexpr int kRegsCopy = R::kFp8 ? 40 : 48;
 template <class R>
-constexpr int kRegsScore = R::kFp8 ? 112 : 96;
+constexpr int kRegsScore = R::kFp8 ? 104 : 96;
 constexpr int kRegsWeigh = 184;
 
 // This split's part of the token's lists.
@@ -50,14 +51,15 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
     if (lane < K::kStages) {
       mb_init(&sm.full[lane], R::kSideBytes ? 33 : 32);
       mb_init(&sm.empty[lane], 8);
-    } else if (lane == 31) {
+    } else if (lane >= 32 - kReady) {
+      mb_init(&sm.ready[lane - (32 - kReady)], 32);
+    }
+    if (lane == 0) {
       mb_init(&sm.yfull, 128);
       mb_init(&sm.yempty, 256);
-      mb_init(&sm.go[0], 4);
-      mb_init(&sm.go[1], 4);
       mb_init(&sm.inbox, 1);
       if (p.splits > 1) mb_expect(&sm.inbox, received_bytes<N>(cluster_rank(), p.splits));
-      sm.qmax = sm.flag[0] = sm.flag[1] = sm.flag[2] = 0;
+      sm.qmax = sm.moved[0] = sm.moved[1] = 0;
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
@@ -71,6 +73,7 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
     Span sp = job<N>(p);
     cut_list<K>(p, sp);
     produce<R, N>(sm, p, sp);
+    if ((thread_here() & 96) == 96) describe<R, N>(sm, sp.blocks);
     if (p.splits > 1) cluster_meet();
   } else if (wg == 2) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsScore<R>));
@@ -87,11 +90,11 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegsWeigh));
     Span sp = job<N>(p);
-    load_q<R, N, false>(sm, p, sp);
+    const float unit = p.scale * kLog2e * load_q<R, N, false>(sm, p, sp);
     cut_list<K>(p, sp);
-    if constexpr (!K::kRopeInV) weigh<R, N, -1>(sm, p, sp, wg);
-    else if (wg == 0) weigh<R, N, 0>(sm, p, sp, 0);
-    else weigh<R, N, 1>(sm, p, sp, 1);
+    if constexpr (!K::kRopeInV) weigh<R, N, -1>(sm, p, sp, {wg, unit});
+    else if (wg == 0) weigh<R, N, 0>(sm, p, sp, {0, unit});
+    else weigh<R, N, 1>(sm, p, sp, {1, unit});
     if (p.splits > 1) merge<R, N>(sm, p, sp, cluster_rank());
   }
 }

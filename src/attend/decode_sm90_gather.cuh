@@ -34,11 +34,13 @@ __device__ __forceinline__ void convert_row(const std::byte* row, const std::byt
         __ldg(reinterpret_cast<const uint4*>(row + Q::rope(0, 1)) + lane);
 }
 
-// A warp copies every fourth stage of 16 rows, a lane a row.
+// The copies of the rows, a stage of 16 rows a warp and a row a lane: four warps share the first
+// block, three the others, while the last one describes what has arrived.
 template <class R, int N>
 __device__ __forceinline__ void produce(Smem<R, N>& sm, const Args& p, const Span& sp) {
   using K = Config<R, N>;
-  const int tid = thread_here(), w = (tid / 32) & 3, lane = tid & 31, row = lane & 15;
+  const int tid = thread_here(), lane = tid & 31, row = lane & 15;
+  const int w = __shfl_sync(~0u, (tid / 32) & 3, 0);  // uniform, and so is what comes of it
   const int end = min(sp.total, sp.begin + sp.blocks * K::kBlock), count = sp.blocks * 4;
   // A record's address, null when there is none; `side`: its scales', where the copy needs them.
   auto locate = [&](int list, int v, const std::byte*& side) -> const std::byte* {
@@ -68,16 +70,36 @@ __device__ __forceinline__ void produce(Smem<R, N>& sm, const Args& p, const Spa
   int list;
   int v = fetch(w, list);
   const std::byte *side, *src = locate(list, v, side);
-  int slot = w % K::kStages, ph = 1;
+  int slot = w, ph = 1;
 #pragma unroll 1
-  for (int n = w; n < count; n += 4) {
-    v = fetch(n + 4, list);
+  for (int n = w; n < count;) {
+    const int step = n < 4 ? 4 : 3;
+    v = fetch(n + step, list);
     mb_wait(&sm.empty[slot], ph);
-    const uint32_t bar = s32(&sm.full[slot]), dst = s32(sm.ring[slot]) + row * K::kPitch;
+    const uint32_t bar = s32(&sm.full[slot]);
     const bool converted = !R::kFp8 && side;
     const uint32_t valid = __ballot_sync(~0u, src != nullptr),
                    copied = R::kFp8 ? valid : __ballot_sync(~0u, src && !converted);
-    if (src && !converted) bulk_copy(dst, src, R::kRowBytes, bar);
+    // each row's address is made the warp's: a lane that copies with its own takes 80 cycles a row
+    if (copied == 0xffff) {
+#pragma unroll
+      for (int r = 0; r < 16; r += 4) {
+        uint64_t from[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+          from[k] = __shfl_sync(~0u, reinterpret_cast<uint64_t>(src), r + k);
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+          bulk_copy_one(s32(sm.ring[slot]) + (r + k) * K::kPitch, from[k], R::kRowBytes, bar);
+      }
+    } else {
+#pragma unroll 1
+      for (uint32_t left = copied; left; left &= left - 1) {
+        const int r = __ffs(left) - 1;
+        bulk_copy_one(s32(sm.ring[slot]) + r * K::kPitch,
+                      __shfl_sync(~0u, reinterpret_cast<uint64_t>(src), r), R::kRowBytes, bar);
+      }
+    }
     // rows without a valid token become zeros, so that nothing stale is multiplied
     for (uint32_t bad = ~valid & 0xffff; bad; bad &= bad - 1) {
       const int r = __ffs(bad) - 1;
@@ -111,7 +133,85 @@ __device__ __forceinline__ void produce(Smem<R, N>& sm, const Args& p, const Spa
     } else if (apart) {
       mb_arrive(&sm.full[slot]);
     }
+    if (w == 3) break;
     src = locate(list, v, side);
+    n += step;
+    slot += step;
+    if (slot >= K::kStages) {
+      slot -= K::kStages;
+      ph ^= 1;
+    }
+  }
+}
+
+// One warp tells of the rows, block after block as they arrive, what the others need: lambda and
+// the scales as fp16. A lane has two neighbouring rows of stage lane / 8.
+template <class R, int N>
+__device__ __forceinline__ void describe(Smem<R, N>& sm, int blocks) {
+  using K = Config<R, N>;
+  const int lane = thread_here() & 31, stage = lane >> 3, r = 2 * (lane & 7);
+  int slot = stage, ph = 0;
+#pragma unroll 1
+  for (int i = 0; i < blocks; i++) {
+    mb_wait(&sm.full[slot], ph);
+    __syncwarp();
+    const uint32_t valid = sm.valid[slot] >> r;
+    int lam[2] = {0, 0};
+    if constexpr (R::kFp8) {
+      uint16_t* sc = &sm.sc[slot][0][r];
+      auto put = [&](int k, uint32_t two) {
+        *reinterpret_cast<uint32_t*>(sc + k * K::kRows) = two;
+      };
+      bool strange = false;
+      if constexpr (R::kSideBytes == 0) {
+        static_assert(R::kScales == 4);
+        float x[2][4];
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+          const float4 a = *reinterpret_cast<const float4*>(sm.ring[slot] + (r + k) * K::kPitch +
+                                                            R::kScaleOffset);
+          const float most = fmaxf(fmaxf(fabsf(a.x), fabsf(a.y)), fmaxf(fabsf(a.z), fabsf(a.w)));
+          lam[k] = min(max((int)(__float_as_uint(most) >> 23) - 127 - 6, -60), 60);
+          const float f = pow2i(-lam[k]);
+          x[k][0] = a.x * f, x[k][1] = a.y * f, x[k][2] = a.z * f, x[k][3] = a.w * f;
+          strange |= strange_scale(a.x, x[k][0]) | strange_scale(a.y, x[k][1]) |
+                     strange_scale(a.z, x[k][2]) | strange_scale(a.w, x[k][3]);
+        }
+#pragma unroll
+        for (int k = 0; k < 4; k++) put(k, pack<false>(x[0][k], x[1][k]));
+      } else {
+        static_assert(R::kSideBytes == 8 && R::kScales == 7);
+        uint4 a = *reinterpret_cast<const uint4*>(sm.side[slot] + r * 8);
+        if (!(valid & 1)) a.x = a.y = 0;
+        if (!(valid & 2)) a.z = a.w = 0;
+        auto lambda = [](uint32_t lo, uint32_t hi) {
+          uint32_t most = __vmaxu4(lo, hi & 0x00ffffff);
+          most = __vmaxu4(most, most >> 16);
+          return min(max((int)max(most & 0xff, (most >> 8) & 0xff) - 127 - 7, -60), 60);
+        };
+        lam[0] = lambda(a.x, a.y);
+        lam[1] = lambda(a.z, a.w);
+        auto scale = [](uint32_t word, int k, int lam) {
+          const int byte = (word >> (8 * (k & 3))) & 0xff;
+          return byte == 255 ? NAN : pow2i(max(byte - 127 - lam, -126));
+        };
+#pragma unroll
+        for (int k = 0; k < 7; k++)
+          put(k, pack<false>(scale(k < 4 ? a.x : a.y, k, lam[0]),
+                             scale(k < 4 ? a.z : a.w, k, lam[1])));
+      }
+      // the RoPE columns are bf16, and so is their factor
+      put(R::kScales, (uint32_t)(127 - lam[0]) << 7 | (uint32_t)(127 - lam[1]) << 23);
+      if constexpr (K::kExactly) {
+        const uint32_t odd = __ballot_sync(~0u, strange);
+        if (r == 0)
+          sm.odd[slot] = (odd >> (8 * stage) & 0xff ? kOddRows : 0) | (odd ? kOddBlock : 0);
+      }
+    }
+    *reinterpret_cast<float4*>(&sm.row[slot][r]) =
+        make_float4(pow2i(lam[0]), valid & 1 ? (float)lam[0] : -INFINITY, pow2i(lam[1]),
+                    valid & 2 ? (float)lam[1] : -INFINITY);
+    mb_arrive(&sm.ready[i % kReady]);
     slot += 4;
     if (slot >= K::kStages) {
       slot -= K::kStages;

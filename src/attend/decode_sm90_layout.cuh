@@ -64,37 +64,45 @@ struct Config {
       R::kFp8 && R::kV > R::kNope;  // one output tile needs bf16 P beside fp16 P
   static constexpr bool kExactly = R::kFp8 && !kRopeInV;  // has a path for strange scales
   static constexpr int kPKinds = kRopeInV ? 2 : 1;
-  static constexpr int kSc = R::kFp8 ? R::kScales + (kRopeInV ? 1 : 0) : 1;
+  static constexpr int kSc = R::kFp8 ? R::kScales + 1 : 1;  // the RoPE part's factor is one more
   static constexpr int kQBytes = kQTiles * N * 128, kPBytes = kPKinds * 64 * 128;
   static constexpr int kYBytes = N * 256;
-  static constexpr int kMisc = 3 * kSc * 64 * 2 + N * 4 * 15 + 768;
+  static constexpr int kSide = R::kSideBytes ? R::kSideBytes * kRows : 8;
+  static constexpr int kMisc = N * 4 * 13 + 192;
   static constexpr int kLimit = 232448;
-  static constexpr int kFit = (kLimit - kQBytes - kPBytes - kYBytes - kMisc - 1024) /
-                              (kStageBytes + R::kSideBytes * kRows + 24);
+  static constexpr int kFit = (kLimit - kQBytes - kPBytes - kYBytes - kMisc) /
+                              (kStageBytes + kSide + kSc * kRows * 2 + kRows * 8 + 24);
   static constexpr int kStages = kFit > 20 ? 20 : kFit;
   static_assert(kStages >= 8, "scores run one block ahead of the output");
   static_assert(kStages * kStageBytes >= N * 1040, "the output tile is staged in the ring");
 };
+// More than the blocks a ring holds, so that a barrier's phase is read before the next begins.
+constexpr int kReady = 8;
+
 template <class R, int N>
 struct alignas(1024) Smem {
   using K = Config<R, N>;
   uint8_t q[K::kQBytes];
   uint8_t p[K::kPKinds][64 * 128];  // [token][head], 128-byte swizzle
-  float4 y[N / 8][128];             // log2 P as the score warpgroup's threads hold it
+  float4 y[N / 8][128];             // S^T as the score warpgroup's threads hold it
   uint8_t ring[K::kStages][K::kStageBytes];
-  uint8_t side[K::kStages][R::kSideBytes ? R::kSideBytes * K::kRows : 8];
-  uint16_t sc[3][K::kSc][64];
-  float m[N], alpha[3][N], wmax[4][N], wsum[4][N], factor[N], top[N], sum[N];
-  float inverse[64];  // 2^-lambda of a row, 0 if it is invalid
+  // what is known of a stage's rows: 2^lambda and lambda (-inf: no token), and scales / 2^lambda as
+  // fp16, after them 2^-lambda as bf16
+  float2 row[K::kStages][K::kRows];
+  uint8_t side[K::kStages][K::kSide];
+  uint16_t sc[K::kStages][K::kSc][K::kRows];
+  float m[N], alpha[N], wmax[4][N], wsum[4][N], factor[N], top[N], sum[N];
   uint32_t valid[K::kStages];
-  uint32_t flag[3];              // kMoved, kExact, of a block
-  alignas(4) uint8_t odd[3][4];  // a score warp's rows hold scales that fp16 does not carry
-  uint32_t qmax;
-  uint64_t full[K::kStages], empty[K::kStages], yfull, yempty, go[2],
-      inbox;  // what the splits of the cluster send
+  uint32_t odd[K::kStages];  // kOddRows, kOddBlock
+  uint64_t full[K::kStages], empty[K::kStages];
+  uint64_t ready[kReady];  // of block i, the barrier i mod kReady: its rows are there and described
+  uint64_t yfull, yempty, inbox;  // inbox: what the splits of the cluster send
+  uint32_t qmax, moved[2];        // moved: whether block i moves the reference, by i mod 2
 };
 
-constexpr uint32_t kMoved = 1, kExact = 2;
+// fp16 does not carry the scales of some row: of this stage, of this block.
+constexpr uint32_t kOddRows = 1, kOddBlock = 2;
+constexpr float kLog2e = 1.44269504088896f;
 constexpr int kScoreSets = 3;  // fragment sets: one is made while the others multiply
 
 // What a CTA works on.

@@ -11,7 +11,7 @@ namespace winnow::attention::sm90 {
 // multiplied by
 __device__ __forceinline__ float finish(const Args& p, int token, int h, float m, float sum,
                                         float top, bool write) {
-  constexpr float kLog2e = 1.44269504088896f, kLn2 = 0.693147180559945f;
+  constexpr float kLn2 = 0.693147180559945f;
   const bool some = sum != 0, nan = sum != sum;
   if (h >= p.heads) return 0.f;
   if (write) {  // m stays finite when a logit is +inf, and `top` passes a NaN over

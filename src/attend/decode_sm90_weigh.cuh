@@ -6,13 +6,20 @@
 
 namespace winnow::attention::sm90 {
 
-// O^T += V^T P^T for 256 of the 512 columns, those of warpgroup `which`. kG: the same where the
-// warpgroups' code differs (V4's fp8 rows, whose last tile is bf16), else -1.
+// Which warpgroup, and what turns S into log2 P: softmax scale, log2 e, Q's power of two.
+struct Part {
+  int which;
+  float unit;
+};
+
+// P of half of the heads, O^T += V^T P^T for 256 of the 512 columns. kG: the warpgroup, where their
+// code differs (V4's fp8 rows, whose last tile is bf16), else -1.
 template <class R, int N, int kG>
-__device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span& sp, int which) {
-  const int g = kG < 0 ? which : kG;
+__device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span& sp, Part part) {
+  const int g = kG < 0 ? part.which : kG;
   using K = Config<R, N>;
-  const int t = thread_here() & 127, lane = t & 31, w = t / 32, quad = lane & 3;
+  constexpr float kLag = 12.f, kTop = 4.f;
+  const int t = thread_here() & 127, lane = t & 31, w = t / 32, quad = lane & 3, r = lane >> 2;
   float o[4][N / 2];
 #pragma unroll
   for (int m = 0; m < 4; m++)
@@ -37,7 +44,11 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
     if constexpr (kG < 0) bar<4, 256>();
     else meet<4, 256>();
   };
-  int slot = 0, buf = 0;  // buf: i mod 3
+  // A thread keeps the reference of `head`; bare: that has had no logit above -inf.
+  const int head = 8 * j0 + t;
+  const bool owner = t < 8 * kJ && head < N;
+  bool bare = owner;
+  int slot = 0;
 #pragma unroll 1
   for (int i = 0; i < sp.blocks; i++) {
     mb_wait(&sm.yfull, i & 1);
@@ -47,23 +58,103 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
       const float4 v = sm.y[mine(j) ? j0 + j : 0][t];
       y[4 * j] = v.x, y[4 * j + 1] = v.y, y[4 * j + 2] = v.z, y[4 * j + 3] = v.w;
     }
-    const float i0 = sm.inverse[w * 16 + (lane >> 2)], i1 = sm.inverse[w * 16 + (lane >> 2) + 8];
+    const int at = slot + w < K::kStages ? slot + w : slot + w - K::kStages;
+    const float2 c0 = sm.row[at][r], c1 = sm.row[at][r + 8];
+    bool exact = false;  // P is to be bf16, and itself
+    if constexpr (K::kExactly) exact = sm.odd[slot] & kOddBlock;
     mb_arrive(&sm.yempty);
-#pragma unroll
-    for (int k = 0; k < 4 * kJ; k++) y[k] = ex2(y[k]);
-    const uint32_t flag = sm.flag[buf];
+    // y = log2(e^s * 2^lambda) - m; an invalid row is -inf
+    const auto heads = [&](const float* of, int j) {  // two floats of eight j
+      return *reinterpret_cast<const float2*>(&of[8 * (mine(j) ? j0 + j : 0) + 2 * quad]);
+    };
+    const float k0 = part.unit * c0.x, k1 = part.unit * c1.x;
+    float worst[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
 #pragma unroll
     for (int j = 0; j < kJ; j++) {
-      if (flag & kMoved) {
-        const float2 al =
-            *reinterpret_cast<const float2*>(&sm.alpha[buf][8 * (mine(j) ? j0 + j : 0) + 2 * quad]);
+      const float2 m = heads(sm.m, j);
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        float& v = y[4 * j + e];
+        v = fmaf(v, e < 2 ? k0 : k1, (e < 2 ? c0.y : c1.y) - (e & 1 ? m.y : m.x));
+        worst[e] = max_nan(worst[e], v);
+      }
+    }
+    // maxima of this warpgroup's heads over the block, of y + shift of the row
+    auto column_max = [&](float d0, float d1) {
+#pragma unroll
+      for (int j = 0; j < kJ; j++) {
+        float a = fmaxf(y[4 * j] + d0, y[4 * j + 2] + d1),
+              b = fmaxf(y[4 * j + 1] + d0, y[4 * j + 3] + d1);
+#pragma unroll
+        for (int d = 4; d < 32; d *= 2) {
+          a = fmaxf(a, __shfl_xor_sync(~0u, a, d));
+          b = fmaxf(b, __shfl_xor_sync(~0u, b, d));
+        }
+        if (r == 0 && mine(j))
+          *reinterpret_cast<float2*>(&sm.wmax[w][8 * (j0 + j) + 2 * quad]) = make_float2(a, b);
+      }
+      both();
+      const int h = owner ? head : 0;
+      return fmaxf(fmaxf(sm.wmax[0][h], sm.wmax[1][h]), fmaxf(sm.wmax[2][h], sm.wmax[3][h]));
+    };
+    if (p.max_logit) {  // on request only: the true maximum; NaN where there is no token
+      const float x = column_max(-c0.y, -c1.y);
+      if (owner) sm.top[head] = fmaxf(sm.top[head], x + sm.m[head]);
+    }
+    // A NaN asks for it too, and infinities that met. Both warpgroups are done with the last
+    // block's P.
+    const bool vote =
+        !(max_nan(max_nan(worst[0], worst[1]), max_nan(worst[2], worst[3])) <= kLag) || bare;
+    bool moved;
+    if constexpr (kG < 0) {
+      moved = bar_any<4, 256>(vote);
+    } else {  // from two codes: compute-sanitizer does not follow a barrier that votes
+      if (vote) atomicOr(&sm.moved[i & 1], 1);
+      both();
+      moved = sm.moved[i & 1];
+      if (g == 0 && t == 0) sm.moved[~i & 1] = 0;
+    }
+    if (moved) {
+      // rare: move the reference of every head to the maximum of the block in y. It stays finite:
+      // +inf weighs 2^kTop against it, and nothing else does.
+      const float x = column_max(0.f, 0.f);
+      if (owner) {
+        const float old = sm.m[head],
+                    up = bare ? (x > -INFINITY ? x - kTop : 0.f) : fmaxf(0.f, x - kTop);
+        const float m = fminf(old + up, FLT_MAX);
+        sm.m[head] = m;
+        sm.factor[head] = m - old;
+        sm.alpha[head] = bare ? 0.f : ex2(old - m);
+        bare = bare && !(x > -INFINITY);
+      }
+      both();
+#pragma unroll
+      for (int j = 0; j < kJ; j++) {
+        const float2 up = heads(sm.factor, j), al = heads(sm.alpha, j);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+          float& v = y[4 * j + e];
+          v = v == INFINITY ? kTop : v - (e & 1 ? up.y : up.x);
+        }
         l[2 * j] *= al.x;
         l[2 * j + 1] *= al.y;
       }
+    }
+    // 2^-lambda, 0 for a row without a token
+    float i0 = c0.y > -INFINITY ? __uint_as_float((254u << 23) - __float_as_uint(c0.x)) : 0.f,
+          i1 = c1.y > -INFINITY ? __uint_as_float((254u << 23) - __float_as_uint(c1.x)) : 0.f;
+    if (exact) {
+#pragma unroll
+      for (int c = 0; c < 4 * kJ; c++) y[c] -= c & 2 ? (i1 > 0 ? c1.y : 0) : (i0 > 0 ? c0.y : 0);
+      i0 = c0.y > -INFINITY, i1 = c1.y > -INFINITY;
+    }
+#pragma unroll
+    for (int j = 0; j < kJ; j++) {
+#pragma unroll
+      for (int e = 0; e < 4; e++) y[4 * j + e] = ex2(y[4 * j + e]);
       l[2 * j] = fmaf(y[4 * j], i0, fmaf(y[4 * j + 2], i1, l[2 * j]));
       l[2 * j + 1] = fmaf(y[4 * j + 1], i0, fmaf(y[4 * j + 3], i1, l[2 * j + 1]));
     }
-    both();  // both warpgroups are done with the last block's P
     auto put = [&](auto kind, int k, uint32_t at) {  // eights k and k - 1, or k alone, of P^T
       constexpr bool bf = decltype(kind)::value;
       const bool both = k & 1 && mine(k);
@@ -80,21 +171,65 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
         stsm2(dst, x0, x1);
       }
     };
-    const bool exact = K::kExactly && (flag & kExact);
 #pragma unroll
     for (int j = 0; j < kJ; j++)
       if ((j & 1) || j == kJ - 1) {
         if (K::kRopeInV || !exact) put(std::bool_constant<!R::kFp8>{}, j, s32(sm.p[0]));
         if (K::kRopeInV || exact) put(std::true_type{}, j, s32(sm.p[K::kPKinds - 1]));
       }
+    // half steps: 16 tokens x two 64-row tiles; the next one's rows are read while this one
+    // multiplies
+    constexpr int kS = R::kFp8 && R::kTile == 64 ? 2 : 1;  // scales of a half step
+    uint32_t raw[4], scale[kS][2], a[2][2][4];
+    auto load = [&](int hf) {  // both fp8 tiles of a half step
+      if constexpr (R::kFp8) {
+        ldsm_t(raw, s32(sm.ring[slot]) + off8 + hf * 128);
+#pragma unroll
+        for (int k = 0; k < kS; k++) {
+          const uint16_t* sc = &sm.sc[slot][kS * (2 * g + hf) + k][2 * quad];
+          scale[k][0] = *reinterpret_cast<const uint32_t*>(sc);
+          scale[k][1] = *reinterpret_cast<const uint32_t*>(sc + 8);
+        }
+      }
+    };
+    auto make = [&](int hf) {
+#pragma unroll
+      for (int k2 = 0; k2 < 2; k2++) {
+        const int m = 2 * hf + k2;
+        uint32_t(&f)[4] = a[hf][k2];
+        const uint32_t lo = scale[k2 % kS][0], hi = scale[k2 % kS][1];
+        if (!R::kFp8) {
+          ldsm_t(f, s32(sm.ring[slot]) + off16 + m * 128);
+        } else if (rope(m)) {
+          ldsm_t(f, s32(sm.ring[slot]) + off16 - 512 + R::kRopeOffset);
+          f[0] = mul_b2(f[0], lo);
+          f[1] = mul_b2(f[1], lo);
+          f[2] = mul_b2(f[2], hi);
+          f[3] = mul_b2(f[3], hi);
+        } else {
+          uint32_t e0, e1, e2, e3;
+          e4m3x4(__byte_perm(raw[k2 * 2], 0, 0x3120), e0, e1);
+          e4m3x4(__byte_perm(raw[k2 * 2 + 1], 0, 0x3120), e2, e3);
+          f[0] = mul_h2(e0, lo);
+          f[1] = mul_h2(e1, lo);
+          f[2] = mul_h2(e2, hi);
+          f[3] = mul_h2(e3, hi);
+        }
+      }
+    };
+    auto begin = [&] {
+      load(0);
+      make(0);
+      load(1);
+    };
+    // before the warpgroups meet where there is no second path, which would make registers short
+    if constexpr (!K::kExactly) begin();
     fence_async();
-    // the next block's scores are the longer chain: they go first
-    if (i + 1 < sp.blocks) mb_wait(&sm.go[(i + 1) & 1], ((i + 1) >> 1) & 1);
     both();
-    if (flag & kMoved) {
+    if (moved) {
 #pragma unroll
       for (int j = 0; j < N / 8; j++) {
-        const float2 al = *reinterpret_cast<const float2*>(&sm.alpha[buf][8 * j + 2 * quad]);
+        const float2 al = *reinterpret_cast<const float2*>(&sm.alpha[8 * j + 2 * quad]);
 #pragma unroll
         for (int m = 0; m < 4; m++) {
           o[m][4 * j] *= al.x;
@@ -104,78 +239,45 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
         }
       }
     }
-    const uint32_t pd = desc(s32(sm.p[0]), 8192);
+    uint32_t pd = desc(s32(sm.p[0]), 8192);
     if constexpr (K::kExactly)
       if (exact) {
         exact_products<R, N>(sm, slot, g, pd, o);
         slot += 4;
         if (slot >= K::kStages) slot -= K::kStages;
-        if (++buf == 3) buf = 0;
         continue;
       }
-    // half steps: 16 tokens x two 64-row tiles; the next one's rows are read while this one
-    // multiplies
-    uint32_t raw[4], a[2][2][4];
-    auto load = [&](uint32_t base, int hf) {  // both fp8 tiles of a half step
-      if (R::kFp8) ldsm_t(raw, base + off8 + hf * 128);
-    };
-    load(s32(sm.ring[slot]), 0);
-#pragma unroll
-    for (int step = 0; step < 8; step++) {
-      const int ks = step / 2, hf = step % 2;
-      uint32_t(&f)[2][4] = a[hf];
-#pragma unroll
-      for (int k2 = 0; k2 < 2; k2++) {
-        const int m = 2 * hf + k2;
-        if constexpr (R::kFp8) {
-          const int k = K::kRopeInV ? g * 4 + m : (g * 4 + m) * 64 / R::kTile;  // its scale
-          const uint16_t* sc = &sm.sc[buf][k][ks * 16 + 2 * quad];
-          const uint32_t lo = *reinterpret_cast<const uint32_t*>(sc),
-                         hi = *reinterpret_cast<const uint32_t*>(sc + 8);
-          if (!rope(m)) {
-            const uint32_t u0 = __byte_perm(raw[k2 * 2], 0, 0x3120),
-                           u1 = __byte_perm(raw[k2 * 2 + 1], 0, 0x3120);
-            uint32_t e0, e1, e2, e3;
-            e4m3x4(u0, e0, e1);
-            e4m3x4(u1, e2, e3);
-            f[k2][0] = mul_h2(e0, lo);
-            f[k2][1] = mul_h2(e1, lo);
-            f[k2][2] = mul_h2(e2, hi);
-            f[k2][3] = mul_h2(e3, hi);
-          } else {
-            ldsm_t(f[k2], s32(sm.ring[slot]) + off16 - 512 + R::kRopeOffset);
-            f[k2][0] = mul_b2(f[k2][0], lo);
-            f[k2][1] = mul_b2(f[k2][1], lo);
-            f[k2][2] = mul_b2(f[k2][2], hi);
-            f[k2][3] = mul_b2(f[k2][3], hi);
-          }
-        } else {
-          ldsm_t(f[k2], s32(sm.ring[slot]) + off16 + m * 128);
-        }
-      }
-      if (hf == 1) {
-        __syncwarp();
-        if (lane == 0) {  // the rows are in registers: the stage is free
-          mb_arrive(&sm.empty[slot]);
-        }
-        if (++slot == K::kStages) slot = 0;
-      }
-      if (hf == 0 || ks < 3) load(s32(sm.ring[slot]), hf ^ 1);
-      const uint32_t pk = fresh(pd + ((ks * 2048) >> 4));
+    auto multiply = [&](int hf) {
+      const uint32_t pk = fresh(pd);
       wg_fence();
 #pragma unroll
       for (int k2 = 0; k2 < 2; k2++) {
         const int m = 2 * hf + k2;
-        if (!rope(m)) wgmma_rs<N, !R::kFp8, 1>(o[m], f[k2], pk, 1);
-        else wgmma_rs<N, true, 1>(o[m], f[k2], pk + (8192 >> 4), 1);
+        if (!rope(m)) wgmma_rs<N, !R::kFp8, 1>(o[m], a[hf][k2], pk, 1);
+        else wgmma_rs<N, true, 1>(o[m], a[hf][k2], pk + (8192 >> 4), 1);
       }
       wg_commit();
-      if (step < 7) wg_wait<1>();
+    };
+    if constexpr (K::kExactly) begin();
+#pragma unroll
+    for (int ks = 0; ks < 4; ks++, pd += 2048 >> 4) {
+      multiply(0);
+      wg_wait<1>();
+      make(1);
+      __syncwarp();
+      if (lane == 0) mb_arrive(&sm.empty[slot]);  // the rows are in registers: the stage is free
+      if (++slot == K::kStages) slot = 0;
+      if (ks < 3) load(0);
+      multiply(1);
+      if (ks < 3) {
+        wg_wait<1>();
+        make(0);
+        load(1);
+      }
     }
     wg_wait<0>();
 #pragma unroll
     for (int m = 0; m < 4; m++) hold(o[m]);
-    if (++buf == 3) buf = 0;
   }
   // sums of each head over the 128 threads
 #pragma unroll

@@ -54,6 +54,16 @@ __device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, uint32_
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
+// The same by one lane of a converged warp whose lanes hold the same arguments.
+__device__ __forceinline__ void bulk_copy_one(uint32_t to, uint64_t from, uint32_t bytes,
+                                              uint32_t barrier) {
+  asm volatile(
+      "{\n.reg .pred p;\nelect.sync _|p,0xffffffff;\n@p "
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];\n}" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
 __device__ __forceinline__ bool mb_done(uint64_t* b, uint32_t ph) {  // the whole warp agrees
   int ok;
   asm volatile(
