@@ -161,7 +161,7 @@ class Flow {
                  .ratio = o_.ratio,
                  .page = a_.compressed.page,
                  .pages = a_.compressed.pages,
-                 .decode_tokens = layer_.separate ? plan_.split().decode_tokens : plan_.tokens(),
+                 .decode_tokens = plan_.parts()[0].gathered ? 0 : plan_.parts()[0].last_token,
                  .lists = ids_,
                  .lengths = tensor(m_.lengths, {plan_.tokens()}),
                  .target = a_.target});

@@ -26,7 +26,7 @@ struct Layout {
   int32_t topk = 24, extra = 0;
   bool indexed = true;  // V4: false attends to all compressed states
   SplitPolicy split = SplitPolicy::kBalanced;
-  bool routed = false;  // of kAuto: prefills of 20 tokens and more are gathered, others not
+  bool routed = false;  // of kAuto: V3.2's prefills of 20 tokens and more are gathered, V4's below
   bool separate() const { return mode == Mode::kSeparate || routed; }
   bool v4() const { return model.lists == 2; }
   int32_t ratio() const { return v4() ? 4 : 1; }
@@ -172,7 +172,7 @@ class World {
     if (kernel && std::string(kernel) == "sm90") o.target.device = cuda();
     if (layout.routed)
       o.route = [](const RouteArgs& a) noexcept {
-        return a.tokens >= 20 ? Route::kGathered : Route::kDirect;
+        return (a.tokens >= 20) == (a.model.lists == 1) ? Route::kGathered : Route::kDirect;
       };
     if (layout.separate()) o.workspace_rows = 60;  // two chunks, see batches below
     return o;
@@ -346,6 +346,21 @@ inline std::vector<Layout> layouts() {
       {"v4_mixed", kV4, v4, kMixed, 8, 6},
       {"v4_direct", kV4, v4, kDirect, 8, 6},
       {"v4_separate", kV4, v4, kSeparate, 8, 6},
+      {.name = "v4_routed",
+       .model = kV4,
+       .format = v4,
+       .mode = kAuto,
+       .topk = 8,
+       .extra = 6,
+       .routed = true},
+      {.name = "v4_all_states_routed",
+       .model = kV4,
+       .format = v4,
+       .mode = kAuto,
+       .topk = 8,
+       .extra = 20,
+       .indexed = false,
+       .routed = true},
       {"v4_bf16", kV4, CacheFormat::kV4Bf16, kBf16, 8, 6},
       {"v4_all_states_mixed", kV4, v4, kMixed, 8, 20, false},
       {"v4_all_states_separate", kV4, v4, kSeparate, 8, 20, false},

@@ -71,13 +71,14 @@ struct V4ChunkArgs {
 // min(prefix, window - 1).
 std::vector<V4Chunk> v4_prefill_chunks(const V4ChunkArgs& args);
 
-// The ways of a V3.2 prefill over an fp8 cache.
+// The ways of a prefill over an fp8 cache.
 enum class Route : uint8_t {
   kDirect,    // attend() from the pages
   kGathered,  // gather(), then attend() from the bf16 rows
-  kMha,       // gather(), decompress(), attend_mha(): keys and values per head, no absorbed queries
+  kMha,       // V3.2: gather(), decompress(), attend_mha(): per head, without absorbed queries
 };
 struct RouteArgs {
+  Model model = kV32;
   int32_t heads = 128;
   int32_t tokens = 0, context = 0;  // new ones of the request; all of its sequence
   bool mha = false;                 // kMha may be chosen: the caller holds the projections
@@ -111,8 +112,8 @@ enum class SplitPolicy : uint8_t {
 
 // Which way prefill tokens of an fp8 cache go (a bf16 cache is always kBf16).
 enum class Mode : uint8_t {
-  kAuto,      // V3.2 on CUDA from 32 heads on: kSeparate, where PlanOptions::route chooses the way
-              // of each prefill; V4 there: kSeparate. Else kMixed below 32 heads, or kDirect
+  kAuto,      // on CUDA from 32 heads on: kSeparate, where PlanOptions::route chooses the way of
+              // each prefill. Else kMixed below 32 heads, or kDirect
   kBf16,      // the cache is bf16: every token reads it as it is
   kMixed,     // every token through the paged fp8 kernel, one call
   kSeparate,  // decodes from the pages; prefills through a contiguous bf16 workspace, chunk by
@@ -140,11 +141,12 @@ struct PlanOptions {
   int32_t decode_threshold = 1;  // 1 + speculative tokens
   bool uniform_decode = false;
   Mode mode = Mode::kAuto;
-  // Of kAuto: how the way of a prefill is chosen. Another function than this one is asked on every
-  // device, for V3.2's fp8 cache and any number of heads. A sequence longer than workspace_rows is
-  // read from the pages whatever it says.
+  // Of kAuto and an fp8 cache: how the way of a prefill is chosen. Another function than this one
+  // is asked on every device and for any number of heads. A V3.2 sequence longer than
+  // workspace_rows is read from the pages whatever it says; a V4 prefill only where all prefills
+  // before it are.
   Route (*route)(const RouteArgs&) noexcept = prefill_route;
-  bool mha = false;            // of kAuto: the route may be kMha (see Part::mha)
+  bool mha = false;            // of kAuto, V3.2: the route may be kMha (see Part::mha)
   int64_t workspace_rows = 0;  // of kSeparate; 0 means 5 * max_context, for V4 the bound of
                                // v4_prefill_chunks(max_context, max_tokens)
   SplitPolicy split = SplitPolicy::kBalanced;

@@ -28,6 +28,8 @@ inline std::vector<Case> cases() {
       {"stripes_deep", 70, 1, 600, 9, 10, 2, Case::kCheckpoint},
       {"prefill", 130, 1, 192, 128, 136, 64, Case::kHeadFirst},
       {"prefill_checkpoint", 130, 1, 72, 56, 64, 64, Case::kCheckpoint, 8},
+      {"stream", 515, 1, 192, 72, 128, 64, Case::kHeadFirst},
+      {"stream_checkpoint", 515, 1, 192, 72, 128, 64, Case::kCheckpoint, 8},
       {"no_tokens", 0, 2, 16, 8, 8, 4, Case::kLatentFirst},
       {"no_heads", 3, 0, 16, 8, 8, 4, Case::kLatentFirst},
       {"no_nope", 3, 2, 16, 0, 8, 4, Case::kLatentFirst},

@@ -144,9 +144,10 @@ void launch_tiles(const Task& task, cudaStream_t stream) {
   multiply_any<C><<<static_cast<unsigned>(tiles * p.heads), kThreads, kBytes, stream>>>(task);
 }
 
-void product(const Product& p, cudaStream_t stream) {
+void product(const Product& p, const Device& device) {
+  const auto stream = static_cast<cudaStream_t>(device.stream);
   if (p.rows == 0 || p.cols == 0 || p.heads == 0) return;
-  if (multiply_fits(p)) return multiply(p, stream);
+  if (multiply_fits(p)) return stream_fits(p) ? sm90::stream(p, device) : multiply(p, stream);
   const bool by_column = p.b_k == 1 && p.b_col != 1;
   Task task{p};
   task.fast_a = gpu::aligned8(p.a, p.a_row, p.a_head);
@@ -227,8 +228,7 @@ __global__ void __launch_bounds__(256) dequantize_rows(const __grid_constant__ D
 }  // namespace
 
 void absorb(const Params& p) noexcept {
-  const auto stream = static_cast<cudaStream_t>(p.device.stream);
-  for (int i = 0; i < p.product_count; ++i) product(p.products[i], stream);
+  for (int i = 0; i < p.product_count; ++i) product(p.products[i], p.device);
   for (int i = 0; i < p.copy_count; ++i) copy(p.copies[i], p.device);
 }
 

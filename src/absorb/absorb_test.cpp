@@ -180,19 +180,29 @@ INSTANTIATE_TEST_SUITE_P(Kernels, AbsorbTest,
                          });
 
 // A token's row is the same bits in any batch.
-TEST(Absorb, RowsDoNotDependOnTheBatch) {
-  Problem p({"", 70, 2, 600, 40, 40, 0, Case::kLatentFirst});
-  Guarded<bf16> all(70 * 2 * 40), one(2 * 40);
-  project_output({.attn = tensor(p.attn.data(), {70, 2, 600}),
-                  .w_uv = p.w_uv,
-                  .out = tensor(all.data(), {70, 2, 40})});
-  for (int64_t t : {0, 11, 12, 63, 64, 69}) {
-    project_output({.attn = tensor(p.attn.data() + t * 1200, {1, 2, 600}),
+class AbsorbRows : public ::testing::TestWithParam<std::string> {};
+TEST_P(AbsorbRows, DoNotDependOnTheBatch) {
+  if (const std::string why = testing::why_not("absorb", GetParam()); !why.empty())
+    GTEST_SKIP() << why;
+  const Target target = testing::target("absorb", GetParam());
+  Problem p({"", 520, 2, 200, 40, 40, 0, Case::kLatentFirst});
+  Guarded<bf16> all(520 * 80), some(70 * 80);
+  const auto project = [&](int64_t first, int64_t count, Guarded<bf16>& out) {
+    project_output({.attn = tensor(p.attn.data() + first * 400, {count, 2, 200}),
                     .w_uv = p.w_uv,
-                    .out = tensor(one.data(), {1, 2, 40})});
-    for (int64_t i = 0; i < 80; ++i) ASSERT_EQ(one[i].bits, all[t * 80 + i].bits) << t << " " << i;
-  }
+                    .out = tensor(out.data(), {count, 2, 40}),
+                    .target = target});
+    ASSERT_TRUE(testing::device_finished());
+  };
+  project(0, 520, all);
+  for (const int64_t count : {1, 70})
+    for (const int64_t t : {0, 11, 12, 63, 64, 69, 300, 450}) {
+      project(t, count, some);
+      for (int64_t i = 0; i < count * 80; ++i)
+        ASSERT_EQ(some[i].bits, all[t * 80 + i].bits) << t << " " << i;
+    }
 }
+INSTANTIATE_TEST_SUITE_P(Kernels, AbsorbRows, ::testing::ValuesIn(testing::kernels("absorb")));
 
 class DequantizeTest : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Kernels, DequantizeTest,

@@ -17,4 +17,9 @@ struct Tiles {
 bool multiply_fits(const Product& p);
 void multiply(const Product& p, cudaStream_t stream);
 
+// Of products that fit above: whether they have the rows, and their weights the size, to be
+// streamed past weights that stay (stream_sm90.cu). The same bits, faster.
+bool stream_fits(const Product& p);
+void stream(const Product& p, const Device& device);
+
 }  // namespace winnow::absorption::sm90

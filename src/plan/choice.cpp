@@ -32,10 +32,8 @@ Mode resolve_mode(const PlanOptions& o, const Check& check) {
     if (!quantized) return Mode::kBf16;
     if (chooses_routes(o)) return Mode::kSeparate;
     if (o.heads < 32) return Mode::kMixed;
-    // On the CPU the pages are as quick to read as a gathered copy, which would have to be made. On
-    // Hopper gathering V4's first is 1.6 to 1.9 times as fast for 4096 tokens
-    // (docs/prefill-sm90.md).
-    return o.target.device.kind == DeviceKind::kCpu ? Mode::kDirect : Mode::kSeparate;
+    return Mode::kDirect;  // the CPU: as quick as reading a gathered copy, which would be made
+                           // first
   }
   check.that((o.mode == Mode::kBf16) != quantized, "mode",
              quantized ? "kMixed, kSeparate or kDirect for an fp8 cache" : "kBf16 for a bf16 cache",
@@ -86,7 +84,7 @@ struct Chooser {
 }  // namespace
 
 bool chooses_routes(const PlanOptions& o) noexcept {
-  if (o.mode != Mode::kAuto || o.model.lists == 2 || o.format != o.model.fp8) return false;
+  if (o.mode != Mode::kAuto || o.format != o.model.fp8) return false;
   const bool cuda = o.target.device.kind == DeviceKind::kCuda;
   return o.mha || (cuda && o.heads >= 32) || o.route != prefill_route;
 }
@@ -113,6 +111,7 @@ PlanOptions resolve(PlanOptions o) {
   check.range(o.decode_threshold, "decode_threshold", 0, INT32_MAX);
   check.range(o.split_size, "split_size", 1, INT32_MAX);
   check.that(o.route != nullptr, "route", "a function", "nothing");
+  check.that(!o.mha || !v4, "mha", "false for V4, which has no projections", "true");
   o.mode = resolve_mode(o, check);
   if (o.mode == Mode::kSeparate && o.workspace_rows == 0) o.workspace_rows = default_rows(o);
   check.range(o.workspace_rows, "workspace_rows", 0, INT32_MAX);  // rows are int32

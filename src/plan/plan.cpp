@@ -25,6 +25,7 @@ struct Plan::State {
   std::span<int32_t> query_lens, seq_lens;              // by request
   std::span<int32_t> request_ids, positions, key_ends;  // by token
   std::span<int32_t> prefill_requests;                  // by token, kSeparate alone
+  int32_t leading = 0;  // prefills that read the pages before the first that does not
   // By prefill request, kSeparate alone:
   std::span<int32_t> starts, compressed_lens, gather_starts, gather_lens, gather_rows;
   std::vector<int32_t> ends;  // by token, for the schedule alone
@@ -44,6 +45,7 @@ struct Plan::State {
   bool separate() const { return options.mode == Mode::kSeparate; }
   bool routed = false;  // prefills of kSeparate have a way each
   Route route(int32_t query_len, int32_t seq_len) const noexcept;
+  Route way(int32_t prefill) const noexcept;
   bool v4() const { return options.model.lists == 2; }
 };
 
@@ -98,13 +100,23 @@ Plan& Plan::operator=(Plan&&) noexcept = default;
 Route Plan::State::route(int32_t query_len, int32_t seq_len) const noexcept {
   const PlanOptions& o = options;
   if (!routed) return Route::kGathered;
-  if (seq_len > o.workspace_rows) return Route::kDirect;
-  const Route way = o.route({.heads = o.heads,
+  if (seq_len > o.workspace_rows && !v4()) return Route::kDirect;
+  const Route way = o.route({.model = o.model,
+                             .heads = o.heads,
                              .tokens = query_len,
                              .context = seq_len,
                              .mha = o.mha,
                              .device = o.target.device.kind});
   return way == Route::kMha && !o.mha ? Route::kGathered : way;
+}
+
+// The same by number, once lengths and `leading` are filled. V4's index lists have those of pages
+// before all others.
+Route Plan::State::way(int32_t prefill) const noexcept {
+  if (prefill < leading) return Route::kDirect;
+  const int32_t r = split.decodes + prefill;
+  const Route one = route(query_lens[r], seq_lens[r]);
+  return v4() && one == Route::kDirect ? Route::kGathered : one;
 }
 
 // All checks come first, so that a batch that is refused changes nothing.
@@ -130,8 +142,9 @@ void Plan::refill(const Batch& batch) {
     if (length != 0 && length < query)
       check.fail("seq_lens", cat("at least the query length, ", query, ", or 0 (padding)"),
                  cat(length, " at entry ", r));
-    // Only prefills of kSeparate are gathered; where each has its way, what is too long is not.
-    if (!s.separate() || s.routed || r < split.decodes) continue;
+    // Only prefills of kSeparate are gathered; where each has its way, what is too long is not, but
+    // for V4, where that would depend on the requests before.
+    if (!s.separate() || (s.routed && !s.v4()) || r < split.decodes) continue;
     const int64_t rows =
         s.v4() ? int64_t{o.extra_topk > 0 ? planning::compressed_len(length, o.ratio) : 0} +
                      planning::gather_len(query, length, o.topk)
@@ -163,8 +176,17 @@ void Plan::State::fill(const Batch& batch) noexcept {
   for (int32_t r = 0; r < requests; ++r) {
     query_lens[r] = query_starts[r + 1] - query_starts[r];
     seq_lens[r] = batch.seq_lens[r];
+  }
+  leading = 0;
+  while (separate() && leading < split.prefills) {
+    const int32_t r = split.decodes + leading;
+    if (seq_lens[r] > 0 && route(query_lens[r], seq_lens[r]) != Route::kDirect) break;
+    if (seq_lens[r] == 0 && leading == 0) break;  // padding goes with those before it
+    ++leading;
+  }
+  for (int32_t r = 0; r < requests; ++r) {
     const bool gathered =
-        separate() && r >= split.decodes && route(query_lens[r], seq_lens[r]) != Route::kDirect;
+        separate() && r >= split.decodes && way(r - split.decodes) != Route::kDirect;
     for (int32_t i = 0; i < query_lens[r]; ++i) {
       const int32_t t = query_starts[r] + i;
       request_ids[t] = r;
@@ -199,7 +221,6 @@ void Plan::State::fill_parts(std::span<const int32_t> query_starts) noexcept {
     return;
   }
   const int32_t base = split.decodes;
-  const auto way = [&](int32_t i) { return route(query_lens[base + i], seq_lens[base + i]); };
   // The prefills from `first` on that go one way; padding goes with those before it.
   const auto run_from = [&](int32_t first) {
     const Route one = way(first);
@@ -211,13 +232,10 @@ void Plan::State::fill_parts(std::span<const int32_t> query_starts) noexcept {
   const auto token_at = [&](int32_t i) {
     return i == split.prefills ? tokens : query_starts[base + i];
   };
-  int32_t first = 0;
-  if (split.prefills > 0 && way(0) == Route::kDirect) {
-    first = run_from(0);
-    parts[part_count++] = {0, token_at(first), 0, base + first};
-  } else if (split.decode_tokens > 0 || split.prefills == 0) {
+  int32_t first = leading;
+  if (first > 0) parts[part_count++] = {0, token_at(first), 0, base + first};
+  else if (split.decode_tokens > 0 || split.prefills == 0)
     parts[part_count++] = {0, split.decode_tokens, 0, base};
-  }
   while (first < split.prefills) {
     const Route one = way(first);
     const int32_t last = run_from(first);

@@ -41,6 +41,7 @@ constexpr int32_t kManyHeads = 64;  // halfway, in factors of two, between what 
 }  // namespace
 
 Route prefill_route(const RouteArgs& args) noexcept {
+  if (args.model.lists == 2) return Route::kGathered;
   const bool cpu = args.device == DeviceKind::kCpu;
   if (cpu && host::isa().amx_bf16) return Route::kDirect;
   std::span<const Crossover> table = kHopperManyHeads;

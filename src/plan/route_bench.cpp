@@ -1,5 +1,5 @@
-// plan: what the ways of a V3.2 prefill cost, end to end, for one request of `context` tokens of
-// which the last `tokens` are new: the measurements behind plan/route.cpp.
+// plan: what the ways of a prefill cost, end to end, for one request of `context` tokens of which
+// the last `tokens` are new: the measurements behind plan/route.cpp. V3.2:
 //
 //   direct    absorb_query, attend from the fp8 pages, project_output
 //   gathered  absorb_query, gather the whole sequence, attend from those bf16 rows, project_output
@@ -10,7 +10,9 @@
 // Every token attends to the top-k of the tokens before it, in ascending order as select() gives
 // them, spread evenly: neighbours share next to none beyond what the context forces. Choosing them
 // (score, select, locate) costs the same on every way and is not counted. FLOP: those that the way
-// has to spend, mha's over the whole of the causal triangle.
+// has to spend, mha's over the whole of the causal triangle. V4 has no projections and no mha: a
+// window of 128 and 512 or 1,024 compressed states (of 64 and 128 heads), one for four tokens,
+// drawn at random; gathering takes both.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -154,6 +156,37 @@ class Prefill {
   tools::Buffer<uint8_t> mask_;
 };
 
+void measure_v4(bench::Runner& runner, bench::Case c, const Shape& s) {
+  const std::string name = c.name;
+  constexpr int64_t kWindow = 128;
+  const int64_t states = s.context / 4, reached = s.tokens + kWindow - 1;
+  c.extra = s.heads * 8, c.topk = kWindow, c.model = std::string(kV4.name);
+  bench::Sizes sizes{.model = kV4, .heads = s.heads, .topk = kWindow, .extra = c.extra};
+  sizes.s_q = s.tokens, sizes.context = s.context, sizes.device = runner.device();
+  {
+    bench::AttendProblem direct(sizes);
+    direct.use(c.kernel.c_str());
+    c.name = name + " direct", c.flops = direct.flops();
+    runner.measure(c, [&] { attend(direct.args); });
+  }
+  bench::Sizes rows = sizes;
+  rows.topk += rows.extra, rows.extra = 0, rows.context = states + reached;
+  rows.page = static_cast<int32_t>(rows.context), rows.bf16_cache = true;
+  bench::AttendProblem attention(rows);
+  attention.use(c.kernel.c_str());
+  auto* memory = static_cast<bf16*>(attention.cache.cache.data);
+  sizes.context = states;
+  bench::GatherProblem compressed(sizes, memory);
+  sizes.context = reached;
+  bench::GatherProblem window(sizes, memory + states * kV4.d_qk);
+  c.name = name + " gathered";
+  runner.measure(c, [&] {
+    gather(window.args);
+    gather(compressed.args);
+    attend(attention.args);
+  });
+}
+
 const bench::Suite suite("plan", "routes", [](bench::Runner& runner) {
   const auto run = [&](const Shape& s) {
     bench::Case c{.name = fmt::format("h{} {} of {}", s.heads, s.tokens, s.context)};
@@ -167,6 +200,14 @@ const bench::Suite suite("plan", "routes", [](bench::Runner& runner) {
       for (const int64_t tokens : {16, 64, 256, 1024, 4096})
         if (tokens <= context && (cuda || tokens * context <= 1 << 20))
           run({heads, tokens, context});
+  for (const int64_t heads : {128, 64})
+    for (const int64_t context : {4096, 16384, 65536})
+      for (const int64_t tokens : {16, 64, 256, 1024})
+        if (cuda) {
+          bench::Case c{.name = fmt::format("v4 h{} {} of {}", heads, tokens, context)};
+          c.kernel = "sm90", c.heads = heads, c.batch = 1, c.s_q = tokens, c.context = context;
+          if (runner.wants(c)) measure_v4(runner, c, {heads, tokens, context});
+        }
 });
 
 }  // namespace

@@ -121,6 +121,22 @@ TEST(RoutedPlan, TooLongForTheWorkspaceReadsThePages) {
   EXPECT_TRUE(plan.parts()[1].mha);
 }
 
+TEST(RoutedPlan, V4ReadsPagesBeforeAllElse) {
+  PlanOptions o = options();
+  o.model = kV4, o.format = CacheFormat::kV4Fp8, o.topk = 8, o.extra_topk = 16, o.mha = false;
+  Plan plan(o);
+  plan.refill(Lengths({1, 4, 3, 10, 5}, {50, 9, 0, 40, 30}).batch());
+  ASSERT_EQ(plan.parts().size(), 2u);
+  EXPECT_EQ(plan.parts()[0], (Part{0, 8, 0, 3}));
+  EXPECT_TRUE(
+      plan.parts()[1].gathered);  // the last has few tokens, but one that is gathered before
+  EXPECT_EQ(plan.parts()[1].last_request, 5);
+  EXPECT_EQ(plan.prefill_requests()[18], 3);
+  testing::expect_error([&] { plan.refill(Lengths({4}, {400}).batch()); }, {"workspace rows"});
+  o.mha = true;
+  testing::expect_error([&] { Plan wrong(o); }, {"plan", "mha", "V4"});
+}
+
 TEST(RoutedPlan, MhaOnlyWhereItMay) {
   PlanOptions o = options();
   o.mha = false;
