@@ -188,9 +188,11 @@ void simd_tile(const Params& p, const TileJob& job, std::byte* memory) {
                          .columns = p.heads,
                          .keys = rows.count});
   }
-  for (int32_t h = 0; h < p.heads; ++h)
-    job.parts[h].m = s.heads.m[h], job.parts[h].l = job.parts[h].w = s.heads.l[h],
-    job.parts[h].max = s.heads.max[h];
+  for (int32_t h = 0; h < p.heads; ++h) {
+    Partial& part = job.parts[h];
+    part.m = s.heads.m[h], part.l = part.w = s.heads.l[h], part.max = s.heads.max[h];
+    job.ready(h, part);
+  }
 }
 
 }  // namespace winnow::attention::HWY_NAMESPACE

@@ -28,7 +28,7 @@ struct Need {
 struct Memory {
   int32_t* slot_starts;  // [workers + 1]: first stored part of each worker
   int32_t* leavers;      // [workers]: those that leave a token unfinished
-  Partial* stored;       // [parts][heads]
+  StoredPart* stored;    // [parts][heads]
   std::byte* scratch;    // [threads][scratch_bytes]
   size_t scratch_bytes;  // two rows of parts, then the kernel's own
 
@@ -37,7 +37,8 @@ struct Memory {
     scratch_bytes = (own + Arena::kAlign - 1) / Arena::kAlign * Arena::kAlign;
     slot_starts = arena.take<int32_t>(need.workers + 1);
     leavers = arena.take<int32_t>(need.workers);
-    stored = arena.take<Partial>(max_parts(shape.tokens, need.tiles, need.workers) * shape.heads);
+    stored =
+        arena.take<StoredPart>(max_parts(shape.tokens, need.tiles, need.workers) * shape.heads);
     scratch = arena.take<std::byte>(need.workers * scratch_bytes);
   }
 };
@@ -87,7 +88,7 @@ class Run {
   // Merging tasks of a thread: few, as each is handed out over one shared line and long runs of
   // lines are fetched faster. (Two: some 5 % slower at sixteen threads.)
   static constexpr int64_t kTasks = 1;
-  static constexpr int32_t kAhead = 2;  // heads that a merge fetches early
+  static constexpr int64_t kAhead = 3;  // rows that a merge fetches early
 
   struct Heads {
     int32_t begin, end;
@@ -129,7 +130,8 @@ class Run {
     const auto i = static_cast<int32_t>(a + (int64_t{b - a} * piece + pieces_ - 1) / pieces_);
     return i < b && token_begin(i) < i && i > a ? std::min(b, token_end(i)) : i;
   }
-  Partial* slot(int64_t index) const { return memory_.stored + index * p_.heads; }
+  StoredPart* slot(int64_t index) const { return memory_.stored + index * p_.heads; }
+  bool rounded() const { return kernel_.rounds && !p_.fixed_split; }
 
   // The call as it is for some of its heads.
   Params params_of(Heads h) const {
@@ -143,53 +145,75 @@ class Run {
     const auto [w, piece, heads] = work;
     const Params p = params_of(heads);
     std::byte* scratch = memory_.scratch + thread * memory_.scratch_bytes;
-    Partial* const own = reinterpret_cast<Partial*>(scratch);
-    Partial* const spare = own + p_.heads;
-    scratch = reinterpret_cast<std::byte*>(spare + p_.heads);
+    Partial* const own = reinterpret_cast<Partial*>(scratch);  // sums of several fixed tiles
+    Partial* const parts = own + p_.heads;
+    scratch = reinterpret_cast<std::byte*>(parts + p_.heads);
     const int32_t a = first(w), b = first(w + 1);
     const int32_t begin = piece_begin(w, piece), end = piece_begin(w, piece + 1);
     for (int32_t i = begin, next; i < end; i = next) {
       const Tile& tile = p_.schedule.tiles[i];
       const bool mine = token_begin(i) >= a, whole = mine && token_end(i) <= b;
       next = p_.fixed_split ? i + 1 : std::min(end, token_end(i));
-      Partial* const sum = whole ? own : slot(memory_.slot_starts[w + 1] - 1);
-      const bool begins = i == token_begin(i);
-      Partial* const target = !mine ? slot(memory_.slot_starts[w] + i - a) : begins ? sum : spare;
+      const bool begins = i == token_begin(i), ends = next == token_end(i);
+      const bool several = mine && !(begins && (ends || next == b));
+      StoredPart* to = nullptr;  // where a part goes that others continue
+      if (!mine) to = slot(memory_.slot_starts[w] + i - a);
+      else if (!whole && next == b) to = slot(memory_.slot_starts[w + 1] - 1);
+      const auto receive = [&](int32_t head, const Partial& part) {
+        const int32_t h = heads.begin + head;
+        if (several && begins) own[h] = part;
+        else if (several) fold(own[h], part);
+        const Partial& sum = several ? own[h] : part;
+        if (to && h + 2 < heads.end) fetch_to_write(to + h + 2);
+        if (to) store(sum, rounded(), to[h]);
+        else if (whole && ends) finish(p_, tile.token, h, sum);
+      };
       const bool new_query = i == begin || tile.token != p_.schedule.tiles[i - 1].token;
       const int32_t last = p_.schedule.tiles[next - 1].end;
-      kernel_.tile(p, {tile.token, tile.begin, last, new_query, target + heads.begin}, scratch);
-      for (int32_t h = heads.begin; h < heads.end; ++h) {
-        if (mine && !begins) fold(sum[h], spare[h]);
-        if (whole && next == token_end(i)) finish(p_, tile.token, h, sum[h]);
-      }
+      kernel_.tile(p, {tile.token, tile.begin, last, new_query, parts, HeadReceiver(receive)},
+                   scratch);
     }
   }
 
+  size_t stored_bytes() const {
+    return rounded() ? offsetof(StoredPart, half) + sizeof(StoredPart::half) : sizeof(StoredPart);
+  }
+  // Asks for a part's lines as this core's own: the last merge has left them in another's cache.
+  void fetch_to_write([[maybe_unused]] const StoredPart* part) const {
+#if defined(__x86_64__)
+    const char* bytes = reinterpret_cast<const char*>(part);
+    for (size_t i = 0; i < stored_bytes(); i += 64) asm volatile("prefetchw %0" ::"m"(bytes[i]));
+#endif
+  }
   // Asks for a head of a part that another core has just written: lines that are not asked for
   // early take some 16 ns each.
-  static void fetch(const Partial* part) {
+  void fetch(const StoredPart* part) const {
     const char* bytes = reinterpret_cast<const char*>(part);
-    for (size_t i = 0; i < sizeof(Partial); i += 64) __builtin_prefetch(bytes + i, 0, 3);
+    for (size_t i = 0; i < stored_bytes(); i += 64) __builtin_prefetch(bytes + i, 0, 3);
   }
 
-  // Continues the fold of the token that worker w left unfinished with what the next ones stored.
+  // Folds the parts of the token that worker w left unfinished: w's own, then those that the next
+  // workers stored, which follow it.
   void merge(int64_t w, Heads heads) const {
     const int32_t last_tile = first(w + 1) - 1, end = token_end(last_tile);
-    Partial* const sum = slot(memory_.slot_starts[w + 1] - 1);
-    const int64_t stored = memory_.slot_starts[workers_];
+    const int64_t begin = memory_.slot_starts[w + 1] - 1;
+    int64_t parts = 1;
     for (int64_t next = w + 1; next < workers_ && first(next) < end; ++next)
-      for (int32_t i = 0; i < continued(next); ++i) {
-        const int64_t at = memory_.slot_starts[next] + i;
-        for (int32_t h = heads.begin; h < heads.end; ++h) {
-          const int32_t ahead = h + kAhead;
-          if (ahead < heads.end) fetch(slot(at) + ahead);
-          else if (at + 1 < stored)
-            fetch(slot(at + 1) + std::min(heads.begin + ahead - heads.end, heads.end - 1));
-          fold(sum[h], slot(at)[h]);
-        }
-      }
-    const int32_t token = p_.schedule.tiles[last_tile].token;
-    for (int32_t h = heads.begin; h < heads.end; ++h) finish(p_, token, h, sum[h]);
+      parts += continued(next);
+    const auto part = [&](int64_t i) {  // all parts of a head, then the next head's
+      return slot(begin + i % parts) + heads.begin + i / parts;
+    };
+    const int64_t count = parts * (heads.end - heads.begin);
+    for (int64_t i = 0; i < std::min(kAhead, count); ++i) fetch(part(i));
+    Partial sum;
+    for (int64_t i = 0; i < count; ++i) {
+      if (i + kAhead < count) fetch(part(i + kAhead));
+      if (i % parts == 0) load(*part(i), sum);
+      else fold(sum, *part(i));
+      if (i % parts == parts - 1)
+        finish(p_, p_.schedule.tiles[last_tile].token,
+               heads.begin + static_cast<int32_t>(i / parts), sum);
+    }
   }
 
   const Params& p_;

@@ -148,12 +148,6 @@ inline void restore_order(const float* from, int step, float* to) {
   }
 }
 
-// Asks for a part's lines as this core's own: the merge has left them in another's cache.
-inline void fetch_to_write(Partial* part) {
-  char* bytes = reinterpret_cast<char*>(part);
-  for (size_t i = 0; i < sizeof(Partial); i += 64) asm volatile("prefetchw %0" ::"m"(bytes[i]));
-}
-
 template <class E>
 void attend_tile(const Params& p, const TileJob& job, std::byte* memory) noexcept {
   const Scratch<E> m(Arena({memory, SIZE_MAX / 2}), p.heads);
@@ -162,17 +156,18 @@ void attend_tile(const Params& p, const TileJob& job, std::byte* memory) noexcep
   [[maybe_unused]] const typename E::Session session;
   Block<E> b{m, job.parts->o, p.heads, 0, p.scale * kLog2e, true, 0};
   attend_keys<E>(p, job, b);
+  Partial one;  // tiles of O are put in order where they stay in L1
   for (int h = 0; h < p.heads; ++h) {
-    Partial& part = job.parts[h];
-    if (E::kTiled && h + 2 < p.heads) fetch_to_write(&part + 2);
+    Partial& part = E::kTiled ? one : job.parts[h];
     if (b.first) {  // no valid key
       std::memset(part.o, 0, sizeof(part.o));
       part.m = kFloor, part.l = part.w = 0, part.max = -kInf;
-      continue;
+    } else {
+      E::output(m, h, part.o);
+      part.m = m.state->m[h] * kLn2, part.max = m.state->top[h] * kLn2;
+      part.l = m.state->l[h], part.w = (E::kTiled ? m.state->w : m.state->l)[h];
     }
-    E::output(m, h, part.o);
-    part.m = m.state->m[h] * kLn2, part.max = m.state->top[h] * kLn2;
-    part.l = m.state->l[h], part.w = (E::kTiled ? m.state->w : m.state->l)[h];
+    job.ready(h, part);
   }
 }
 
@@ -182,7 +177,7 @@ size_t scratch_bytes(int32_t heads) {
 }
 
 template <class E>
-constexpr TileKernel kTileKernel = {scratch_bytes<E>, attend_tile<E>};
+constexpr TileKernel kTileKernel = {scratch_bytes<E>, attend_tile<E>, E::kPer == 2};
 
 }  // namespace
 }  // namespace winnow::attention
