@@ -130,12 +130,10 @@ struct Rows {
   float l[2] = {0, 0};                // sum of this thread's columns
 };
 
-// The bits of 64 rows from `row` on that a token sees.
-__device__ __forceinline__ uint64_t wanted(const Task& task, const Rows& rows, int i, int row) {
+// Of the 64 rows from `row` on, those in a token's range.
+__device__ __forceinline__ uint64_t in_range(const Rows& rows, int i, int row) {
   const int from = max(rows.first[i] - row, 0), to = min(rows.last[i] - row, kKeys);
-  if (from >= to) return 0;
-  const uint64_t range = ~uint64_t{0} >> (kKeys - (to - from)) << from;
-  return task.p.bits ? range & bits_of(task, rows.token[i], row) : range;
+  return from >= to ? 0 : ~uint64_t{0} >> (kKeys - (to - from)) << from;
 }
 
 __device__ __forceinline__ void mask(float (&s)[32], uint64_t bits, int i) {
@@ -262,25 +260,33 @@ __device__ void consume(SharedMemory& sm, const Task& task, const Place& at, int
   const auto release = [&](uint64_t* barrier) {
     if (lane == 0) mb_arrive(barrier);
   };
-  // Which rows of block b the tokens see: asked for before its scores, which take longer.
-  uint64_t seen[2];
-  const auto look = [&](int b) {
-    const int row = low + b * kKeys;
-    const bool all = !p.bits && row >= from && row + kKeys <= to;
+  // The tokens' bits of block b, asked for before its scores and not looked at before these are
+  // done: whole words where rows lie so, which `words` counts.
+  const uint64_t* words_at[2];
+  int words[2];
+  uint64_t bits[2];
 #pragma unroll
-    for (int i = 0; i < 2; i++) seen[i] = all ? ~uint64_t{0} : wanted(task, rows, i, row);
-    return all;
+  for (int i = 0; i < 2; i++) words_at[i] = words_of(task, rows.token[i], low, words[i]);
+  const auto ask = [&](int b) {
+    if (!p.bits) return;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+      bits[i] = b < words[i]               ? __ldg(words_at[i] + b)
+                : rows.token[i] < p.tokens ? bits_of(task, rows.token[i], low + b * kKeys)
+                                           : 0;
   };
   // Weights of block b, whose scores are done.
-  const auto weights = [&](uint32_t(&w)[16], int b, bool all) {
+  const auto weights = [&](uint32_t(&w)[16], int b) {
     hold(s);
     release(&sm.k_empty[b % kStages]);
     if (negative)
 #pragma unroll
       for (int i = 0; i < 32; i++) s[i] = -s[i];
-    if (!all)
+    const int row = low + b * kKeys;
+    if (p.bits || row < from || row + kKeys > to)
 #pragma unroll
-      for (int i = 0; i < 2; i++) mask(s, seen[i], i);
+      for (int i = 0; i < 2; i++)
+        mask(s, in_range(rows, i, row) & (p.bits ? bits[i] : ~uint64_t{0}), i);
     return softmax(s, w, rows, k, alpha);
   };
   const auto add = [&](const uint32_t(&w)[16], int b) {
@@ -294,11 +300,11 @@ __device__ void consume(SharedMemory& sm, const Task& task, const Place& at, int
   // Adds block b; the scores of the next one run before it and its softmax beside it. No branch
   // stands between a product and the wait for it: ptxas would serialise them (C7514).
   const auto step = [&](const uint32_t(&w)[16], uint32_t(&next)[16], int b) {
-    const bool all = look(b + 1);
+    ask(b + 1);
     scores(b + 1);
     add(w, b);
     wg_wait<1>();
-    const bool up = weights(next, b + 1, all);
+    const bool up = weights(next, b + 1);
     wg_wait<0>();
     hold(o);
     release(&sm.v_empty[b % kStages]);
@@ -308,10 +314,10 @@ __device__ void consume(SharedMemory& sm, const Task& task, const Place& at, int
   };
   if (blocks > 0) {
     uint32_t w0[16], w1[16];
-    const bool all = look(0);
+    ask(0);
     scores(0);
     wg_wait<0>();
-    weights(w0, 0, all);
+    weights(w0, 0);
     int b = 0;
 #pragma unroll 1
     for (; b + 2 < blocks; b += 2) {

@@ -20,13 +20,11 @@ __device__ inline Range range_of(const Params& p, int64_t t) {
   return end > first ? Range{static_cast<int32_t>(first), static_cast<int32_t>(end)} : Range{0, 0};
 }
 
-// A token's bits of the 64 rows from `row` on; any value for rows before its first.
+// A token's bits of the 64 rows from `row` on, byte by byte; any value for rows before its first.
 __device__ inline uint64_t bits_of(const Task& task, int64_t t, int64_t row) {
   const Params& p = task.p;
   const int64_t id = row - start_of(p, t), bytes = p.bits_width;
   const uint8_t* bits = p.bits + t * p.bits_stride;
-  if (task.whole_words && id >= 0 && id % 64 == 0 && id / 8 + 8 <= bytes)
-    return __ldg(reinterpret_cast<const unsigned long long*>(bits + id / 8));
   const int64_t first = id >> 3;  // rounded down, also below 0
   uint64_t low = 0;
   for (int i = 0; i < 8; i++)
@@ -35,6 +33,18 @@ __device__ inline uint64_t bits_of(const Task& task, int64_t t, int64_t row) {
   if (shift == 0) return low;
   const uint64_t high = first + 8 >= 0 && first + 8 < bytes ? bits[first + 8] : 0;
   return low >> shift | high << (64 - shift);
+}
+
+// The same for blocks of 64 rows from `low` on, as far as they are whole words: where they are, and
+// how many.
+__device__ inline const uint64_t* words_of(const Task& task, int64_t t, int64_t low, int& count) {
+  const Params& p = task.p;
+  count = 0;
+  if (!p.bits || !task.whole_words || t >= p.tokens) return nullptr;
+  const int64_t id = low - start_of(p, t);
+  if (id < 0 || id % 64 != 0) return nullptr;
+  count = static_cast<int>(max(min((p.bits_width - id / 8) / 8, int64_t{INT_MAX}), int64_t{0}));
+  return reinterpret_cast<const uint64_t*>(p.bits + t * p.bits_stride) + id / 64;
 }
 
 // A row of the result by one warp: logits and sums in fp32, one key after the other.

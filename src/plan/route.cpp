@@ -32,21 +32,30 @@ constexpr Crossover kHopperFewHeads[] = {
     {256, kNever, 256}, {1024, 437, 139},   {2048, 228, 134},        {4096, 211, 347},
     {8192, 273, 687},   {16384, 476, 3700}, {65536, kNever, kNever},
 };
+// V4, the same machine and day: 128 heads with 1,024 compressed states and 64 with 512.
+constexpr Crossover kHopperV4ManyHeads[] = {
+    {4096, 103, kNever}, {16384, 108, kNever}, {65536, 146, kNever}};
+constexpr Crossover kHopperV4FewHeads[] = {
+    {4096, 162, kNever}, {16384, 170, kNever}, {65536, 308, kNever}};
 // AMD EPYC (Zen 4), 2 cores that others used too, 2026-11-15, c71596d, 16 heads, --cache warm:
 // reading the pages was never slower than gathering them. With AMX attend() is several times as
 // fast, and attend_mha() is not.
 constexpr Crossover kCpu[] = {{256, kNever, 185}, {1024, kNever, 458}, {65536, kNever, kNever}};
-constexpr int32_t kManyHeads = 64;  // halfway, in factors of two, between what was measured
+
+// The table measured with the number of heads that is nearest, in factors of two.
+std::span<const Crossover> table_for(const RouteArgs& args) noexcept {
+  if (args.device == DeviceKind::kCpu) return kCpu;
+  if (args.model.lists == 2)
+    return args.heads > 90 ? std::span<const Crossover>(kHopperV4ManyHeads) : kHopperV4FewHeads;
+  return args.heads > 45 ? std::span<const Crossover>(kHopperManyHeads) : kHopperFewHeads;
+}
 
 }  // namespace
 
 Route prefill_route(const RouteArgs& args) noexcept {
-  if (args.model.lists == 2) return Route::kGathered;
   const bool cpu = args.device == DeviceKind::kCpu;
-  if (cpu && host::isa().amx_bf16) return Route::kDirect;
-  std::span<const Crossover> table = kHopperManyHeads;
-  if (cpu) table = kCpu;
-  else if (args.heads < kManyHeads) table = kHopperFewHeads;
+  if (cpu && (host::isa().amx_bf16 || args.model.lists == 2)) return Route::kDirect;
+  const std::span<const Crossover> table = table_for(args);
   const auto row =
       std::ranges::find_if(table, [&](const Crossover& c) { return args.context <= c.context; });
   if (row != table.end()) {

@@ -46,6 +46,20 @@ TEST(Route, ShortContextsDecompress) {
   EXPECT_EQ(hopper(16, 1024, 8192, true), Route::kMha);
 }
 
+TEST(Route, V4) {
+  for (const int32_t heads : {64, 128})
+    for (const int32_t context : {128, 4096, 65536}) {
+      const auto route = [&](int32_t tokens) {
+        return prefill_route(
+            {.model = kV4, .heads = heads, .tokens = tokens, .context = context, .mha = true});
+      };
+      EXPECT_EQ(route(64), Route::kDirect);
+      EXPECT_EQ(route(1024), Route::kGathered);
+    }
+  EXPECT_EQ(prefill_route({.model = kV4, .tokens = 4096, .device = DeviceKind::kCpu}),
+            Route::kDirect);
+}
+
 TEST(Route, OnTheCpu) {
   const auto cpu = [](int32_t tokens, int32_t context) {
     return prefill_route({.heads = 16,
