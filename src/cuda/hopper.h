@@ -20,6 +20,9 @@ __device__ __forceinline__ int thread_here() {
 __device__ __forceinline__ void mb_init(uint64_t* b, int n) {
   asm volatile("mbarrier.init.shared.b64 [%0],%1;" ::"r"(s32(b)), "r"(n));
 }
+__device__ __forceinline__ void fence_barrier_init() {  // for copies and for other blocks
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 __device__ __forceinline__ void mb_arrive(uint64_t* b) {
   asm volatile("mbarrier.arrive.shared.b64 _,[%0];" ::"r"(s32(b)) : "memory");
 }
@@ -232,6 +235,19 @@ __device__ __forceinline__ void peer_put(uint32_t a, float4 x, uint32_t inbox) {
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
       "[%0],{%1,%2,%3,%4},[%5];" ::"r"(a),
       "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(inbox)
+      : "memory");
+}
+__device__ __forceinline__ void peer_put(uint32_t a, uint4 x, uint32_t inbox) {
+  peer_put(a,
+           float4{__uint_as_float(x.x), __uint_as_float(x.y), __uint_as_float(x.z),
+                  __uint_as_float(x.w)},
+           inbox);
+}
+__device__ __forceinline__ void peer_put(uint32_t a, uint2 x, uint32_t inbox) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0],{%1,%2},[%3];" ::"r"(
+          a),
+      "r"(x.x), "r"(x.y), "r"(inbox)
       : "memory");
 }
 

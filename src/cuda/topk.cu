@@ -41,8 +41,7 @@ void exact(const TopkParams& p, int blocks) noexcept {
 
 template <int kGroups>
 void shared_row(const TopkParams& p, int blocks) noexcept {
-  constexpr size_t kBytes = sizeof(SharedRowMemory) + kThreads * kGroups;  // a byte a group
-  launch(shared_row_kernel<kGroups>, p, blocks, std::max(kBytes, sizeof(ExactMemory)), p,
+  launch(shared_row_kernel<kGroups>, p, blocks, kSharedRowBytes<kGroups> + sizeof(ExactMemory), p,
          static_cast<unsigned>(blocks));
 }
 

@@ -2,125 +2,193 @@
 // latency is all there is.
 //
 // Who does what: each warp owns a contiguous stretch of the row. Every block takes the same 512
-// evenly spread logits, whose range gives 1,024 even bins; counts its own logits in them; and after
-// one cluster barrier adds up all blocks' counts: so all know the bin of the K-th largest and how
-// many of each block lie above it. The few entries of that bin go to every block (second barrier),
-// which ranks them, and each warp writes its own stretch. Rows that do not fit the scheme (no
-// range, more than kRanked entries in the bin) go through select_exactly().
+// evenly spread logits, whose range gives 512 even bins; counts its own logits in them; and sends
+// the counts to every block, whose mbarrier counts the bytes: so all know the bin of the K-th
+// largest and how many of each block lie above it. The few entries of that bin go to every block
+// the same way; each ranks them and writes the ids of its own stretch. Nobody reads another's
+// memory, and a block ends only after all that was sent to it has arrived. Rows that do not fit
+// the scheme (no range, more than kRanked entries in the bin) go through select_exactly().
 //
-// Budget for 32k logits on 8 blocks, cycles: loads and range of the sample 1,800; counts 700;
-// barriers 900 each; the others' counts 1,200; search 800; entries and ranks 800; ids 1,200. Code
-// that runs once is fetched once: what is unrolled over the logits is a few instructions each.
+// Budget for 32k logits on 8 blocks, cycles: loads 900 and range of the sample 250; counts 250; on
+// their way 700; search 350; entries 200 and on their way 700; ranks 200; ids 350. Code that runs
+// once is fetched once: what is unrolled over the logits is a few instructions each.
 #pragma once
+
+#include <type_traits>
 
 #include "cuda/topk_exact.cuh"
 
 namespace winnow::gpu::ranking {
 
-constexpr uint32_t kEven = 2 * kThreads;  // bins
-constexpr uint32_t kRanked = 128;         // entries of one bin
+constexpr uint32_t kEven = kThreads;     // bins
+constexpr uint32_t kRanked = 256;        // entries of one bin
+constexpr uint32_t kPieces = kEven / 8;  // of 16 bytes, that a block's counts are sent in
+static_assert(kPieces * kMaxBlocks == kThreads);
 
 struct alignas(16) SharedRowMemory {
-  uint32_t own[kEven];
-  uint32_t packed[kEven / 2];  // the same in 16 bits each: what the other blocks read
+  uint64_t counted, listed;         // mbarriers: all counts are here; all entries are here
+  uint16_t all[kMaxBlocks][kEven];  // counts of every block
+  uint2 rank[kRanked];              // key and column of the entries of the middle bin
+  uint32_t own[kEven];              // counts of this block; zero at first, as all that follows
   Scan scan;
-  Found found;               // the middle bin: the one of the K-th
-  uint32_t least, greatest;  // keys of the sample; the complement of the least: both grow from 0
-  uint32_t lower_entries;    // entries of the middle bin in lower blocks
-  uint32_t before;           // ids that lower blocks give
-  uint32_t entries;          // of the middle bin in this block
-  uint32_t warps[kWarps];    // ids that each warp gives
-  uint2 cut;                 // key and column of the last that is given of the middle bin
-  uint2 rank[kRanked];       // key and column
+  uint2 range[kWarps];     // of each warp's sample: keys, the complement of the least
+  Found found;             // the middle bin: the one of the K-th
+  uint32_t lower_entries;  // entries of the middle bin in lower blocks
+  uint32_t before;         // ids of the middle bin that lower blocks give
+  uint32_t below[kWarps];  // ids above it that lower blocks give, in parts
+  uint32_t entries;        // of the middle bin in this block
+  uint32_t warps[kWarps];  // ids that each warp gives
 };
 
-// Even bins over a range: position() does not decrease in x, whatever the rounding, and is NaN for
-// NaN alone. A bin is its integer part, from 0 to kEven - 1 at the ends.
+template <int kGroups>
+constexpr size_t kSharedRowBytes = sizeof(SharedRowMemory) + kThreads* kGroups;  // a byte a group
+
+// Even bins over a range: a bin is the nearest integer of a linear function, which stands in the
+// low bits of a float above 2^23. It does not decrease in x, whatever the rounding; NaN for NaN
+// alone; from 0 to kEven - 1 at the ends of the range.
 struct EvenBins {
+  static constexpr float kZero = 8388608.0f;  // bin 0
   float scale, offset;
   __device__ float position(float x) const { return __fmaf_rn(x, scale, offset); }
   __device__ bool good() const { return scale > 0 && scale < INFINITY && isfinite(offset); }
 };
 
-// Bins over the range of the sample, of which a thread has one logit.
-__device__ __forceinline__ EvenBins bins_of(float x, SharedRowMemory& sm) {
-  const uint32_t key = key_of(x);
-  const uint32_t least = __reduce_max_sync(~0u, isfinite(x) ? ~key : 0);
-  const uint32_t greatest = __reduce_max_sync(~0u, isfinite(x) ? key : 0);
-  if (threadIdx.x % 32 == 0) atomicMax(&sm.least, least), atomicMax(&sm.greatest, greatest);
+// Bins over the range of the sample, of which a thread has one logit. Where at most a quarter of
+// the row is wanted (`upper`), they begin at the least of the greatest of every eight: between 30
+// and 60 % of the row lie above it, and the bins are half as wide.
+__device__ __forceinline__ EvenBins bins_of(float x, bool upper, SharedRowMemory& sm) {
+  uint32_t key = isfinite(x) ? key_of(x) : 0;
+  const uint32_t greatest = __reduce_max_sync(~0u, key);
+  if (upper)
+    for (int d = 1; d < 8; d *= 2) key = max(key, __shfl_xor_sync(~0u, key, d));
+  const uint32_t least = __reduce_max_sync(~0u, key ? ~key : 0);
+  if (threadIdx.x % 32 == 0) sm.range[threadIdx.x / 32] = {least, greatest};
   __syncthreads();
-  const float low = value_of(~sm.least), scale = (kEven - 1) / (value_of(sm.greatest) - low);
-  return {scale, -low * scale};
+  const uint2 part = sm.range[threadIdx.x % kWarps];
+  const float low = value_of(~__reduce_max_sync(~0u, part.x));
+  const float scale = __fdividef(kEven - 1, value_of(__reduce_max_sync(~0u, part.y)) - low);
+  return {scale, __fmaf_rn(-low, scale, EvenBins::kZero)};
 }
 
-// The middle bin, from all blocks' counts; sm.lower_entries and sm.before say what lower blocks
+// Counts a logit in `bins` (an address) unless it lies below them; the last bin has no end.
+__device__ __forceinline__ void count_at(uint32_t bins, float position) {
+  const uint32_t bin = __float_as_uint(fminf(position, EvenBins::kZero + (kEven - 1)));
+  asm volatile("{\n.reg .pred p;\nsetp.ge.f32 p,%1,%2;\n@p red.shared.add.u32 [%0],1;\n}" ::"r"(
+                   bins + bin * 4),
+               "f"(position), "f"(EvenBins::kZero)
+               : "memory");
+}
+
+// Sends this block's counts to all, 16 bits each; waits for all blocks'.
+__device__ __forceinline__ void exchange_counts(SharedRowMemory& sm, unsigned rank,
+                                                unsigned blocks) {
+  const unsigned to = threadIdx.x / kPieces, piece = threadIdx.x % kPieces;
+  if (to < blocks) {
+    const uint4* own = reinterpret_cast<const uint4*>(sm.own) + piece * 2;
+    const uint4 a = own[0], b = own[1];
+    peer_put(peer(s32(&sm.all[rank][piece * 8]), to),
+             uint4{a.x | a.y << 16, a.z | a.w << 16, b.x | b.y << 16, b.z | b.w << 16},
+             peer(s32(&sm.counted), to));
+  }
+  mb_wait(&sm.counted, 0);
+}
+
+// The middle bin, from all blocks' counts; sm.lower_entries and sm.below say what lower blocks
 // have in it and above it. Its count is 0 if the counts do not reach `wanted`.
 __device__ __forceinline__ Found find_shared(uint32_t wanted, SharedRowMemory& sm, unsigned rank,
                                              unsigned blocks) {
-  const uint32_t mine = s32(&sm.packed[kThreads - 1 - threadIdx.x]);
-  uint32_t other[kMaxBlocks];
+  const unsigned bin = kEven - 1 - threadIdx.x;
+  uint32_t n = 0, lower = 0;
 #pragma unroll
-  for (unsigned r = 0; r < kMaxBlocks; ++r)
-    if (r < blocks)
-      asm volatile("ld.shared::cluster.u32 %0,[%1];"
-                   : "=r"(other[r])
-                   : "r"(peer(mine, r))
-                   : "memory");
-  uint32_t high = 0, low = 0, lower_high = 0, lower_low = 0;  // the thread's two bins
-#pragma unroll
-  for (unsigned r = 0; r < kMaxBlocks; ++r)
-    if (r < blocks) {
-      const uint32_t h = other[r] >> 16, l = other[r] & 0xffff;
-      high += h, low += l;
-      if (r < rank) lower_high += h, lower_low += l;
-    }
-  const uint32_t above = scan_block(high + low, sm.scan);
-  uint32_t before = 0;  // of lower blocks, above the middle bin
-  if (above + high + low < wanted) before = lower_high + lower_low;
-  else if (above < wanted) {
-    const uint32_t digit = kEven - 1 - 2 * threadIdx.x;
-    if (wanted <= above + high) sm.found = {digit, above, high}, sm.lower_entries = lower_high;
-    else {
-      before = lower_high;
-      sm.found = {digit - 1, above + high, low}, sm.lower_entries = lower_low;
-    }
+  for (unsigned r = 0; r < kMaxBlocks; ++r) {
+    const uint32_t theirs = r < blocks ? sm.all[r][bin] : 0;
+    n += theirs;
+    if (r < rank) lower += theirs;
   }
-  before = __reduce_add_sync(~0u, before);
-  if (threadIdx.x % 32 == 0 && before > 0) atomicAdd(&sm.before, before);
+  const uint32_t above = scan_block(n, sm.scan);
+  if (above < wanted && wanted <= above + n) sm.found = {bin, above, n}, sm.lower_entries = lower;
+  const uint32_t below = __reduce_add_sync(~0u, above + n < wanted ? lower : 0);
+  if (threadIdx.x % 32 == 0) sm.below[threadIdx.x / 32] = below;
   __syncthreads();
   return sm.found;
 }
 
-// Ranks the entries of the middle bin, a warp for each: sm.cut is the last of the first `wanted`;
-// adds those of lower blocks, below column `start`, to sm.before.
-__device__ __forceinline__ void rank_entries(uint32_t entries, uint32_t wanted, uint32_t start,
-                                             SharedRowMemory& sm) {
+// Where a block's ids come from: a byte with four bits for each group of four columns.
+template <int kGroups>
+struct Given {
+  uint8_t* bits;                 // [warp][group][lane]
+  uint32_t start, warp_columns;  // of the block
+
+  __device__ __forceinline__ uint8_t* of_warp(unsigned warp) const {
+    return bits + warp * 32 * kGroups;
+  }
+  // Adds one column; returns the warp that has it.
+  __device__ __forceinline__ unsigned add(uint32_t column) const {
+    const uint32_t warp = (column - start) / warp_columns;
+    const uint32_t at = (column - start) - warp * warp_columns;
+    const uint32_t byte = warp * 32 * kGroups + at / 4;
+    atomicOr(reinterpret_cast<uint32_t*>(bits) + byte / 4, 1u << (byte % 4 * 8 + at % 4));
+    return warp;
+  }
+};
+
+// Sends the entries of the middle bin that a warp has to every block, a lane for each. `has`: the
+// lane has one or more; next() takes one.
+template <class Next>
+__device__ __forceinline__ void send_entries(bool has, Next&& next, SharedRowMemory& sm,
+                                             unsigned blocks) {
   const unsigned lane = threadIdx.x % 32;
-  uint32_t lower = 0;
+  const uint32_t listed = peer(s32(&sm.listed), lane % kMaxBlocks);
+  const uint32_t rank = peer(s32(sm.rank), lane % kMaxBlocks);
+  while (const uint32_t lanes = __ballot_sync(~0u, has)) {
+    const int from = __ffs(lanes) - 1;
+    uint2 known{};
+    uint32_t place = 0;
+    if (lane == from) {
+      place = sm.lower_entries + atomicAdd(&sm.entries, 1u);
+      has = next(known);
+    }
+    place = __shfl_sync(~0u, place, from);
+    known = {__shfl_sync(~0u, known.x, from), __shfl_sync(~0u, known.y, from)};
+    if (lane < blocks) peer_put(rank + place * sizeof(uint2), known, listed);
+  }
+}
+
+// Ranks the entries of the middle bin, a warp for each. The first `wanted` are given: counted in
+// sm.before if they are of lower blocks, added to the bits if they are this block's.
+template <int kGroups>
+__device__ __forceinline__ void rank_entries(uint32_t entries, uint32_t wanted,
+                                             const Given<kGroups>& given, SharedRowMemory& sm) {
+  const unsigned lane = threadIdx.x % 32;
   for (uint32_t e = threadIdx.x / 32; e < entries; e += kWarps) {
     const uint2 mine = sm.rank[e];
     uint32_t better = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < kRanked; i += 32) {  // key 0, where there is no entry, is never better
+    for (uint32_t i = 0; i < entries; i += 32) {
       const uint2 other = sm.rank[i + lane];
       const bool wins = other.x > mine.x || (other.x == mine.x && other.y < mine.y);
-      better += __popc(__ballot_sync(~0u, wins));
+      better += __popc(__ballot_sync(~0u, i + lane < entries && wins));
     }
-    if (lane == 0 && better == wanted - 1) sm.cut = mine;
-    lower += better < wanted && mine.y < start;
+    if (lane == 0 && better < wanted) {
+      if (mine.y < given.start) atomicAdd(&sm.before, 1u);
+      else if (mine.y - given.start < kWarps * given.warp_columns)
+        atomicAdd(&sm.warps[given.add(mine.y)], 1u);
+    }
   }
-  if (lane == 0 && lower > 0) atomicAdd(&sm.before, lower);
-  __syncthreads();
 }
 
 // kGroups: groups of four logits that a thread holds.
 template <int kGroups>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kThreads, kGroups > 2 ? 1 : 2)
     shared_row_kernel(const __grid_constant__ TopkParams p, unsigned blocks) {
   extern __shared__ __align__(16) unsigned char raw[];
   SharedRowMemory& sm = *reinterpret_cast<SharedRowMemory*>(raw);
   const unsigned rank = blockIdx.x % blocks, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   let_next_start();
+  if (threadIdx.x == 0) {
+    mb_init(&sm.counted, 1), mb_init(&sm.listed, 1);
+    mb_expect(&sm.counted, blocks * kEven * sizeof(uint16_t));
+  }
+  clear(sm.own, sizeof sm - offsetof(SharedRowMemory, own));
   const Job job = job_of(p, blockIdx.x / blocks);
   const Row row = job.row;
   const uint32_t width = static_cast<uint32_t>(p.width);
@@ -128,16 +196,20 @@ __global__ void __launch_bounds__(kThreads, 1)
     wait_for_previous();
     return give_all(p, job, rank, blocks);
   }
-  clear(raw, sizeof sm);
+  fence_barrier_init();
+  cluster_arrive();  // others may send
   __syncthreads();
-  wait_for_previous();
 
   const uint32_t groups = ((row.last + 127) / 128 + blocks * kWarps - 1) / (blocks * kWarps);
   const uint32_t block_start = rank * kWarps * groups * 128;
   const uint32_t start = block_start + warp * groups * 128, from = start + lane * 4;
+  const bool upper = width <= (row.last - row.first) / 4;
   // The sample first, so that its range is known when the rest arrives.
   const uint64_t place = static_cast<uint64_t>(row.last - row.first) * threadIdx.x / kThreads;
-  const float sample = row.origin[row.first + static_cast<uint32_t>(place)];
+  const float* sampled = row.origin + row.first + static_cast<uint32_t>(place);
+  cluster_wait();
+  wait_for_previous();
+  const float sample = *sampled;
   float4 x[kGroups];  // NaN where there is none
   if (start >= row.first && start + kGroups * 128 <= row.last) {
 #pragma unroll
@@ -160,90 +232,67 @@ __global__ void __launch_bounds__(kThreads, 1)
   };
 
   // Count, tell the cluster, find the middle bin.
-  const EvenBins even = bins_of(sample, sm);
-  const uint32_t bins = fresh(s32(sm.own));
-  each([&](int, float y) {
-    const float position = even.position(y);
-    if (position >= 0) count(bins, min(__float2uint_rz(position), kEven - 1));
-  });
+  const EvenBins even = bins_of(sample, upper, sm);
+  const uint32_t bins = fresh(s32(sm.own)) - __float_as_uint(EvenBins::kZero) * 4;
+  each([&](int, float y) { count_at(bins, even.position(y)); });
   __syncthreads();
-  const uint2 two = reinterpret_cast<const uint2*>(sm.own)[threadIdx.x];
-  sm.packed[threadIdx.x] = two.x | two.y << 16;
-  cluster_sync();
+  exchange_counts(sm, rank, blocks);
   const Found found = find_shared(width, sm, rank, blocks);
   const uint32_t wanted = width - found.above;
   const bool whole = found.count == wanted;  // the middle bin is given whole
   if (!even.good() || found.count == 0 || (!whole && found.count > kRanked)) {
-    cluster_sync();  // all have read the counts; it is the same for all
-    clear(raw, sizeof(ExactMemory));
+    unsigned char* rest = raw + kSharedRowBytes<kGroups>;  // it is the same for all blocks
+    clear(rest, sizeof(ExactMemory));
     cluster_sync();
-    return select_exactly<0, true>(job, width, *reinterpret_cast<ExactMemory*>(raw), rank, blocks);
+    return select_exactly<0, true>(job, width, *reinterpret_cast<ExactMemory*>(rest), rank, blocks);
   }
 
-  // Bits of this lane's logits above the middle bin and from it up. The highest bin has no end.
-  const float bottom = static_cast<float>(found.digit);
-  const float top = found.digit == kEven - 1 ? __uint_as_float(0x7fffffffu) : bottom + 1;
-  uint64_t given = 0, reached = 0;
+  // Bits of this lane's logits above the middle bin and in it.
+  using Bits = std::conditional_t<(kGroups > 8), uint64_t, uint32_t>;
+  const float bin = EvenBins::kZero + static_cast<float>(found.digit);
+  Bits given = 0, middle = 0;
   float entry = 0;  // the one in the middle bin, where there is one
   each([&](int i, float y) {
-    const float position = even.position(y);
-    if (position >= bottom) {
-      reached |= uint64_t{1} << i;
-      if (position >= top) given |= uint64_t{1} << i;
-      else entry = y;
-    }
+    const float position = fminf(even.position(y), EvenBins::kZero + (kEven - 1));
+    if (y == y && position > bin) given |= Bits{1} << i;
+    if (y == y && position == bin) middle |= Bits{1} << i, entry = y;
   });
-  const auto column_of = [&](int i) { return from + i / 4 * 128 + i % 4; };
-  const uint64_t middle = reached & ~given;
-  const auto key_at = [&](uint32_t column) {
-    return key_of(middle & (middle - 1) ? row.origin[column] : entry);
-  };
-  if (whole) {
-    cluster_arrive();  // this block has read the others' counts, which stay until all have
-    given = reached;
-    if (threadIdx.x == 0) sm.before += sm.lower_entries;
-  } else {
-    // Its entries go to every block; all find the last that is given.
-    for (uint64_t left = middle; left; left &= left - 1) {
-      const uint32_t column = column_of(__ffsll(left) - 1), key = key_at(column);
-      const uint32_t place = s32(&sm.rank[sm.lower_entries + atomicAdd(&sm.entries, 1u)]);
-#pragma unroll 1
-      for (unsigned r = 0; r < blocks; ++r)
-        asm volatile("st.shared::cluster.v2.u32 [%0],{%1,%2};" ::"r"(peer(place, r)), "r"(key),
-                     "r"(column)
-                     : "memory");
-    }
-    __syncwarp();
-    cluster_sync();
-    rank_entries(found.count, wanted, block_start, sm);
-    for (uint64_t left = middle; left; left &= left - 1) {
-      const int i = __ffsll(left) - 1;
-      const uint32_t column = column_of(i), key = key_at(column);
-      if (key > sm.cut.x || (key == sm.cut.x && column <= sm.cut.y)) given |= uint64_t{1} << i;
-    }
-    __syncwarp();
-  }
-
-  // Where each warp begins; then write, in ascending order: lanes follow each other, four columns
-  // each.
-  const uint32_t n = __reduce_add_sync(~0u, __popcll(given));
-  if (lane == 0) sm.warps[warp] = n;
-  __syncthreads();
-  const uint32_t before = sm.before + __reduce_add_sync(~0u, lane < warp ? sm.warps[lane] : 0);
-  // A lane writes kGroups consecutive groups of the stretch, which lie in as many lanes.
-  uint8_t* bits = raw + sizeof sm + warp * 32 * kGroups;
+  if (whole) given |= middle, middle = 0;
+  const Given<kGroups> map{raw + sizeof sm, block_start, groups * 128};
+  uint8_t* bits = map.of_warp(warp);
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) bits[g * 32 + lane] = static_cast<uint8_t>(given >> 4 * g & 15);
-  __syncwarp();
-  uint64_t mine = 0;
+  const uint32_t n = __reduce_add_sync(~0u, __popcll(given));
+  if (lane == 0) sm.warps[warp] = n;
+  if (whole) {
+    if (threadIdx.x == 0) sm.before = sm.lower_entries;
+  } else {
+    if (threadIdx.x == 0) mb_expect(&sm.listed, found.count * sizeof(uint2));
+    const bool several = middle & (middle - 1);
+    const auto next = [&](uint2& known) {
+      const int i = __ffsll(middle) - 1;
+      const uint32_t column = from + i / 4 * 128 + i % 4;
+      middle &= middle - 1;
+      known = {key_of(several ? row.origin[column] : entry), column};
+      return middle != 0;
+    };
+    send_entries(middle != 0, next, sm, blocks);
+    __syncthreads();
+    mb_wait(&sm.listed, 0);
+    rank_entries(found.count, wanted, map, sm);
+  }
+  __syncthreads();
+
+  // Write, in ascending order: a lane has kGroups consecutive groups of the stretch.
+  Bits mine = 0;
 #pragma unroll
-  for (int g = 0; g < kGroups; ++g) mine |= uint64_t{bits[lane * kGroups + g]} << 4 * g;
+  for (int g = 0; g < kGroups; ++g) mine |= Bits{bits[lane * kGroups + g]} << 4 * g;
+  const uint32_t parts = (lane < kWarps ? sm.below[lane] : 0) + (lane < warp ? sm.warps[lane] : 0);
+  const uint32_t before = sm.before + __reduce_add_sync(~0u, parts);
   const uint32_t n_mine = __popcll(mine);
   int32_t* ids = job.ids + before + scan_warp(n_mine) - n_mine;
   const int32_t id = job.base + static_cast<int32_t>(start + lane * kGroups * 4 - row.first) - 1;
   for (; mine; mine &= mine - 1) *ids++ = id + __ffsll(mine);
-  __syncwarp();
-  if (whole) cluster_wait();
 }
 
 }  // namespace winnow::gpu::ranking

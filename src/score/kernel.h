@@ -15,6 +15,13 @@ namespace winnow::scoring {
 
 inline constexpr int kDim = IndexKeys::kDim;
 
+// CUDA: what the host knows of a call. A guess at a token's request (token >> request_shift) and at
+// its keys' pages saves a read that waits for another; a negative request_shift is none.
+struct Guess {
+  int8_t request_shift = -1, page_shift = 0;
+  bool bulk = false;  // whole tiles can be brought in by bulk copies
+};
+
 struct Params {
   const uint8_t* q = nullptr;  // e4m3
   int64_t q_token_stride = 0, q_head_stride = 0;
@@ -41,6 +48,7 @@ struct Params {
   bool clean = false;
   bool from_start = false;  // logit j of token t goes to column j - start instead of j
   bool overlap = false;     // CUDA: may start before the stream's last kernel ends, see TopkParams
+  Guess guess;
   Device device;
 };
 
@@ -58,8 +66,19 @@ WINNOW_HD inline int32_t request_of(const Params& p, int64_t token) {
   return p.requests ? p.requests[token * p.request_stride] : 0;
 }
 
-// The run that starts at key `first` of a request, at most `limit` keys long. The one place that
-// decides whether a key is there.
+// The run from row `offset` of a page of the cache on.
+WINNOW_HD inline Run run_in(const Params& p, int64_t found, int64_t offset, int64_t limit) {
+  Run r;
+  r.count = limit < p.page - offset ? limit : p.page - offset;
+  if (found < 0 || found >= p.pages) return r;
+  const std::byte* base = p.cache + found * p.page_stride;
+  r.rows = reinterpret_cast<const uint8_t*>(base + IndexKeys::row(offset, p.page));
+  r.scales = reinterpret_cast<const float*>(base + IndexKeys::scales(offset, p.page));
+  return r;
+}
+
+// The run that starts at key `first` of a request, at most `limit` keys long. These two decide
+// whether a key is there.
 WINNOW_HD inline Run run_of(const Params& p, int32_t request, int64_t first, int64_t limit) {
   Run r;
   if (!p.requests) {
@@ -72,13 +91,7 @@ WINNOW_HD inline Run run_of(const Params& p, int32_t request, int64_t first, int
   if (request < 0 || request >= p.table_rows) return r;
   const int64_t page = first / p.page, offset = first - page * p.page;
   if (page >= p.table_width) return r;
-  if (limit > p.page - offset) r.count = p.page - offset;
-  const int64_t found = p.table[request * p.table_stride + page];
-  if (found < 0 || found >= p.pages) return r;
-  const std::byte* base = p.cache + found * p.page_stride;
-  r.rows = reinterpret_cast<const uint8_t*>(base + IndexKeys::row(offset, p.page));
-  r.scales = reinterpret_cast<const float*>(base + IndexKeys::scales(offset, p.page));
-  return r;
+  return run_in(p, p.table[request * p.table_stride + page], offset, limit);
 }
 
 // score_select(): score.logits is not used.

@@ -1,6 +1,7 @@
 // score and score_select on Hopper: how many tokens share a pass, how long a block's stretch of
 // keys is, and how many rows of logits are alive at a time.
 #include <algorithm>
+#include <bit>
 
 #include "core/arena.h"
 #include "cuda/device.h"
@@ -14,6 +15,13 @@ namespace {
 // Logits alive at a time in score_select: 48 MB, most of which stay in the 60 MB of L2 between the
 // two kernels.
 constexpr int64_t kWaveLogits = int64_t{12} << 20;
+
+// Tokens that follow each other in one request, at a guess: the rows of the block table are the
+// requests.
+int64_t tokens_per_request(const Params& p) {
+  if (!p.requests) return p.tokens;
+  return p.table_rows > 0 ? p.tokens / p.table_rows : 1;
+}
 
 // Keys per block: equal chunks. A block costs its tiles and a start worth about four (decode; the
 // queries of prefill take longer to load), and blocks run in rounds of as many as fit at once: the
@@ -46,18 +54,34 @@ void launch(const Params& p) noexcept {
   launch<C>(p, chunk_for<C>(p));
 }
 
-// Tokens that follow each other in one request, at a guess: the rows of the block table are the
-// requests.
-int64_t tokens_per_request(const Params& p) {
-  if (!p.requests) return p.tokens;
-  return p.table_rows > 0 ? p.tokens / p.table_rows : 1;
+// Whether whole tiles can be brought in by bulk copies: each inside a page, on 16-byte addresses.
+bool copyable(const Params& p) {
+  if (!p.requests)
+    return p.row_stride == kDim && p.scale_stride == 1 &&
+           (reinterpret_cast<uintptr_t>(p.rows) | reinterpret_cast<uintptr_t>(p.scales)) % 16 == 0;
+  return p.page % kTileKeys == 0 &&
+         (reinterpret_cast<uintptr_t>(p.cache) | static_cast<uintptr_t>(p.page_stride)) % 16 == 0;
+}
+
+Guess guess_of(const Params& p, int64_t together) {
+  const auto log2 = [](int64_t x) {
+    const auto bits = static_cast<uint64_t>(x);
+    return std::has_single_bit(bits) ? std::countr_zero(bits) : -1;
+  };
+  Guess g{-1, 0, copyable(p)};
+  if (!p.requests || log2(together) < 0 || log2(p.page) < 0) return g;
+  g.request_shift = static_cast<int8_t>(log2(together));
+  g.page_shift = static_cast<int8_t>(log2(p.page));
+  return g;
 }
 
 }  // namespace
 
-void score_sm90(const Params& p) noexcept {
-  if (p.tokens == 0 || p.ranges.limit == 0) return;
-  const int64_t together = tokens_per_request(p);
+void score_sm90(const Params& call) noexcept {
+  if (call.tokens == 0 || call.ranges.limit == 0) return;
+  const int64_t together = tokens_per_request(call);
+  Params p = call;
+  p.guess = guess_of(p, std::max<int64_t>(together, 1));
   if (together >= 8) {
     if (p.heads <= 16) return launch<16, 8, 3>(p);
     if (p.heads <= 32) return launch<32, 4, 3>(p);

@@ -17,97 +17,10 @@
 // stored in that order.
 #pragma once
 
-#include <cuda_runtime.h>
-
-#include <cmath>
-#include <cstdint>
-
-#include "cuda/hopper.h"
 #include "cuda/wgmma_fp8.h"
-#include "score/kernel.h"
+#include "score/score_load_sm90.cuh"
 
 namespace winnow::scoring {
-
-inline constexpr int kTileKeys = 64;
-
-template <int Heads_, int Group_, int Rounds_>
-struct Config {
-  static constexpr int kHeads = Heads_;    // of a token, padded
-  static constexpr int kGroup = Group_;    // tokens side by side in one product
-  static constexpr int kRounds = Rounds_;  // products per tile of keys, a warpgroup for each
-  static constexpr int kTokens = kGroup * kRounds;
-  static constexpr int kN = kHeads * kGroup;
-  // Consumer warpgroups: with one round they take tiles in turn.
-  static constexpr int kConsumers = kRounds > 1 ? kRounds : kN == 128 ? 3 : 2;
-  static constexpr int kThreads = 128 * kConsumers + 128;  // the producer warp has a warpgroup
-  // Products of 64 columns leave room for a second block per multiprocessor, which hides the first
-  // one's start and end. The others take registers from the producer: 384 x 168 = 256 x 232 + 128 x
-  // 40, and 512 x 128 = 384 x 152 + 128 x 56.
-  static constexpr int kBlocks = kN == 64 ? 2 : 1;
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 152;
-  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 56;
-  static constexpr int kTile = kTileKeys;
-  static constexpr int kStages = kN == 256 ? 12 : kN == 128 ? 16 : 10;
-  static constexpr int kReaders = 4 * (kRounds > 1 ? kConsumers : 1);  // warps that read a tile
-  static_assert(kN == 64 || kN == 128 || kN == 256);
-  static_assert(kTokens <= 32 && kConsumers <= 3);
-};
-
-struct Stage {
-  uint8_t rows[kTileKeys * kDim];
-  float scales[kTileKeys];  // -inf marks a key that is missing
-};
-
-template <class C>
-struct SharedMemory {
-  alignas(1024) uint32_t q[C::kRounds][C::kN * 32];  // [n][128 B], 16-byte chunks xor n % 8
-  alignas(128) Stage ring[C::kStages];
-  float weights[C::kRounds][C::kN];
-  uint64_t full[C::kStages], empty[C::kStages];
-  int32_t begins[C::kTokens], ends[C::kTokens], requests[C::kTokens];
-  float* rows[C::kTokens];  // of logits: where key 0 would stand
-};
-
-// Four bytes of any alignment.
-__device__ __forceinline__ uint32_t load4(const uint8_t* from) {
-  return from[0] | from[1] << 8 | from[2] << 16 | static_cast<uint32_t>(from[3]) << 24;
-}
-
-// Whether whole tiles can be brought in by bulk copies: each inside a page, on 16-byte addresses.
-__device__ __forceinline__ bool copyable(const Params& p) {
-  if (!p.requests)
-    return p.row_stride == kDim && p.scale_stride == 1 &&
-           (reinterpret_cast<uintptr_t>(p.rows) | reinterpret_cast<uintptr_t>(p.scales)) % 16 == 0;
-  return p.page % kTileKeys == 0 &&
-         (reinterpret_cast<uintptr_t>(p.cache) | p.page_stride) % 16 == 0;
-}
-
-// Brings one tile in when the copy engine cannot, or when it spans pages: keys [first, last) of a
-// request, at most 64 of them, eight lanes per key. One warp.
-__device__ __forceinline__ void produce_by_loads(const Params& p, int32_t request, int32_t first,
-                                                 int32_t last, Stage& stage, uint64_t* full) {
-  const int lane = threadIdx.x % 32;
-  for (int k = lane / 8; k < last - first; k += 4) {
-    const Run run = run_of(p, request, first + k, 1);
-    for (int w = lane % 8; w < 32; w += 8)
-      if (run.rows) reinterpret_cast<uint32_t*>(stage.rows)[k * 32 + w] = load4(run.rows + w * 4);
-    if (lane % 8 == 0) stage.scales[k] = run.rows ? *run.scales : -INFINITY;
-  }
-  __syncwarp();
-  if (lane == 0) gpu::mb_arrive(full);
-}
-
-// One whole tile by one lane: two bulk copies, or 64 marks if its page is missing.
-__device__ __forceinline__ void produce_by_copy(const Run& run, Stage& stage, uint64_t* full) {
-  if (run.rows) {
-    gpu::mb_expect(full, kTileKeys * (kDim + 4));
-    gpu::bulk_copy(gpu::s32(stage.rows), run.rows, kTileKeys * kDim, gpu::s32(full));
-    gpu::bulk_copy(gpu::s32(stage.scales), run.scales, kTileKeys * 4, gpu::s32(full));
-  } else {
-    for (int k = 0; k < kTileKeys; ++k) stage.scales[k] = -INFINITY;
-    gpu::mb_arrive(full);
-  }
-}
 
 // A pass: the tokens of one request among the block's, and the tiles they need together.
 struct Pass {
@@ -125,7 +38,7 @@ __device__ Pass next_pass(const SharedMemory<C>& sm, uint32_t& left, int32_t chu
       pass.members |= 1u << u;
       pass.from = min(pass.from, sm.begins[u]), pass.to = max(pass.to, sm.ends[u]);
     }
-  left &= ~pass.members;
+  left = C::kTokens == 1 ? 0 : left & ~pass.members;  // a single token: the compiler sees one pass
   pass.from = pass.from / C::kTile * C::kTile;
   return pass;
 }
@@ -136,17 +49,17 @@ struct Fragment {
   uint32_t word[2][8];
   float scale[2];
 };
-__device__ __forceinline__ void read(Fragment& f, const Stage& stage) {
+__device__ __forceinline__ void read(Fragment& f, const uint8_t* rows, const float* scales) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4;
   const bool odd = lane / 4 % 2;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const uint4* chunks = reinterpret_cast<const uint4*>(stage.rows + (row + 8 * r) * 128);
+    const uint4* chunks = reinterpret_cast<const uint4*>(rows + (row + 8 * r) * 128);
     const uint4 a = chunks[lane % 4 + (odd ? 4 : 0)], b = chunks[lane % 4 + (odd ? 0 : 4)];
     const uint4 lo = odd ? b : a, hi = odd ? a : b;
     f.word[r][0] = lo.x, f.word[r][1] = lo.y, f.word[r][2] = lo.z, f.word[r][3] = lo.w;
     f.word[r][4] = hi.x, f.word[r][5] = hi.y, f.word[r][6] = hi.z, f.word[r][7] = hi.w;
-    f.scale[r] = stage.scales[row + 8 * r];
+    f.scale[r] = scales[row + 8 * r];
   }
 }
 
@@ -227,85 +140,53 @@ __device__ __forceinline__ void put(const Slot& slot, int32_t j, float value, fl
                  : "memory");
 }
 
-// Many queries on their way into shared memory: four times 16 bytes a consumer thread, all asked
-// for before the first is used; a head's weight goes with its first 16.
-template <class C>
-struct Queries {
-  static constexpr int kWorkers = 128 * C::kConsumers, kParts = C::kTokens * C::kHeads * 8;
-  static constexpr int kEach = (kParts + kWorkers - 1) / kWorkers;
-  uint4 bytes[4];
-  float weights[4];
-
-  __device__ __forceinline__ void load(const Params& p, int64_t token0, int from) {
-    const bool aligned =
-        (reinterpret_cast<uintptr_t>(p.q) | p.q_token_stride | p.q_head_stride) % 16 == 0;
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const int i = threadIdx.x + (from + k) * kWorkers, row = i / 8, h = row % C::kHeads;
-      const int64_t t = token0 + row / C::kHeads;
-      bytes[k] = {}, weights[k] = 0;
-      if (from + k >= kEach || i >= kParts || h >= p.heads || t >= p.tokens) continue;
-      const uint8_t* at = p.q + t * p.q_token_stride + h * p.q_head_stride + i % 8 * 16;
-      if (aligned) bytes[k] = *reinterpret_cast<const uint4*>(at);
-      else bytes[k] = {load4(at), load4(at + 4), load4(at + 8), load4(at + 12)};
-      if (i % 8 == 0) weights[k] = p.weights[t * p.weight_stride + h];
-    }
-  }
-  __device__ __forceinline__ void store(SharedMemory<C>& sm, int from) const {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const int i = threadIdx.x + (from + k) * kWorkers;
-      const int row = i / 8, part = i % 8, n = row % C::kN;
-      if (from + k >= kEach || i >= kParts) continue;
-      const uint32_t word[4] = {bytes[k].x, bytes[k].y, bytes[k].z, bytes[k].w};
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const int m = w + part / 4 * 4, logical = 8 * (m / 2) + 4 * (m % 2) + part % 4;
-        sm.q[row / C::kN][n * 32 + ((logical / 4) ^ (n & 7)) * 4 + logical % 4] = word[w];
-      }
-      if (part == 0) sm.weights[row / C::kN][n] = weights[k];
-    }
-  }
-};
-
-// Asks for the queries and weights, which the block reads once its ranges are known. (Of a single
-// token it gains nothing.)
-template <class C>
-__device__ __forceinline__ void prefetch(const Params& p, int64_t token0) {
-  const auto ask = [](const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); };
-  const int tokens = static_cast<int>(min(static_cast<int64_t>(C::kTokens), p.tokens - token0));
-  for (int i = threadIdx.x; i < tokens * p.heads; i += C::kThreads)
-    ask(p.q + (token0 + i / p.heads) * p.q_token_stride + i % p.heads * p.q_head_stride);
-  if (threadIdx.x < tokens * 4 && static_cast<int>(threadIdx.x % 4 * 32) < p.heads)
-    ask(p.weights + (token0 + threadIdx.x / 4) * p.weight_stride + threadIdx.x % 4 * 32);
-}
-
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     score_kernel(const __grid_constant__ Params p, int32_t chunk) {
   extern __shared__ __align__(1024) unsigned char raw[];
   SharedMemory<C>& sm = *reinterpret_cast<SharedMemory<C>*>(raw);
   const int32_t limit = static_cast<int32_t>(p.ranges.limit);
-  const unsigned chunks = (limit - 1) / chunk + 1;
-  const int64_t token0 = static_cast<int64_t>(blockIdx.x / chunks) * C::kTokens;
-  const int32_t chunk0 = static_cast<int32_t>(blockIdx.x % chunks) * chunk;
+  const int64_t token0 = (static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * C::kTokens;
+  if (token0 >= p.tokens) return gpu::wait_for_previous();
+  const int32_t chunk0 = static_cast<int32_t>(blockIdx.x) * chunk;
   const int32_t chunk1 = chunk0 + min(chunk, limit - chunk0);
   gpu::let_next_start();
   if constexpr (C::kRounds > 1) prefetch<C>(p, token0);
 
-  // Find the tokens' valid keys inside the chunk, and fill what lies outside when asked.
-  if (threadIdx.x < C::kTokens) {
-    const int64_t t = token0 + threadIdx.x;
+  // All that the block needs before its keys is asked for at once, each by warps of its own: the
+  // tokens' ranges and requests, the pages that a guess at the request gives, the queries. One
+  // after the other they would take 0.7 to 1 us each out of a cold L2.
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+  const int lane = threadIdx.x % 32;
+  Queries<C> queries;
+  Ahead ahead;
+  int begun = 0;  // tiles
+  if (warp < 4 * C::kConsumers) {
+    if constexpr (C::kRounds == 1) queries.load(p, token0, 0);
+  } else if (warp == 4 * C::kConsumers) {
+    ahead = look_ahead(p, token0, chunk0 + lane * C::kTile);
+    Range range;
+    int32_t request = 0;
+    if constexpr (C::kTokens == 1) request = request_of(p, token0), range = p.ranges.of(token0);
+    if (lane == 0) {
+#pragma unroll 1
+      for (int s = 0; s < C::kStages; ++s)
+        gpu::mb_init(&sm.full[s], 1), gpu::mb_init(&sm.empty[s], C::kReaders);
+      gpu::fence_barrier_init();
+    }
+    __syncwarp();
+    if (C::kTokens == 1 && request == ahead.request)
+      begun = begin_early<C>(p, ahead, range, sm, {chunk0, chunk1});
+  } else if (warp == 4 * C::kConsumers + 1 && lane < C::kTokens) {
+    const int64_t t = token0 + lane;
     Range r;
-    if (t < p.tokens) r = p.ranges.of(t);
-    sm.begins[threadIdx.x] = max(static_cast<int32_t>(r.first), chunk0);
-    sm.ends[threadIdx.x] = min(static_cast<int32_t>(r.last), chunk1);
-    sm.requests[threadIdx.x] = t < p.tokens ? request_of(p, t) : 0;
-    sm.rows[threadIdx.x] = p.logits + t * p.logit_stride - (p.from_start ? r.first : 0);
+    int32_t request = 0;
+    if (t < p.tokens) request = request_of(p, t), r = p.ranges.of(t);
+    sm.begins[lane] = max(static_cast<int32_t>(r.first), chunk0);
+    sm.ends[lane] = min(static_cast<int32_t>(r.last), chunk1);
+    sm.requests[lane] = request;
+    sm.rows[lane] = p.logits + t * p.logit_stride - (p.from_start ? r.first : 0);
   }
-  if (threadIdx.x == 0)
-    for (int s = 0; s < C::kStages; ++s)
-      gpu::mb_init(&sm.full[s], 1), gpu::mb_init(&sm.empty[s], C::kReaders);
   __syncthreads();
   uint32_t wanted = 0;
   for (int u = 0; u < C::kTokens; ++u)
@@ -317,34 +198,40 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
           p.logits[(token0 + u) * p.logit_stride + j] = -INFINITY;
   if (!wanted) return gpu::wait_for_previous();
 
-  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp >= 4 * C::kConsumers) {
     if constexpr (C::kBlocks == 1)
       asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(C::kProducerRegisters));
     if (warp > 4 * C::kConsumers) return;
     // Producer: tiles of every pass, into the ring. Lanes look up 32 tiles at a time, then each
     // issues its own.
-    const bool bulk = copyable(p);
+    const bool bulk = p.guess.bulk;
     const int64_t rows =
         p.requests ? INT64_MAX : p.ranges.limit;  // of contiguous keys: no copy past them
-    const int lane = threadIdx.x % 32;
     int stage = 0, lap = 0;
     for (uint32_t left = wanted; left;) {
       const Pass pass = next_pass(sm, left, chunk0, chunk1);
       for (int32_t base = pass.from; base < pass.to; base += 32 * C::kTile) {
         const int32_t mine = base + lane * C::kTile;
         Run run;
-        if (bulk && mine < pass.to) run = run_of(p, pass.request, mine, C::kTile);
+        if (bulk && mine < pass.to) {
+          if (base == chunk0 && pass.request == ahead.request) run = ahead.run(p);
+          else run = run_of(p, pass.request, mine, C::kTile);
+        }
         const int tiles = min(32, (pass.to - base + C::kTile - 1) / C::kTile);
         for (int i = 0; i < tiles; ++i) {
           const int32_t at = base + i * C::kTile;
+          if (begun > 0) {
+            --begun, ++stage;
+            continue;
+          }
+          if (stage == C::kStages) stage = 0, ++lap;
           if (lap > 0) gpu::mb_wait(&sm.empty[stage], (lap - 1) & 1);
           if (!bulk || at + C::kTile > rows)
             produce_by_loads(p, pass.request, at, min(at + C::kTile, pass.to), sm.ring[stage],
                              &sm.full[stage]);
           else if (lane == i) produce_by_copy(run, sm.ring[stage], &sm.full[stage]);
           __syncwarp();
-          if (++stage == C::kStages) stage = 0, ++lap;
+          ++stage;
         }
       }
     }
@@ -355,31 +242,12 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(C::kConsumerRegisters));
   // Consumers bring in Q, 16 bytes at a time, in the order of the fragments, and the weights.
   if constexpr (C::kRounds > 1) {
-    for (int from = 0; from < Queries<C>::kEach; from += 4) {
-      Queries<C> queries;
+    for (int from = 0; from < Queries<C>::kEach; from += Queries<C>::kBatch) {
       queries.load(p, token0, from);
       queries.store(sm, from);
     }
   } else {
-    const bool aligned =
-        (reinterpret_cast<uintptr_t>(p.q) | p.q_token_stride | p.q_head_stride) % 16 == 0;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < C::kTokens * C::kHeads * 8; i += 128 * C::kConsumers) {
-      const int row = i / 8, part = i % 8, h = row % C::kHeads, n = row % C::kN;
-      const int64_t t = token0 + row / C::kHeads;
-      const bool real = h < p.heads && t < p.tokens;
-      const uint8_t* from = p.q + t * p.q_token_stride + h * p.q_head_stride + part * 16;
-      uint4 v{};
-      if (real && aligned) v = *reinterpret_cast<const uint4*>(from);
-      else if (real) v = {load4(from), load4(from + 4), load4(from + 8), load4(from + 12)};
-      const uint32_t word[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const int m = k + part / 4 * 4, logical = 8 * (m / 2) + 4 * (m % 2) + part % 4;
-        sm.q[row / C::kN][n * 32 + ((logical / 4) ^ (n & 7)) * 4 + logical % 4] = word[k];
-      }
-      if (part == 0) sm.weights[row / C::kN][n] = real ? p.weights[t * p.weight_stride + h] : 0.0f;
-    }
+    queries.store(sm, 0);
   }
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   asm volatile("bar.sync 1,%0;" ::"n"(128 * C::kConsumers) : "memory");
@@ -387,7 +255,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   // Descriptor of Q: 8 rows of 128 B are 1,024 B apart, 128-byte swizzle.
   const uint64_t q_desc = static_cast<uint64_t>((gpu::s32(sm.q) & 0x3ffff) >> 4) |
                           uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
-  const int warpgroup = warp / 4, lane = threadIdx.x % 32, c = lane % 4;
+  const int warpgroup = warp / 4, c = lane % 4;
   const int round = C::kRounds > 1 ? warpgroup : 0;
   const uint64_t desc = q_desc + round * (C::kN * 128 >> 4);
   float weights[C::kN / 4];  // of this lane's columns
@@ -397,7 +265,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     weights[2 * b] = two.x, weights[2 * b + 1] = two.y;
   }
   gpu::wait_for_previous();  // it may still read the logits
-  int n = 0;                 // tiles so far
+  // Tiles in turn, or all of them. Before its first a warpgroup of the turn takes one that is not
+  // there, the queries instead of keys, and stores nothing: that fetches the code while the keys
+  // are on their way (180 instructions, about 14 cycles each the first time).
+  constexpr int kTurn = C::kRounds == 1 ? C::kConsumers : 1;
+  int done = 0;  // tiles so far
   for (uint32_t left = wanted; left;) {
     const Pass pass = next_pass(sm, left, chunk0, chunk1);
     constexpr int kMine = C::kGroup >= 4 ? C::kGroup / 4 : 1;  // tokens whose sums this lane gets
@@ -409,31 +281,37 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
       if (pass.members >> u & 1) slots[i].count = sm.ends[u] - sm.begins[u];
     }
     if (C::kGroup == 1 && c > 1) slots[0].count = 0;
-    for (int32_t at = pass.from; at < pass.to; at += C::kTile, ++n) {
-      if (C::kRounds == 1 && n % C::kConsumers != warpgroup) continue;
-      const int stage = n % C::kStages;
-      gpu::mb_wait(&sm.full[stage], (n / C::kStages) & 1);
+    const bool second = C::kGroup == 2 ? c / 2 : c % 2;  // row, with one or two tokens
+    const int32_t row = warp % 4 * 16 + lane / 4 + (C::kGroup < 4 && second ? 8 : 0);
+    const int tiles = (pass.to - pass.from + C::kTile - 1) / C::kTile;
+    int i = 0;
+    if (kTurn > 1) i = done == 0 ? warpgroup - kTurn : (warpgroup + done * (kTurn - 1)) % kTurn;
+    for (; i < tiles; i += kTurn) {
+      const bool dry = kTurn > 1 && i < 0;
+      const int n = done + i, stage = dry ? 0 : n % C::kStages;
+      if (!dry) gpu::mb_wait(&sm.full[stage], (n / C::kStages) & 1);
       Fragment f;
-      read(f, sm.ring[stage]);
+      read(f, dry ? reinterpret_cast<const uint8_t*>(sm.q) : sm.ring[stage].rows,
+           dry ? sm.weights[0] : sm.ring[stage].scales);
       __syncwarp();
-      if (lane == 0) gpu::mb_arrive(&sm.empty[stage]);
+      if (gpu::thread_here() % 32 == 0 && !dry) gpu::mb_arrive(&sm.empty[stage]);
 
       float acc[C::kN / 2], totals[2 * C::kGroup];
       multiply<C>(acc, f, desc);
       add_heads<C>(totals, acc, weights);
-      add_quad<C::kGroup>(totals, c);
-      const int32_t j = at + warp % 4 * 16 + lane / 4;
+      add_quad<C::kGroup>(totals, gpu::thread_here() % 4);
+      const int32_t j = pass.from + i * C::kTile + row;  // below the range where it is dry
       if constexpr (C::kGroup >= 4) {
 #pragma unroll
-        for (int i = 0; i < kMine; ++i) {
-          put(slots[i], j, totals[2 * i], f.scale[0]);
-          put(slots[i], j + 8, totals[2 * i + 1], f.scale[1]);
+        for (int k = 0; k < kMine; ++k) {
+          put(slots[k], j, totals[2 * k], f.scale[0]);
+          put(slots[k], j + 8, totals[2 * k + 1], f.scale[1]);
         }
       } else {
-        const bool second = C::kGroup == 2 ? c / 2 : c % 2;
-        put(slots[0], second ? j + 8 : j, totals[0], second ? f.scale[1] : f.scale[0]);
+        put(slots[0], j, totals[0], second ? f.scale[1] : f.scale[0]);
       }
     }
+    done += tiles;
   }
 }
 
@@ -447,7 +325,10 @@ void launch(const Params& p, int32_t chunk) noexcept {
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = p.overlap;
   cudaLaunchConfig_t config{};
-  config.gridDim = {static_cast<unsigned>(groups * chunks), 1, 1};
+  // Groups of tokens lie along y, and along z where they are too many: no block divides.
+  const int64_t high = (groups + 65534) / 65535;
+  config.gridDim = {static_cast<unsigned>(chunks),
+                    static_cast<unsigned>((groups + high - 1) / high), static_cast<unsigned>(high)};
   config.blockDim = {C::kThreads, 1, 1};
   config.dynamicSmemBytes = bytes;
   config.stream = static_cast<cudaStream_t>(p.device.stream);
