@@ -90,7 +90,7 @@ __device__ __forceinline__ void exchange_counts(SharedRowMemory& sm, unsigned ra
              uint4{a.x | a.y << 16, a.z | a.w << 16, b.x | b.y << 16, b.z | b.w << 16},
              peer(s32(&sm.counted), to));
   }
-  mb_wait(&sm.counted, 0);
+  mb_wait_cluster(&sm.counted, 0);
 }
 
 // The middle bin, from all blocks' counts; sm.lower_entries and sm.below say what lower blocks
@@ -184,10 +184,7 @@ __global__ void __launch_bounds__(kThreads, kGroups > 2 ? 1 : 2)
   SharedRowMemory& sm = *reinterpret_cast<SharedRowMemory*>(raw);
   const unsigned rank = blockIdx.x % blocks, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   let_next_start();
-  if (threadIdx.x == 0) {
-    mb_init(&sm.counted, 1), mb_init(&sm.listed, 1);
-    mb_expect(&sm.counted, blocks * kEven * sizeof(uint16_t));
-  }
+  if (threadIdx.x == 0) mb_init(&sm.counted, 1), mb_init(&sm.listed, 1);
   clear(sm.own, sizeof sm - offsetof(SharedRowMemory, own));
   const Job job = job_of(p, blockIdx.x / blocks);
   const Row row = job.row;
@@ -199,6 +196,7 @@ __global__ void __launch_bounds__(kThreads, kGroups > 2 ? 1 : 2)
   fence_barrier_init();
   cluster_arrive();  // others may send
   __syncthreads();
+  if (threadIdx.x == 0) mb_expect(&sm.counted, blocks * kEven * sizeof(uint16_t));
 
   const uint32_t groups = ((row.last + 127) / 128 + blocks * kWarps - 1) / (blocks * kWarps);
   const uint32_t block_start = rank * kWarps * groups * 128;
@@ -278,7 +276,7 @@ __global__ void __launch_bounds__(kThreads, kGroups > 2 ? 1 : 2)
     };
     send_entries(middle != 0, next, sm, blocks);
     __syncthreads();
-    mb_wait(&sm.listed, 0);
+    mb_wait_cluster(&sm.listed, 0);
     rank_entries(found.count, wanted, map, sm);
   }
   __syncthreads();
