@@ -28,12 +28,6 @@ struct alignas(1024) SharedMemory {
   uint8_t b[kStages][2][kTileBytes];
 };
 
-__device__ __forceinline__ void copy16(uint32_t to, const bf16* from, bool there) {
-  asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(to), "l"(from),
-               "r"(there ? 16 : 0)
-               : "memory");
-}
-
 // kByColumn: b is contiguous along the depth, so a tile of it is 64 columns of the result; else it
 // is contiguous along the columns, and a tile is 64 of the depth.
 template <int kGroups, bool kByColumn>

@@ -50,12 +50,6 @@ __device__ Share share_of(const Stream& t) {
           (part + 1) * t.row_tiles / t.splits};
 }
 
-__device__ __forceinline__ void copy16(uint32_t to, const bf16* from, bool there) {
-  asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(to), "l"(from),
-               "r"(there ? 16 : 0)
-               : "memory");
-}
-
 // All weights of a head: panel col_tile * slices + slice.
 template <bool kByColumn>
 __device__ void load_weights(SharedMemory& sm, const Stream& t, int64_t head) {

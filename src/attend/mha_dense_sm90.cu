@@ -80,11 +80,6 @@ __device__ void produce(SharedMemory& sm, const Task& task, const Place& at, int
   const bf16* k = p.k + (sm.low + r) * p.k_row_stride + at.head * p.k_head_stride + c * 8;
   const bf16* v = p.v + (sm.low + r) * p.v_row_stride + at.head * p.v_head_stride + c * 8;
   int rows = sm.high - sm.low - r;  // that are left, from this thread's first on
-  const auto copy = [](uint32_t to, const bf16* from, bool there) {
-    asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(to), "l"(from),
-                 "r"(there ? 16 : 0)
-                 : "memory");
-  };
   // What was copied two pieces ago has landed: let the tensor cores see it.
   const auto announce = [&](int piece) {
     fence_async();
@@ -99,8 +94,8 @@ __device__ void produce(SharedMemory& sm, const Task& task, const Place& at, int
     for (int i = 0; i < 4; i++)
 #pragma unroll
       for (int tile = 0; tile < kKeyTiles; tile++)
-        copy(s32(sm.k[s][tile]) + swizzled(r + 16 * i, c),
-             16 * i < rows ? k + 16 * i * p.k_row_stride + tile * 64 : p.k, 16 * i < rows);
+        copy16(s32(sm.k[s][tile]) + swizzled(r + 16 * i, c),
+               16 * i < rows ? k + 16 * i * p.k_row_stride + tile * 64 : p.k, 16 * i < rows);
     copy_commit();
     copy_wait<2>();
     if (b > 0) announce(2 * b - 2);
@@ -109,8 +104,8 @@ __device__ void produce(SharedMemory& sm, const Task& task, const Place& at, int
     for (int i = 0; i < 4; i++)
 #pragma unroll
       for (int tile = 0; tile < kValueTiles; tile++)
-        copy(s32(sm.v[s][tile]) + swizzled(r + 16 * i, c),
-             16 * i < rows ? v + 16 * i * p.v_row_stride + tile * 64 : p.v, 16 * i < rows);
+        copy16(s32(sm.v[s][tile]) + swizzled(r + 16 * i, c),
+               16 * i < rows ? v + 16 * i * p.v_row_stride + tile * 64 : p.v, 16 * i < rows);
     copy_commit();
     copy_wait<2>();
     if (b > 0) announce(2 * b - 1);

@@ -12,6 +12,7 @@
 
 #include "attend/wide_sm90_layout.cuh"
 #include "cuda/wgmma_bf16.h"
+#include "cuda/wgmma_bf16_128.h"
 
 namespace winnow::attention::wide {
 
@@ -198,21 +199,6 @@ __device__ __forceinline__ void release(Smem<Family>& sm, int buffer, int half) 
   if (threadIdx.x % 32 == 0) mb_arrive(&sm.empty[buffer][half]);
 }
 
-// Lane i of four gets element i of the others' arrays, in order.
-__device__ __forceinline__ void transpose4(uint32_t (&x)[4]) {
-  const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
-#pragma unroll
-  for (int i = 0; i < 4; i += 2) {
-    const uint32_t y = __shfl_xor_sync(~0u, odd ? x[i] : x[i + 1], 1);
-    (odd ? x[i] : x[i + 1]) = y;
-  }
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    const uint32_t y = __shfl_xor_sync(~0u, high ? x[i] : x[i + 2], 2);
-    (high ? x[i] : x[i + 2]) = y;
-  }
-}
-
 // O times the rows' factors, 256 columns, as bf16. Four lanes share a row: they exchange what they
 // hold of 32 columns, so that each stores 16 bytes and all of them 64 in a row.
 __device__ __forceinline__ void write_out(const Args& p, const Work& work, float (&o)[128],
@@ -229,7 +215,7 @@ __device__ __forceinline__ void write_out(const Args& p, const Work& work, float
 #pragma unroll
       for (int j = 0; j < 4; j++)
         x[j] = pack<true>(o[c * 16 + j * 4 + 2 * i] * f[i], o[c * 16 + j * 4 + 2 * i + 1] * f[i]);
-      transpose4(x);
+      exchange4(x);
       if (head + 8 * i < p.heads)
         __stcs(reinterpret_cast<uint4*>(dst + 8 * i * p.out_head + c * 32),
                make_uint4(x[0], x[1], x[2], x[3]));

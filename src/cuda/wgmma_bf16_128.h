@@ -61,6 +61,13 @@ __device__ __forceinline__ uint32_t swizzled(int r, int c) {
   return r * 128 + ((c ^ (r & 7)) << 4);
 }
 
+// 16 bytes of a row to a tile, zeros where there are none; `from` is then not read.
+__device__ __forceinline__ void copy16(uint32_t to, const bf16* from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(to), "l"(from),
+               "r"(there ? 16 : 0)
+               : "memory");
+}
+
 // Lane i of four gets element i of the others' arrays, in order.
 __device__ __forceinline__ void exchange4(uint32_t (&x)[4]) {
   const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;

@@ -4,28 +4,21 @@
 #include <numeric>
 
 #include "core/kernel_table.h"
+#include "plan/plan_cases.h"
 #include "testing.h"
 #include "winnow/error.h"
 
 namespace winnow {
 namespace {
 
+using planning::Ints;
+using planning::ints;
+using planning::Lengths;
 using testing::expect_error;
-using Ints = std::vector<int32_t>;
-
-Ints ints(std::span<const int32_t> s) { return Ints(s.begin(), s.end()); }
 
 PlanOptions small() {
   return {.heads = 16, .topk = 256, .page = 16, .pages = 64, .max_requests = 8, .max_tokens = 64};
 }
-
-struct Lengths {
-  Ints starts{0}, seq_lens;
-  Lengths(const Ints& query, const Ints& seq) : seq_lens(seq) {
-    for (int32_t q : query) starts.push_back(starts.back() + q);
-  }
-  Batch batch(int64_t tokens = 0) const { return {starts, seq_lens, tokens}; }
-};
 
 TEST(Plan, ResolvesDefaults) {
   const Plan v32({.page = 64, .pages = 100});

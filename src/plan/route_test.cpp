@@ -1,5 +1,6 @@
 // The way of a prefill: what the measured points say, and the parts that a plan makes of it.
 #include "cpu/isa.h"
+#include "plan/plan_cases.h"
 #include "testing.h"
 #include "winnow/error.h"
 #include "winnow/plan.h"
@@ -7,9 +8,9 @@
 namespace winnow {
 namespace {
 
-using Ints = std::vector<int32_t>;
-
-Ints ints(std::span<const int32_t> s) { return Ints(s.begin(), s.end()); }
+using planning::Ints;
+using planning::ints;
+using planning::Lengths;
 
 Route hopper(int32_t heads, int32_t tokens, int32_t context, bool mha) {
   return prefill_route({.heads = heads, .tokens = tokens, .context = context, .mha = mha});
@@ -89,14 +90,6 @@ PlanOptions options() {
           .mha = true,
           .workspace_rows = 60};
 }
-
-struct Lengths {
-  Ints starts{0}, seq_lens;
-  Lengths(const Ints& query, const Ints& seq) : seq_lens(seq) {
-    for (int32_t q : query) starts.push_back(starts.back() + q);
-  }
-  Batch batch(int64_t tokens = 0) const { return {starts, seq_lens, tokens}; }
-};
 
 TEST(RoutedPlan, PartsAreRunsOfOneWay) {
   Plan plan(options());
