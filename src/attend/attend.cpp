@@ -72,8 +72,6 @@ ListView checked_list(const Check& check, const KvList& a, const Names& names, i
   ListView v;
   v.data = static_cast<const std::byte*>(cache.data);
   v.page_stride = cache.page_stride, v.pages = cache.pages, v.page = cache.page;
-  if (std::has_single_bit(static_cast<uint32_t>(cache.page)))
-    v.page_shift = std::countr_zero(static_cast<uint32_t>(cache.page));
   v.format = cache.format;
   v.indices = static_cast<const int32_t*>(a.indices.data), v.index_stride = a.indices.stride[0];
   v.width = static_cast<int32_t>(a.indices.shape[1]);

@@ -183,14 +183,14 @@ void run_with_workers(const std::string& name, Problem& p, const planning::Sched
                            .q_head_stride = p.q_head,
                            .rope_token_stride = p.q_token,
                            .rope_head_stride = p.q_head};
-  params.lists[0] = {.data = static_cast<const std::byte*>(p.lists[0]->cache.data),
+  params.lists[0] = {.indices = p.lists[0]->indices->data(),
+                     .index_stride = s.widths[0],
+                     .width = s.widths[0],
+                     .page = c.list[0].page,
+                     .data = static_cast<const std::byte*>(p.lists[0]->cache.data),
                      .page_stride = p.lists[0]->cache.page_stride,
                      .pages = c.list[0].pages,
-                     .page = c.list[0].page,
-                     .format = c.list[0].format,
-                     .indices = p.lists[0]->indices->data(),
-                     .index_stride = s.widths[0],
-                     .width = s.widths[0]};
+                     .format = c.list[0].format};
   params.tokens = static_cast<int32_t>(c.tokens), params.heads = static_cast<int32_t>(c.heads);
   params.scale = c.scale;
   params.out = r.out.data(), params.out_token_stride = r.token, params.out_head_stride = r.head;

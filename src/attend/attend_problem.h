@@ -210,9 +210,9 @@ struct Problem {
         for (int64_t k = 0; k < l->c.width; ++k)
           if (const auto e = l->entry(t, k, requests[t])) {
             keys.resize(keys.size() + model.d_qk);
-            const ListView view{.data = static_cast<const std::byte*>(l->cache.data),
+            const ListView view{.page = l->cache.page,
+                                .data = static_cast<const std::byte*>(l->cache.data),
                                 .page_stride = l->cache.page_stride,
-                                .page = l->cache.page,
                                 .format = l->c.format};
             decode(view, *e, keys.data() + keys.size() - model.d_qk);
           }

@@ -5,11 +5,12 @@
 
 namespace winnow::attention {
 
+// The order is that of use: a launch finds its arguments in no cache, and waits for each 64 bytes.
 struct Call {
+  int list_count, tokens;
+  ListView lists[2];
   const bf16 *q, *q_rope;
   int64_t q_token, q_head, qr_token, qr_head;
-  ListView lists[2];
-  int list_count;
   const int32_t* requests;
   int64_t request_stride;
   float scale;
@@ -21,7 +22,7 @@ struct Call {
   float* max_logit;
   int64_t max_token, max_head;
   float empty_lse;
-  int tokens, heads;
+  int heads;
   int groups;  // that the heads are cut in
 };
 

@@ -73,7 +73,8 @@ void sm90_decode(const Params& p) noexcept {
                                     : CacheFormat::kV4Bf16;
   // 48: the bf16 rows of V3.2 leave no room for Q of 64 heads beside a ring of eight stages.
   const Cut c = cut(p, format == CacheFormat::kV32Bf16 ? 48 : 64, p.fixed_split);
-  const Args a{call_of(p, c.groups), c.splits};
+  const auto splits = static_cast<unsigned>(c.splits);
+  const Args a{{c.splits, (0x80000000u + splits - 1) / splits}, call_of(p, c.groups)};
   switch (format) {
     case CacheFormat::kV32Fp8: sm90::decode_v32_fp8(a, c.size, p.device.stream); break;
     case CacheFormat::kV32Bf16: sm90::decode_v32_bf16(a, c.size, p.device.stream); break;

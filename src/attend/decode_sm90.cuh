@@ -11,6 +11,7 @@
 // docs/decode-sm90.md.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 
 #include "attend/decode_sm90_gather.cuh"
@@ -34,7 +35,7 @@ __device__ __forceinline__ void cut_list(const Args& p, Span& sp) {
   if (p.list_count > 1) sp.total += columns(p.lists[1], sp.token);
   // at most 2^25 blocks and 16 splits
   const unsigned nb = (static_cast<unsigned>(sp.total) + K::kBlock - 1) / K::kBlock,
-                 first = nb * split / p.splits, last = nb * (split + 1) / p.splits;
+                 first = over_splits(p, nb * split), last = over_splits(p, nb * (split + 1));
   sp.begin = static_cast<int>(first) * K::kBlock;
   sp.blocks = static_cast<int>(last - first);
 }
@@ -45,36 +46,40 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
   extern __shared__ __align__(1024) uint8_t raw_smem[];
   auto& sm = *reinterpret_cast<Smem<R, N>*>(raw_smem);
   const int wg = __shfl_sync(~0u, (int)threadIdx.x / 128, 0);
-  // Barriers, spread over a warp: what comes before the first load is time every launch takes.
-  const int tid = threadIdx.x, lane = tid - (K::kMath - 32);
-  if (lane >= 0 && lane < 32) {
-    if (lane < K::kStages) {
-      mb_init(&sm.full[lane], R::kSideBytes ? 33 : 32);
-      mb_init(&sm.empty[lane], 8);
-    } else if (lane >= 32 - kReady) {
-      mb_init(&sm.ready[lane - (32 - kReady)], 32);
-    }
-    if (lane == 0) {
-      mb_init(&sm.yfull, 128);
-      mb_init(&sm.yempty, 256);
-      mb_init(&sm.inbox, 1);
-      if (p.splits > 1) mb_expect(&sm.inbox, received_bytes<N>(cluster_rank(), p.splits));
-      sm.qmax = sm.moved[0] = sm.moved[1] = 0;
-    }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  if (blockIdx.z && token_here() >= p.tokens) return;  // a whole cluster
+  // The first indices are asked for at once.
+  Span ahead{};
+  int first = -1, list = 0;
+  if (wg == 3) {
+    ahead = job<N>(p);
+    cut_list<K>(p, ahead);
+    first = index_of<K>(p, ahead, (threadIdx.x / 32) & 3, list);
   }
+  // Every launch waits for this, and a barrier takes about 70 cycles: three for each warp.
+  const int tid = threadIdx.x;
+  if ((tid & 31) == 0) {
+#pragma unroll 1
+    for (int b = tid / 32; b < Smem<R, N>::kBarriers; b += 16)
+      mb_init(s32(sm.full) + 8 * b, Smem<R, N>::arrivals(b));
+    fence_barrier_init();
+  }
+  if (tid == 0) sm.qmax = sm.moved[0] = sm.moved[1] = 0;
   if (tid < N) {
     sm.m[tid] = 0.f;
     sm.top[tid] = -INFINITY;
   }
   __syncthreads();
-  if (wg == 3) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsCopy<R>));
+  // The copying warps' code comes out first, next to this: a jump to code that is in no cache takes
+  // hundreds of cycles.
+  if (wg < 2) {
     Span sp = job<N>(p);
+    const float unit = p.scale * kLog2e * load_q<R, N, false>(sm, p, sp);
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegsWeigh));
     cut_list<K>(p, sp);
-    produce<R, N>(sm, p, sp);
-    if ((thread_here() & 96) == 96) describe<R, N>(sm, sp.blocks);
-    if (p.splits > 1) cluster_meet();
+    if constexpr (!K::kRopeInV) weigh<R, N, -1>(sm, p, sp, {wg, unit});
+    else if (wg == 0) weigh<R, N, 0>(sm, p, sp, {0, unit});
+    else weigh<R, N, 1>(sm, p, sp, {1, unit});
+    if (p.splits > 1) merge<R, N>(sm, p, sp, cluster_rank());
   } else if (wg == 2) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsScore<R>));
     Span sp = job<N>(p);
@@ -84,18 +89,14 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
     meet<3, K::kMath>();
     if (p.splits > 1) {
       cluster_meet();
-      send_statistics<R, N>(sm, cluster_rank(), p.splits);
+      make_weights<R, N>(sm, p, sp, cluster_rank());
       merge<R, N>(sm, p, sp, cluster_rank());
     }
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegsWeigh));
-    Span sp = job<N>(p);
-    const float unit = p.scale * kLog2e * load_q<R, N, false>(sm, p, sp);
-    cut_list<K>(p, sp);
-    if constexpr (!K::kRopeInV) weigh<R, N, -1>(sm, p, sp, {wg, unit});
-    else if (wg == 0) weigh<R, N, 0>(sm, p, sp, {0, unit});
-    else weigh<R, N, 1>(sm, p, sp, {1, unit});
-    if (p.splits > 1) merge<R, N>(sm, p, sp, cluster_rank());
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsCopy<R>));
+    produce<R, N>(sm, p, ahead, first, list);
+    if ((thread_here() & 96) == 96) describe<R, N>(sm, ahead.blocks);
+    if (p.splits > 1) cluster_meet();
   }
 }
 
@@ -117,15 +118,15 @@ cudaError_t prepare() {
   return cudaSuccess;
 }
 
-// A launch of `ctas` CTAs in clusters of `cluster`.
+// A launch in clusters of `cluster`.
 template <class R, int N>
 struct Launch {
   cudaLaunchConfig_t config{};
   cudaLaunchAttribute attribute[1];
   cudaError_t ready = prepare<R, N>();
 
-  Launch(unsigned ctas, unsigned cluster, cudaStream_t stream) {
-    config.gridDim = dim3(ctas);
+  Launch(dim3 grid, unsigned cluster, cudaStream_t stream) {
+    config.gridDim = grid;
     config.blockDim = dim3(Config<R, N>::kThreads);
     config.dynamicSmemBytes = sizeof(Smem<R, N>);
     config.stream = stream;
@@ -139,8 +140,10 @@ struct Launch {
 
 template <class R, int N>
 cudaError_t launch(const Args& p, cudaStream_t stream) {
-  const Launch<R, N> l(static_cast<unsigned>(p.tokens * p.groups * p.splits),
-                       static_cast<unsigned>(p.splits), stream);
+  const auto splits = static_cast<unsigned>(p.splits), tokens = static_cast<unsigned>(p.tokens);
+  const dim3 grid(splits * static_cast<unsigned>(p.groups), std::min<unsigned>(tokens, kTokensY),
+                  (tokens + kTokensY - 1) / kTokensY);
+  const Launch<R, N> l(grid, splits, stream);
   return l.ready ? l.ready : cudaLaunchKernelEx(&l.config, decode<R, N>, p);
 }
 

@@ -34,14 +34,26 @@ __device__ __forceinline__ void convert_row(const std::byte* row, const std::byt
         __ldg(reinterpret_cast<const uint4*>(row + Q::rope(0, 1)) + lane);
 }
 
+// The index that a lane of a copying warp has in stage n, and its list; -1 where there is none.
+template <class K>
+__device__ __forceinline__ int index_of(const Args& p, const Span& sp, int n, int& list) {
+  const int lane = thread_here() & 31, pos = sp.begin + n * K::kRows + (lane & 15);
+  list = pos >= sp.n0;
+  if (lane >= 16 || pos >= min(sp.total, sp.begin + sp.blocks * K::kBlock)) return -1;
+  const ListView& L = p.lists[list];
+  return __ldg(L.indices + (int64_t)sp.token * L.index_stride + (pos - (list ? sp.n0 : 0)));
+}
+
 // The copies of the rows, a stage of 16 rows a warp and a row a lane: four warps share the first
-// block, three the others, while the last one describes what has arrived.
+// block, three the others, while the last one describes what has arrived. `v`, `list`: the lane's
+// first index.
 template <class R, int N>
-__device__ __forceinline__ void produce(Smem<R, N>& sm, const Args& p, const Span& sp) {
+__device__ __forceinline__ void produce(Smem<R, N>& sm, const Args& p, const Span& sp, int v,
+                                        int list) {
   using K = Config<R, N>;
   const int tid = thread_here(), lane = tid & 31, row = lane & 15;
   const int w = __shfl_sync(~0u, (tid / 32) & 3, 0);  // uniform, and so is what comes of it
-  const int end = min(sp.total, sp.begin + sp.blocks * K::kBlock), count = sp.blocks * 4;
+  const int count = sp.blocks * 4;
   // A record's address, null when there is none; `side`: its scales', where the copy needs them.
   auto locate = [&](int list, int v, const std::byte*& side) -> const std::byte* {
     const ListView& L = p.lists[list];
@@ -60,21 +72,15 @@ __device__ __forceinline__ void produce(Smem<R, N>& sm, const Args& p, const Spa
     }
     return base + R::Stored::row(e.offset, L.page);
   };
-  auto fetch = [&](int n, int& list) {
-    const int pos = sp.begin + n * K::kRows + row;
-    list = pos >= sp.n0;
-    if (lane >= 16 || pos >= end) return -1;
-    const ListView& L = p.lists[list];
-    return __ldg(L.indices + (int64_t)sp.token * L.index_stride + (pos - (list ? sp.n0 : 0)));
-  };
-  int list;
-  int v = fetch(w, list);
-  const std::byte *side, *src = locate(list, v, side);
   int slot = w, ph = 1;
 #pragma unroll 1
   for (int n = w; n < count;) {
     const int step = n < 4 ? 4 : 3;
-    v = fetch(n + step, list);
+    int next_list;
+    const int next = index_of<K>(p, sp, n + step, next_list);
+    const std::byte *side, *src = locate(list, v, side);
+    v = next;
+    list = next_list;
     mb_wait(&sm.empty[slot], ph);
     const uint32_t bar = s32(&sm.full[slot]);
     const bool converted = !R::kFp8 && side;
@@ -134,7 +140,6 @@ __device__ __forceinline__ void produce(Smem<R, N>& sm, const Args& p, const Spa
       mb_arrive(&sm.full[slot]);
     }
     if (w == 3) break;
-    src = locate(list, v, side);
     n += step;
     slot += step;
     if (slot >= K::kStages) {
@@ -230,18 +235,17 @@ __device__ __forceinline__ float load_q(Smem<R, N>& sm, const Args& p, const Spa
   constexpr int kLoads = kRopePart ? (N + 15) / 16 : N / 4;
   const int h0 = kRopePart ? (w & 3) * 4 + lane / 8 : w;
   uint4 v[kLoads];
+  const int64_t stride = kRopePart ? p.qr_head : p.q_head;
+  const bf16* at = (kRopePart ? p.q_rope + sp.token * p.qr_token + (lane & 7) * 8
+                              : p.q + sp.token * p.q_token + lane * 8) +
+                   (sp.head0 + h0) * stride;
 #pragma unroll
   for (int i = 0; i < kLoads; i++) {
-    const int h = kRopePart ? h0 + 16 * i : h0 + 8 * (i / 2),
-              c = kRopePart ? lane & 7 : lane + 32 * (i & 1);
+    const int h = kRopePart ? h0 + 16 * i : h0 + 8 * (i / 2), half = kRopePart ? 0 : i & 1;
     v[i] = make_uint4(0, 0, 0, 0);
-    if (h < sp.heads && (kRopePart || c < R::kNope / 8)) {
-      const bf16* s =
-          kRopePart
-              ? p.q_rope + (int64_t)sp.token * p.qr_token + (int64_t)(sp.head0 + h) * p.qr_head
-              : p.q + (int64_t)sp.token * p.q_token + (int64_t)(sp.head0 + h) * p.q_head;
-      v[i] = __ldg(reinterpret_cast<const uint4*>(s) + c);
-    }
+    if (h < sp.heads && (kRopePart || lane + 32 * half < R::kNope / 8))
+      v[i] = __ldg(reinterpret_cast<const uint4*>(at) + 32 * half);
+    if (kRopePart || half) at += (kRopePart ? 16 : 8) * stride;
   }
   float f = 1, back = 1;
   if constexpr (R::kFp8) {

@@ -47,9 +47,17 @@ struct Row {
   }();
 };
 
-struct Args : Call {
-  int splits;  // that the lists are cut in: a cluster
+struct Splits {
+  int splits;      // that the lists are cut in: a cluster
+  uint32_t share;  // 2^31 / splits, rounded up: what divides by them
 };
+struct Args : Splits, Call {};
+
+// n / splits. Exact below 2^27; up to 2^29 it may be one more than the whole part, but not where n
+// is a multiple of the splits.
+__device__ __forceinline__ unsigned over_splits(const Args& p, unsigned n) {
+  return static_cast<unsigned>(uint64_t{n} * p.share >> 31);
+}
 
 template <class R, int N>
 struct Config {
@@ -68,7 +76,7 @@ struct Config {
   static constexpr int kQBytes = kQTiles * N * 128, kPBytes = kPKinds * 64 * 128;
   static constexpr int kYBytes = N * 256;
   static constexpr int kSide = R::kSideBytes ? R::kSideBytes * kRows : 8;
-  static constexpr int kMisc = N * 4 * 13 + 192;
+  static constexpr int kMisc = N * 4 * 13 + 200;
   static constexpr int kLimit = 232448;
   static constexpr int kFit = (kLimit - kQBytes - kPBytes - kYBytes - kMisc) /
                               (kStageBytes + kSide + kSc * kRows * 2 + kRows * 8 + 24);
@@ -96,8 +104,16 @@ struct alignas(1024) Smem {
   uint32_t odd[K::kStages];  // kOddRows, kOddBlock
   uint64_t full[K::kStages], empty[K::kStages];
   uint64_t ready[kReady];  // of block i, the barrier i mod kReady: its rows are there and described
-  uint64_t yfull, yempty, inbox;  // inbox: what the splits of the cluster send
-  uint32_t qmax, moved[2];        // moved: whether block i moves the reference, by i mod 2
+  uint64_t yfull, yempty;
+  uint64_t inbox, notes;    // units, statistics that the splits of the cluster send
+  uint32_t qmax, moved[2];  // moved: whether block i moves the reference, by i mod 2
+  // The barriers from `full` on, in their order, and how many arrive at the b-th.
+  static constexpr int kBarriers = 2 * K::kStages + kReady + 4;
+  static constexpr __device__ int arrivals(int b) {
+    if (b < K::kStages) return R::kSideBytes ? 33 : 32;
+    const int k = b - 2 * K::kStages - kReady;
+    return b < 2 * K::kStages ? 8 : k < 0 ? 32 : k == 0 ? 128 : k == 1 ? 256 : 1;
+  }
 };
 
 // fp16 does not carry the scales of some row: of this stage, of this block.
@@ -112,13 +128,17 @@ struct Span {
   int begin, blocks;        // this split's first position and block count
 };
 
-// Which token and heads a CTA has: clusters go over the groups of a token's heads first.
+// Which token and heads a CTA has: clusters go over the groups of a token's heads first. The grid
+// is groups x splits, tokens up to kTokensY, the rest of them: no division before the first load.
+constexpr int kTokensY = 32768;
+__device__ __forceinline__ int token_here() {
+  return static_cast<int>(blockIdx.z) * kTokensY + static_cast<int>(blockIdx.y);
+}
 template <int N>
 __device__ __forceinline__ Span job(const Args& p) {
-  const unsigned work = cluster_index(), groups = p.groups, token = work / groups;
   Span sp{};
-  sp.token = static_cast<int>(token);
-  sp.head0 = static_cast<int>(work - token * groups) * N;
+  sp.token = token_here();
+  sp.head0 = static_cast<int>(cluster_index()) * N;
   sp.heads = min(p.heads - sp.head0, N);
   return sp;
 }

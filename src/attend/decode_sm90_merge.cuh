@@ -7,6 +7,11 @@
 
 namespace winnow::attention::sm90 {
 
+// Has two arguments read here: a launch finds them in no cache, and what follows is a wait anyway.
+__device__ __forceinline__ void touch(const void* a, const void* b) {
+  asm volatile("" ::"l"(a), "l"(b) : "memory");
+}
+
 // the statistics of head `h` of this CTA: writes lse and max_logit, returns what O is to be
 // multiplied by
 __device__ __forceinline__ float finish(const Args& p, int token, int h, float m, float sum,
@@ -24,33 +29,61 @@ __device__ __forceinline__ float finish(const Args& p, int token, int h, float m
   return some ? 1.f / (sum + sink) : 0.f;
 }
 
-// What a split's CTA receives from all: partial sums, and these statistics after them.
+// What a split's CTA receives from all: partial sums, and statistics after them.
 template <class R, int N>
 struct Received {
   float4 units[N + 16][128];
-  float m[16][N], sum[16][N], top[16][N], weight[16][N];
+  float4 stat[16][N];  // reference, sum, largest logit of a split's heads
+  float weight[16][N];
   static_assert(sizeof(Smem<R, N>::q) + sizeof(Smem<R, N>::p) + sizeof(Smem<R, N>::y) +
                     sizeof(Smem<R, N>::ring) >=
-                (N + 16) * 2048 + 16 * N * 16);
+                (N + 16) * 2048 + 16 * N * 20);
 };
 
-// Bytes that reach CTA `split`: its units of the others, the statistics of all heads of all.
+// Bytes of the units that reach CTA `split` from the others.
 template <int N>
-__device__ __forceinline__ uint32_t received_bytes(unsigned split, unsigned splits) {
-  return (splits - 1) * ((N - split + splits - 1) / splits * 2048) + splits * (N * 12);
+__device__ __forceinline__ uint32_t received_units(const Args& p, unsigned split) {
+  const unsigned splits = p.splits;
+  return (splits - 1) * (over_splits(p, N - split + splits - 1) * 2048);
 }
 
-// The score warpgroup sends its statistics to every CTA of the cluster.
+// The weigh warpgroups send the statistics to every CTA of the cluster, before their units.
 template <class R, int N>
 __device__ __forceinline__ void send_statistics(Smem<R, N>& sm, int split, int splits) {
   auto& at = *reinterpret_cast<Received<R, N>*>(sm.q);
 #pragma unroll 1
-  for (int i = thread_here() & 127; i < splits * N; i += 128) {
+  for (int i = thread_here(); i < splits * N; i += 256) {
     const int s = i / N, h = i % N;
-    const uint32_t inbox = peer(s32(&sm.inbox), s);
-    peer_put(peer(s32(&at.m[split][h]), s), sm.m[h], inbox);
-    peer_put(peer(s32(&at.sum[split][h]), s), sm.sum[h], inbox);
-    peer_put(peer(s32(&at.top[split][h]), s), sm.top[h], inbox);
+    peer_put(peer(s32(&at.stat[split][h]), s), make_float4(sm.m[h], sm.sum[h], sm.top[h], 0.f),
+             peer(s32(&sm.notes), s));
+  }
+}
+
+// While units travel, the score warpgroup makes what each split's sums are multiplied by: 16 lanes
+// have the splits of a head.
+template <class R, int N>
+__device__ __forceinline__ void make_weights(Smem<R, N>& sm, const Args& p, const Span& sp,
+                                             int split) {
+  auto& in = *reinterpret_cast<Received<R, N>*>(sm.q);
+  const int t = thread_here() & 127, s = t & 15;
+  touch(p.lse, p.sink);
+  mb_wait_cluster(&sm.notes, 0);
+#pragma unroll 2
+  for (int h = t / 16; h < N; h += 8) {
+    float4 x = make_float4(0.f, 0.f, -INFINITY, 0.f);
+    if (s < p.splits) x = in.stat[s][h];
+    float big = x.y != 0 ? x.x : -INFINITY, top = x.z;
+#pragma unroll
+    for (int d = 1; d < 16; d *= 2) {
+      big = fmaxf(big, __shfl_xor_sync(~0u, big, d));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+    }
+    const float w = x.y != 0 ? ex2(x.x - big) : 0.f;
+    float sum = x.y * w;
+#pragma unroll
+    for (int d = 1; d < 16; d *= 2) sum += __shfl_xor_sync(~0u, sum, d);
+    const float f = finish(p, sp.token, sp.head0 + h, big, sum, top, split == 0 && s == 0);
+    in.weight[s][h] = w * f;
   }
 }
 
@@ -59,54 +92,51 @@ template <class R, int N>
 __device__ __forceinline__ void merge(Smem<R, N>& sm, const Args& p, const Span& sp, int split) {
   auto& in = *reinterpret_cast<Received<R, N>*>(sm.q);
   const int tid = thread_here(), S = p.splits;
+  bf16* const out = p.out + (int64_t)sp.token * p.out_token + (int64_t)sp.head0 * p.out_head;
+  touch(out, reinterpret_cast<const void*>(p.out_head));
   mb_wait_cluster(&sm.inbox, 0);
-  if (tid < N) {
-    float big = -INFINITY, sum = 0, top = -INFINITY;
-#pragma unroll 4
-    for (int s = 0; s < S; s++) {
-      if (in.sum[s][tid] != 0) big = fmaxf(big, in.m[s][tid]);
-      top = fmaxf(top, in.top[s][tid]);
-    }
-#pragma unroll 4
-    for (int s = 0; s < S; s++) {
-      const float x = in.sum[s][tid], w = x != 0 ? ex2(in.m[s][tid] - big) : 0.f;
-      sum += x * w;
-      in.weight[s][tid] = w;
-    }
-    sm.factor[tid] = finish(p, sp.token, sp.head0 + tid, big, sum, top, split == 0);
-  }
-  meet<3, Config<R, N>::kMath>();
+  meet<3, Config<R, N>::kMath>();  // the weights are there
   const int t = tid & 127, lane = t & 31, w = t / 32, quad = lane & 3, r = lane >> 2;
-  // Four units at once: their loads are what there is to wait for.
-  constexpr int kUnits = N < 32 ? 2 : 4;
-  const int count = (N - split + S - 1) / S;
+  const int count = static_cast<int>(over_splits(p, N - split + S - 1));
+  // Two units, four splits at once: their loads are what there is to wait for, so that they are all
+  // made, of others where there are none.
 #pragma unroll 1
-  for (int k = tid / 128; k < count; k += 3 * kUnits) {
-    float4 acc[kUnits] = {};
-#pragma unroll 2
-    for (int s = 0; s < S; s++)
+  for (int k = tid / 128; k < count; k += 6) {
+    float4 acc[2] = {};
+    const bool two = k + 3 < count;
+    const float4* x[2] = {&in.units[k * S][t], &in.units[two ? (k + 3) * S : 0][t]};
+    const int eight[2] = {(k * S + split) % (N / 8), ((k + 3) * S + split) % (N / 8)};
+#pragma unroll 1
+    for (int s0 = 0; s0 < S; s0 += 4) {
+      float4 v[2][4];
+      float2 f[2][4];
 #pragma unroll
-      for (int i = 0; i < kUnits; i++) {
-        const int unit = k + 3 * i, hl = 8 * ((unit * S + split) % (N / 8)) + 2 * quad;
-        if (unit >= count) continue;
-        const float4 x = in.units[unit * S + s][t];
-        const float2 f = *reinterpret_cast<const float2*>(&in.weight[s][hl]);
-        acc[i].x += x.x * f.x;
-        acc[i].y += x.y * f.y;
-        acc[i].z += x.z * f.x;
-        acc[i].w += x.w * f.y;
+      for (int j = 0; j < 4; j++) {
+        const int s = min(s0 + j, S - 1);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          v[i][j] = x[i][s * 128];
+          f[i][j] = *reinterpret_cast<const float2*>(&in.weight[s][8 * eight[i] + 2 * quad]);
+        }
       }
 #pragma unroll
-    for (int i = 0; i < kUnits; i++) {
+      for (int j = 0; j < 4; j++)
+        if (s0 + j < S)
+#pragma unroll
+          for (int i = 0; i < 2; i++) {
+            acc[i].x += v[i][j].x * f[i][j].x;
+            acc[i].y += v[i][j].y * f[i][j].y;
+            acc[i].z += v[i][j].z * f[i][j].x;
+            acc[i].w += v[i][j].w * f[i][j].y;
+          }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
       const int u = (k + 3 * i) * S + split, tile = u / (N / 8), hl = 8 * (u % (N / 8)) + 2 * quad;
       if (k + 3 * i >= count) break;
-      const float2 f = *reinterpret_cast<const float2*>(&sm.factor[hl]);
-      const uint32_t a[2] = {pack<true>(acc[i].x * f.x, acc[i].z * f.x),
-                             pack<true>(acc[i].y * f.y, acc[i].w * f.y)};
+      const uint32_t a[2] = {pack<true>(acc[i].x, acc[i].z), pack<true>(acc[i].y, acc[i].w)};
       const bool fp8 = R::kFp8 && tile * 64 < R::kNope;
-      const int d0 = tile * 64 + w * 16 + (fp8 ? 2 * r : r);
-      bf16* dst =
-          p.out + (int64_t)sp.token * p.out_token + (int64_t)(sp.head0 + hl) * p.out_head + d0;
+      bf16* dst = out + hl * p.out_head + tile * 64 + w * 16 + (fp8 ? 2 * r : r);
 #pragma unroll
       for (int h = 0; h < 2; h++, dst += p.out_head) {
         if (hl + h >= sp.heads) break;

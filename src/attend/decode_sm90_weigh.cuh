@@ -60,8 +60,6 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
     }
     const int at = slot + w < K::kStages ? slot + w : slot + w - K::kStages;
     const float2 c0 = sm.row[at][r], c1 = sm.row[at][r + 8];
-    bool exact = false;  // P is to be bf16, and itself
-    if constexpr (K::kExactly) exact = sm.odd[slot] & kOddBlock;
     mb_arrive(&sm.yempty);
     // y = log2(e^s * 2^lambda) - m; an invalid row is -inf
     const auto heads = [&](const float* of, int j) {  // two floats of eight j
@@ -140,6 +138,8 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
         l[2 * j + 1] *= al.y;
       }
     }
+    bool exact = false;  // P is to be bf16, and itself
+    if constexpr (K::kExactly) exact = sm.odd[slot] & kOddBlock;
     // 2^-lambda, 0 for a row without a token
     float i0 = c0.y > -INFINITY ? __uint_as_float((254u << 23) - __float_as_uint(c0.x)) : 0.f,
           i1 = c1.y > -INFINITY ? __uint_as_float((254u << 23) - __float_as_uint(c1.x)) : 0.f;
@@ -333,9 +333,14 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
     }
   } else {
     // Unit u, 64 columns x 8 heads of fp32 sums, goes to CTA u mod S, over its dead Q, P and rows.
-    cluster_meet();
     const int rank = cluster_rank(), splits = p.splits;
-    int owner = g * (N / 2) % splits, place = g * (N / 2) / splits;
+    if (g == 0 && t == 0) {
+      mb_expect(&sm.inbox, received_units<N>(p, rank));
+      mb_expect(&sm.notes, splits * (N * 16));
+    }
+    cluster_meet();
+    send_statistics<R, N>(sm, rank, splits);
+    int place = static_cast<int>(over_splits(p, g * (N / 2))), owner = g * (N / 2) - place * splits;
 #pragma unroll
     for (int m = 0; m < 4; m++)
 #pragma unroll

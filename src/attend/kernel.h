@@ -1,6 +1,7 @@
 // What attend()'s kernels see: checked, plain, in bytes and elements.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -13,22 +14,40 @@
 
 namespace winnow::attention {
 
+// The records of a page, and what divides by them.
+struct PageRows {
+  int32_t rows = 1, shift = 31;
+  uint32_t factor = uint32_t{1} << 31;
+
+  constexpr PageRows() = default;
+  // With 2^s >= n the factor, 2^(31+s) / n rounded up, is below 2^32; times n it exceeds 2^(31+s)
+  // by less than 2^s, which an index below 2^31 does not make a whole page.
+  constexpr PageRows(int32_t n)
+      : rows(n),
+        shift(31 + static_cast<int32_t>(std::bit_width(static_cast<uint32_t>(n) - 1))),
+        factor(static_cast<uint32_t>(((uint64_t{1} << shift) + static_cast<uint32_t>(n) - 1) /
+                                     static_cast<uint32_t>(n))) {}
+  WINNOW_HD constexpr operator int32_t() const { return rows; }
+  WINNOW_HD constexpr int32_t of(int32_t index) const {  // index / rows, for index >= 0
+    return static_cast<int32_t>(uint64_t{static_cast<uint32_t>(index)} * factor >> shift);
+  }
+};
+
 // One list of a call. Column c of token t holds a slot, or a logical id when block_table is there.
 struct ListView {
+  const int32_t* indices = nullptr;
+  int64_t index_stride = 0;
+  const int32_t* lengths = nullptr;  // null: width
+  int64_t length_stride = 0;
+  int32_t width = 0;  // columns
+  PageRows page;
   const std::byte* data = nullptr;
   int64_t page_stride = 0;  // bytes
   int64_t pages = 0;
-  int32_t page = 1;
-  int32_t page_shift = -1;  // log2(page) when page is a power of two: saves resolve() a division
-  CacheFormat format = CacheFormat::kV32Fp8;
-  const int32_t* indices = nullptr;
-  int64_t index_stride = 0;
-  int32_t width = 0;                 // columns
-  const int32_t* lengths = nullptr;  // null: width
-  int64_t length_stride = 0;
   const int32_t* block_table = nullptr;  // null: indices are slots
   int64_t table_stride = 0;
   int32_t table_rows = 0, table_width = 0;
+  CacheFormat format = CacheFormat::kV32Fp8;
 };
 
 // A record to read, as a page and an offset inside it; page -1 when the entry is invalid.
@@ -41,7 +60,7 @@ struct Entry {
 WINNOW_HD inline Entry resolve(const ListView& list, int32_t index, int32_t request) {
   Entry e;
   if (index < 0) return e;
-  const int64_t page = list.page_shift >= 0 ? index >> list.page_shift : index / list.page;
+  const int32_t page = list.page.of(index);
   if (list.block_table) {
     if (page >= list.table_width || request < 0 || request >= list.table_rows) return e;
     const int64_t found = list.block_table[request * list.table_stride + page];

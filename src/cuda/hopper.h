@@ -17,9 +17,10 @@ __device__ __forceinline__ int thread_here() {
   asm volatile("mov.u32 %0,%%tid.x;" : "=r"(x));
   return x;
 }
-__device__ __forceinline__ void mb_init(uint64_t* b, int n) {
-  asm volatile("mbarrier.init.shared.b64 [%0],%1;" ::"r"(s32(b)), "r"(n));
+__device__ __forceinline__ void mb_init(uint32_t b, int n) {
+  asm volatile("mbarrier.init.shared.b64 [%0],%1;" ::"r"(b), "r"(n));
 }
+__device__ __forceinline__ void mb_init(uint64_t* b, int n) { mb_init(s32(b), n); }
 __device__ __forceinline__ void fence_barrier_init() {  // for copies and for other blocks
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
