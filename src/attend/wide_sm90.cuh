@@ -24,9 +24,10 @@ __global__ void __launch_bounds__(kConsumers + Rows::kThreads, 1)
     for (int b = 0; b < 2; b++) {
       for (int half = 0; half < 2; half++) {
         mb_init(&sm.full[b][half], Rows::arrivals(half));
-        mb_init(&sm.empty[b][half], 4);
+        for (int part = 0; part < 4; part++) mb_init(&sm.empty[b][half][part], 4);
       }
       mb_init(&sm.p_full[b], 4);
+      mb_init(&sm.scored[b], 4);
     }
     mb_init(&sm.q_full, Rows::kThreads);
     mb_init(&sm.q_empty, 8);

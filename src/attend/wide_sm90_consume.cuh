@@ -65,16 +65,22 @@ __device__ __forceinline__ void scores(float (&s)[32], uint32_t q, uint32_t k, i
     }
 }
 
-// O += P V, 256 columns; P from registers or from its tile.
+// O += P V, 256 columns; P from registers or from its tile. Four groups, of 16 rows each.
 __device__ __forceinline__ void weigh(float (&o)[128], const uint32_t (&p)[16], uint32_t v) {
   const uint32_t vd = fresh(desc(v, kTileBytes));
 #pragma unroll
-  for (int i = 0; i < 4; i++) wgmma256(o, p + 4 * i, vd + (i * 2048 >> 4));
+  for (int i = 0; i < 4; i++) {
+    wgmma256(o, p + 4 * i, vd + (i * 2048 >> 4));
+    wg_commit();
+  }
 }
 __device__ __forceinline__ void weigh(float (&o)[128], uint32_t p, uint32_t v) {
   const uint32_t vd = fresh(desc(v, kTileBytes)), pd = fresh(desc(p, 16));
 #pragma unroll
-  for (int i = 0; i < 4; i++) wgmma256(o, pd + (i * 32 >> 4), vd + (i * 2048 >> 4));
+  for (int i = 0; i < 4; i++) {
+    wgmma256(o, pd + (i * 32 >> 4), vd + (i * 2048 >> 4));
+    wg_commit();
+  }
 }
 
 // The rare part of softmax(): rows whose logits outgrew the reference. x: this thread's maxima.
@@ -158,7 +164,8 @@ __device__ __forceinline__ bool rare_softmax(float (&s)[32], uint32_t (&p)[16], 
   return up;
 }
 
-// P and the references to the other warpgroup.
+// P and the references to the other warpgroup, which fences before its products read them: a fence
+// here would wait behind the producer's copies.
 template <class Family>
 __device__ __forceinline__ void publish(Smem<Family>& sm, int buffer, const uint32_t (&p)[16],
                                         const Rows2& rows) {
@@ -173,7 +180,6 @@ __device__ __forceinline__ void publish(Smem<Family>& sm, int buffer, const uint
     sm.m[buffer][w * 16 + lane / 4] = rows.m[0];
     sm.m[buffer][w * 16 + lane / 4 + 8] = rows.m[1];
   }
-  fence_async();
   __syncwarp();
   if (lane == 0) mb_arrive(&sm.p_full[buffer]);
 }
@@ -193,33 +199,50 @@ __device__ __forceinline__ void follow(Smem<Family>& sm, int buffer, float (&o)[
   }
 }
 
-// A half may be overwritten.
-template <class Family>
+// A half may be overwritten, 16 rows as soon as a product of weigh() has read them. kLater: groups
+// of products issued since.
+template <int kLater, class Family>
 __device__ __forceinline__ void release(Smem<Family>& sm, int buffer, int half) {
-  if (threadIdx.x % 32 == 0) mb_arrive(&sm.empty[buffer][half]);
+  const bool first = threadIdx.x % 32 == 0;
+  wg_wait<3 + kLater>();
+  if (first) mb_arrive(&sm.empty[buffer][half][0]);
+  wg_wait<2 + kLater>();
+  if (first) mb_arrive(&sm.empty[buffer][half][1]);
+  wg_wait<1 + kLater>();
+  if (first) mb_arrive(&sm.empty[buffer][half][2]);
+  wg_wait<kLater>();
+  if (first) mb_arrive(&sm.empty[buffer][half][3]);
 }
 
-// O times the rows' factors, 256 columns, as bf16. Four lanes share a row: they exchange what they
-// hold of 32 columns, so that each stores 16 bytes and all of them 64 in a row.
+// O times the rows' factors, 256 columns, as bf16. Four lanes share a row: neighbours exchange half
+// of what they hold of 16 columns, so that each stores 8 bytes and all of them one sector of 32.
 __device__ __forceinline__ void write_out(const Args& p, const Work& work, float (&o)[128],
                                           const float (&f)[2]) {
   const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0), lane = threadIdx.x & 31;
   const int head = work.head0 + (warp & 3) * 16 + lane / 4;
-  bf16* dst =
-      p.out + work.token * p.out_token + head * p.out_head + (warp / 4) * 256 + (lane & 3) * 8;
+  const bool odd = lane & 1;
+  const bool there[2] = {head < p.heads, head + 8 < p.heads};
+  uint64_t dst[2];
 #pragma unroll
-  for (int c = 0; c < 8; c++) {  // 32 columns
+  for (int i = 0; i < 2; i++) {
+    dst[i] =
+        reinterpret_cast<uint64_t>(p.out + work.token * p.out_token + (head + 8 * i) * p.out_head +
+                                   (warp / 4) * 256 + (lane & 1) * 8 + (lane & 2) * 2);
+    asm volatile("" : "+l"(dst[i]));  // or the stride is loaded and added for every store
+  }
+#pragma unroll
+  for (int c = 0; c < 16; c++) {  // 16 columns
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      uint32_t x[4];
-#pragma unroll
-      for (int j = 0; j < 4; j++)
-        x[j] = pack<true>(o[c * 16 + j * 4 + 2 * i] * f[i], o[c * 16 + j * 4 + 2 * i + 1] * f[i]);
-      exchange4(x);
-      if (head + 8 * i < p.heads)
-        __stcs(reinterpret_cast<uint4*>(dst + 8 * i * p.out_head + c * 32),
-               make_uint4(x[0], x[1], x[2], x[3]));
+      const float* x = o + c * 8 + 2 * i;
+      const uint32_t a = pack<true>(x[0] * f[i], x[1] * f[i]);
+      const uint32_t b = pack<true>(x[4] * f[i], x[5] * f[i]);
+      const uint32_t y = __shfl_xor_sync(~0u, odd ? a : b, 1);
+      if (there[i])
+        __stcs(reinterpret_cast<uint2*>(dst[i] + c * 32),
+               odd ? make_uint2(y, b) : make_uint2(a, y));
     }
+    if (c % 2) asm volatile("" ::: "memory");  // stores as they come
   }
 }
 
@@ -268,6 +291,9 @@ __device__ __forceinline__ void finish(Smem<Family>& sm, const Args& p, const Wo
 }
 
 // A warpgroup's part of every item. Halves are waited for and released as described in the layout.
+// The tensor core takes products of both warpgroups in turn, so what should be first must be alone:
+// b is scored after a, and a is weighed after b is scored (unless b's rows are late), or the
+// softmax that the others wait for begins late.
 template <class Family, int kWg>
 __device__ __forceinline__ void consume(Smem<Family>& sm, const Args& p) {
   using S = Shape<Family>;
@@ -288,18 +314,14 @@ __device__ __forceinline__ void consume(Smem<Family>& sm, const Args& p) {
   constexpr uint32_t kHalf = kFirst * kTileBytes;
   auto score = [&](bool pending) {
     if (pending && !mb_done(&sm.full[kWg][0], ph[0])) {  // rows are late: release at once
-      wg_wait<0>();
-      release(sm, 1 - kWg, kWg);
+      release<0>(sm, 1 - kWg, kWg);
       pending = false;
     }
     mb_wait(&sm.full[kWg][0], ph[0]);
     wg_fence();
     scores(s, q0, own, kFirst, true);
     wg_commit();
-    if (pending) {
-      wg_wait<1>();
-      release(sm, 1 - kWg, kWg);
-    }
+    if (pending) release<1>(sm, 1 - kWg, kWg);
     mb_wait(&sm.full[kWg][1], ph[0]);
     wg_fence();
     scores(s, q0 + kHalf, own + kHalf, S::kTiles - kFirst, false);
@@ -307,6 +329,7 @@ __device__ __forceinline__ void consume(Smem<Family>& sm, const Args& p) {
     valid = sm.valid[kWg];
     wg_wait<0>();
     hold(s);
+    if (lane == 0) mb_arrive(&sm.scored[kWg]);
     peaks(s, x);
   };
   // P of this warpgroup's block from its scores, published. `raised` is called where this warp
@@ -347,52 +370,51 @@ __device__ __forceinline__ void consume(Smem<Family>& sm, const Args& p) {
         score(i > 0);
         if (i + 1 == mine && lane == 0) mb_arrive(&sm.q_empty);
         weights(rows, [&] { rescale(o, rows.alpha[0], rows.alpha[1]); });
+        const bool both = 2 * i + 1 < blocks;
+        if (both && mb_done(&sm.full[1][0], ph[1])) mb_wait(&sm.scored[1], ph[1]);
         wg_fence();
         weigh(o, pr, own_v);
-        wg_commit();
-        wg_wait<0>();
+        release<0>(sm, 0, 0);
         hold(o);
-        release(sm, 0, 0);
-        if (2 * i + 1 < blocks) {
+        if (both) {
           mb_wait(&sm.p_full[1], ph[1]);
+          fence_async();
           ph[1] ^= 1;
           follow(sm, 1, o, rows);
           wg_fence();
           weigh(o, other_p, other_v);
-          wg_commit();
+          mb_wait(&sm.scored[1], ph[1] ^ 1);  // past; but no phase may go by unwaited for
         }
       } else {
+        mb_wait(&sm.scored[0], ph[1]);
         const bool both = 2 * i + 1 < blocks;
         if (both) {
           score(false);
           if (i + 1 == mine && lane == 0) mb_arrive(&sm.q_empty);
         }
         mb_wait(&sm.p_full[0], ph[1]);
+        fence_async();
         ph[1] ^= 1;
         follow(sm, 0, o, rows);
         wg_fence();
         weigh(o, other_p, other_v);
-        wg_commit();
         bool up = false;
         if (both) weights(rows, [&] { up = true; });
-        wg_wait<0>();
+        release<0>(sm, 0, 1);
         hold(o);
-        release(sm, 0, 1);
         if (both) {
           if (__builtin_expect(up, 0)) rescale(o, rows.alpha[0], rows.alpha[1]);
           wg_fence();
           weigh(o, pr, own_v);
-          wg_commit();
-          wg_wait<0>();
+          release<0>(sm, 1, 1);
           hold(o);
-          release(sm, 1, 1);
         }
       }
     }
     if constexpr (kWg == 0) {
       wg_wait<0>();
       hold(o);
-      if (blocks > 0 && blocks % 2 == 0) release(sm, 1, 0);
+      if (blocks > 0 && blocks % 2 == 0) release<0>(sm, 1, 0);
     }
     Work work = work_at(p, item);  // again: registers are short above
     work.turn = n & 1;

@@ -45,9 +45,10 @@ struct alignas(1024) Smem {
   float m[2][kHeads];  // reference of a buffer's block, log2 units
   float sum[2][2][kHeads], top[2][2][kHeads];  // [item parity][warpgroup][head]
   // full: rows of a half (and, with half 0, `valid`) are there; arrivals as the producer says.
-  // empty: 4 arrivals, a warp each of the warpgroup that weighs the half. p_full: 4 arrivals of
-  // the scoring warpgroup. q_empty: 8, every consumer warp.
-  uint64_t full[2][2], empty[2][2], p_full[2], q_full, q_empty;
+  // empty, for each 16 rows of a half: 4 arrivals, a warp each of the warpgroup that weighs it.
+  // p_full and scored (its products have left the tensor core): 4 arrivals of the scoring
+  // warpgroup. q_empty: 8, every consumer warp.
+  uint64_t full[2][2], empty[2][2][4], p_full[2], scored[2], q_full, q_empty;
 };
 
 template <class Family>

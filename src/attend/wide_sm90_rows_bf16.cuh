@@ -94,7 +94,7 @@ requires(!Record::kQuantized) struct Rows {
         const uint32_t base = s32(sm.k[b]);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-          mb_wait(&sm.empty[b][half], ph >> b & 1);
+          mb_wait(&sm.empty[b][half][w], ph >> b & 1);
 #pragma unroll
           for (int k = 0; k < 4; k++)
 #pragma unroll
@@ -103,10 +103,12 @@ requires(!Record::kQuantized) struct Rows {
               if (tile > 0 || !Shape<Family>::kTail) copy16<true>(to, rows.at[k] + tile * 128);
               else copy16<false>(to, rows.at[k]);
             }
-          if (Shape<Family>::kTail && tail_with(b, half))
+          if (Shape<Family>::kTail && tail_with(b, half)) {
+            mb_wait(&sm.empty[b][half][3], ph >> b & 1);  // P lies there until the last product
 #pragma unroll
             for (int k = 0; k < 4; k++)
               copy16<false>(base + (k & 1 ? odd : even) + k * 512 + kTail, rows.at[k] + 1024);
+          }
           copies_arrive(&sm.full[b][half]);
           if (half == 0 && lane == 0) {
             reinterpret_cast<uint16_t*>(&sm.valid[b])[w] = rows.valid;
