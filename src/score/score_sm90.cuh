@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   // there, the queries instead of keys, and stores nothing: that fetches the code while the keys
   // are on their way (180 instructions, about 14 cycles each the first time).
   constexpr int kTurn = C::kRounds == 1 ? C::kConsumers : 1;
-  int done = 0;  // tiles so far
+  int n = 0;  // tiles so far
   for (uint32_t left = wanted; left;) {
     const Pass pass = next_pass(sm, left, chunk0, chunk1);
     constexpr int kMine = C::kGroup >= 4 ? C::kGroup / 4 : 1;  // tokens whose sums this lane gets
@@ -283,24 +283,27 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     if (C::kGroup == 1 && c > 1) slots[0].count = 0;
     const bool second = C::kGroup == 2 ? c / 2 : c % 2;  // row, with one or two tokens
     const int32_t row = warp % 4 * 16 + lane / 4 + (C::kGroup < 4 && second ? 8 : 0);
-    const int tiles = (pass.to - pass.from + C::kTile - 1) / C::kTile;
-    int i = 0;
-    if (kTurn > 1) i = done == 0 ? warpgroup - kTurn : (warpgroup + done * (kTurn - 1)) % kTurn;
-    for (; i < tiles; i += kTurn) {
-      const bool dry = kTurn > 1 && i < 0;
-      const int n = done + i, stage = dry ? 0 : n % C::kStages;
+    int i = 0;  // the first tile
+    if (kTurn > 1) i = n == 0 ? warpgroup - kTurn : (warpgroup + n * (kTurn - 1)) % kTurn;
+    const int last = n + (pass.to - pass.from + C::kTile - 1) / C::kTile;
+    n += i;
+    for (int32_t at = pass.from + i * C::kTile; at < pass.to; at += kTurn * C::kTile, n += kTurn) {
+      const bool dry = kTurn > 1 && n < 0;
+      const int stage = dry ? 0 : n % C::kStages;
       if (!dry) gpu::mb_wait(&sm.full[stage], (n / C::kStages) & 1);
       Fragment f;
       read(f, dry ? reinterpret_cast<const uint8_t*>(sm.q) : sm.ring[stage].rows,
            dry ? sm.weights[0] : sm.ring[stage].scales);
       __syncwarp();
-      if (gpu::thread_here() % 32 == 0 && !dry) gpu::mb_arrive(&sm.empty[stage]);
+      // Where registers are short the thread's index is read anew.
+      if ((C::kN == 64 ? gpu::thread_here() % 32 : lane) == 0 && !dry)
+        gpu::mb_arrive(&sm.empty[stage]);
 
       float acc[C::kN / 2], totals[2 * C::kGroup];
       multiply<C>(acc, f, desc);
       add_heads<C>(totals, acc, weights);
-      add_quad<C::kGroup>(totals, gpu::thread_here() % 4);
-      const int32_t j = pass.from + i * C::kTile + row;  // below the range where it is dry
+      add_quad<C::kGroup>(totals, C::kN == 64 ? gpu::thread_here() % 4 : c);
+      const int32_t j = at + row;  // below the range where it is dry
       if constexpr (C::kGroup >= 4) {
 #pragma unroll
         for (int k = 0; k < kMine; ++k) {
@@ -311,7 +314,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
         put(slots[0], j, totals[0], second ? f.scale[1] : f.scale[0]);
       }
     }
-    done += tiles;
+    if (kTurn > 1) n = last;
   }
 }
 
