@@ -95,13 +95,14 @@ struct Ahead {
     return run_in(p, page, offset, kTileKeys);
   }
 };
-__device__ __forceinline__ Ahead look_ahead(const Params& p, int64_t token, int32_t first) {
+__device__ __forceinline__ Ahead look_ahead(const Params& p, int64_t token, uint32_t first) {
   Ahead a;
+  if (p.guess.request_shift < 0) return a;
   const int64_t request = token >> p.guess.request_shift;
-  const int32_t page = first >> p.guess.page_shift;
-  if (p.guess.request_shift < 0 || request >= p.table_rows) return a;
+  const uint32_t page = first >> p.guess.page_shift;
+  if (request >= p.table_rows) return a;
   a.request = static_cast<int32_t>(request);
-  a.offset = first - (page << p.guess.page_shift);
+  a.offset = static_cast<int32_t>(first - (page << p.guess.page_shift));
   if (page < p.table_width) a.page = p.table[request * p.table_stride + page];
   return a;
 }

@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   if (warp < 4 * C::kConsumers) {
     if constexpr (C::kRounds == 1) queries.load(p, token0, 0);
   } else if (warp == 4 * C::kConsumers) {
-    ahead = look_ahead(p, token0, chunk0 + lane * C::kTile);
+    ahead = look_ahead(p, token0, static_cast<uint32_t>(chunk0) + lane * C::kTile);
     Range range;
     int32_t request = 0;
     if constexpr (C::kTokens == 1) request = request_of(p, token0), range = p.ranges.of(token0);
