@@ -12,7 +12,6 @@
 
 #include "attend/wide_sm90_layout.cuh"
 #include "cuda/wgmma_bf16.h"
-#include "cuda/wgmma_bf16_128.h"
 
 namespace winnow::attention::wide {
 
@@ -65,7 +64,8 @@ __device__ __forceinline__ void scores(float (&s)[32], uint32_t q, uint32_t k, i
     }
 }
 
-// O += P V, 256 columns; P from registers or from its tile. Four groups, of 16 rows each.
+// O += P V, 256 columns; P from registers or from its tile. A group for each 16 rows, or one where
+// no part is given back before the whole (kParts false).
 __device__ __forceinline__ void weigh(float (&o)[128], const uint32_t (&p)[16], uint32_t v) {
   const uint32_t vd = fresh(desc(v, kTileBytes));
 #pragma unroll
@@ -74,12 +74,13 @@ __device__ __forceinline__ void weigh(float (&o)[128], const uint32_t (&p)[16], 
     wg_commit();
   }
 }
+template <bool kParts>
 __device__ __forceinline__ void weigh(float (&o)[128], uint32_t p, uint32_t v) {
   const uint32_t vd = fresh(desc(v, kTileBytes)), pd = fresh(desc(p, 16));
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     wgmma256(o, pd + (i * 32 >> 4), vd + (i * 2048 >> 4));
-    wg_commit();
+    if (kParts || i == 3) wg_commit();
   }
 }
 
@@ -382,7 +383,7 @@ __device__ __forceinline__ void consume(Smem<Family>& sm, const Args& p) {
           ph[1] ^= 1;
           follow(sm, 1, o, rows);
           wg_fence();
-          weigh(o, other_p, other_v);
+          weigh<true>(o, other_p, other_v);
           mb_wait(&sm.scored[1], ph[1] ^ 1);  // past; but no phase may go by unwaited for
         }
       } else {
@@ -397,11 +398,12 @@ __device__ __forceinline__ void consume(Smem<Family>& sm, const Args& p) {
         ph[1] ^= 1;
         follow(sm, 0, o, rows);
         wg_fence();
-        weigh(o, other_p, other_v);
+        weigh<false>(o, other_p, other_v);
         bool up = false;
         if (both) weights(rows, [&] { up = true; });
-        release<0>(sm, 0, 1);
+        wg_wait<0>();
         hold(o);
+        release<0>(sm, 0, 1);
         if (both) {
           if (__builtin_expect(up, 0)) rescale(o, rows.alpha[0], rows.alpha[1]);
           wg_fence();
