@@ -29,22 +29,25 @@ __device__ __forceinline__ float finish(const Args& p, int token, int h, float m
   return some ? 1.f / (sum + sink) : 0.f;
 }
 
-// What a split's CTA receives from all: partial sums, and statistics after them.
+// What a split's CTA receives from all: partial sums, and statistics after them. A unit has two
+// tiles of 64 columns, of which two warps hold 32 each, and eight heads: N units in all. Unit u is
+// added up by CTA u mod splits, and lies at u / splits.
 template <class R, int N>
 struct Received {
-  float4 units[N + 16][128];
+  uint4 units[N + 16]
+             [64];     // as the threads send them: a pair of columns a word, two heads, two tiles
   float4 stat[16][N];  // reference, sum, largest logit of a split's heads
   float weight[16][N];
   static_assert(sizeof(Smem<R, N>::q) + sizeof(Smem<R, N>::p) + sizeof(Smem<R, N>::y) +
                     sizeof(Smem<R, N>::ring) >=
-                (N + 16) * 2048 + 16 * N * 20);
+                (N + 16) * 1024 + 16 * N * 20);
 };
 
 // Bytes of the units that reach CTA `split` from the others.
 template <int N>
 __device__ __forceinline__ uint32_t received_units(const Args& p, unsigned split) {
   const unsigned splits = p.splits;
-  return (splits - 1) * (over_splits(p, N - split + splits - 1) * 2048);
+  return (splits - 1) * (over_splits(p, N - split + splits - 1) * 1024);
 }
 
 // The weigh warpgroups send the statistics to every CTA of the cluster, before their units.
@@ -96,26 +99,26 @@ __device__ __forceinline__ void merge(Smem<R, N>& sm, const Args& p, const Span&
   touch(out, reinterpret_cast<const void*>(p.out_head));
   mb_wait_cluster(&sm.inbox, 0);
   meet<3, Config<R, N>::kMath>();  // the weights are there
-  const int t = tid & 127, lane = t & 31, w = t / 32, quad = lane & 3, r = lane >> 2;
+  const int t = tid & 63, quad = t & 3, r = (t & 31) >> 2;
   const int count = static_cast<int>(over_splits(p, N - split + S - 1));
   // Two units, four splits at once: their loads are what there is to wait for, so that they are all
   // made, of others where there are none.
 #pragma unroll 1
-  for (int k = tid / 128; k < count; k += 6) {
-    float4 acc[2] = {};
-    const bool two = k + 3 < count;
-    const float4* x[2] = {&in.units[k * S][t], &in.units[two ? (k + 3) * S : 0][t]};
-    const int eight[2] = {(k * S + split) % (N / 8), ((k + 3) * S + split) % (N / 8)};
+  for (int k = tid / 64; k < count; k += 12) {
+    float acc[2][8] = {};
+    const int next = k + 6 < count ? k + 6 : k;
+    const uint4* x[2] = {&in.units[k * S][t], &in.units[next * S][t]};
+    const int eight[2] = {(k * S + split) / 2 % (N / 8), (next * S + split) / 2 % (N / 8)};
 #pragma unroll 1
     for (int s0 = 0; s0 < S; s0 += 4) {
-      float4 v[2][4];
+      uint4 v[2][4];
       float2 f[2][4];
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         const int s = min(s0 + j, S - 1);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-          v[i][j] = x[i][s * 128];
+          v[i][j] = x[i][s * 64];
           f[i][j] = *reinterpret_cast<const float2*>(&in.weight[s][8 * eight[i] + 2 * quad]);
         }
       }
@@ -124,27 +127,32 @@ __device__ __forceinline__ void merge(Smem<R, N>& sm, const Args& p, const Span&
         if (s0 + j < S)
 #pragma unroll
           for (int i = 0; i < 2; i++) {
-            acc[i].x += v[i][j].x * f[i][j].x;
-            acc[i].y += v[i][j].y * f[i][j].y;
-            acc[i].z += v[i][j].z * f[i][j].x;
-            acc[i].w += v[i][j].w * f[i][j].y;
+            const uint32_t word[4] = {v[i][j].x, v[i][j].y, v[i][j].z, v[i][j].w};
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+              const float by = c & 1 ? f[i][j].y : f[i][j].x;
+              acc[i][2 * c] += __uint_as_float(word[c] << 16) * by;
+              acc[i][2 * c + 1] += __uint_as_float(word[c] & 0xffff0000) * by;
+            }
           }
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      const int u = (k + 3 * i) * S + split, tile = u / (N / 8), hl = 8 * (u % (N / 8)) + 2 * quad;
-      if (k + 3 * i >= count) break;
-      const uint32_t a[2] = {pack<true>(acc[i].x, acc[i].z), pack<true>(acc[i].y, acc[i].w)};
-      const bool fp8 = R::kFp8 && tile * 64 < R::kNope;
-      bf16* dst = out + hl * p.out_head + tile * 64 + w * 16 + (fp8 ? 2 * r : r);
+      if (k + 6 * i >= count) break;
+      const int u = (k + 6 * i) * S + split, hl = 8 * eight[i] + 2 * quad;
+      const int w = u % 2 * 2 + t / 32, tile0 = u / 2 / (N / 8) * 2;
 #pragma unroll
-      for (int h = 0; h < 2; h++, dst += p.out_head) {
-        if (hl + h >= sp.heads) break;
+      for (int c = 0; c < 4; c++) {  // tile c / 2, head c % 2
+        if (hl + c % 2 >= sp.heads) continue;
+        const int tile = tile0 + c / 2;
+        const uint32_t a = pack<true>(acc[i][2 * c], acc[i][2 * c + 1]);
+        const bool fp8 = R::kFp8 && tile * 64 < R::kNope;
+        bf16* dst = out + (hl + c % 2) * p.out_head + tile * 64 + w * 16 + (fp8 ? 2 * r : r);
         if (fp8) {
-          *reinterpret_cast<uint32_t*>(dst) = a[h];
+          *reinterpret_cast<uint32_t*>(dst) = a;
         } else {
-          reinterpret_cast<uint16_t*>(dst)[0] = a[h] & 0xffff;
-          reinterpret_cast<uint16_t*>(dst)[8] = a[h] >> 16;
+          reinterpret_cast<uint16_t*>(dst)[0] = a & 0xffff;
+          reinterpret_cast<uint16_t*>(dst)[8] = a >> 16;
         }
       }
     }

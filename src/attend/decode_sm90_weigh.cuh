@@ -332,7 +332,9 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
       dst[lane + 32] = y;
     }
   } else {
-    // Unit u, 64 columns x 8 heads of fp32 sums, goes to CTA u mod S, over its dead Q, P and rows.
+    // The sums go as bf16 to the CTAs that add them up, over their dead Q, P and rows. That is off
+    // by 2^-9 sum p|v| at most, as much as the output's own rounding adds, and halves what the
+    // merge waits for: distributed shared memory takes 14 bytes a cycle.
     const int rank = cluster_rank(), splits = p.splits;
     if (g == 0 && t == 0) {
       mb_expect(&sm.inbox, received_units<N>(p, rank));
@@ -340,17 +342,22 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
     }
     cluster_meet();
     send_statistics<R, N>(sm, rank, splits);
-    int place = static_cast<int>(over_splits(p, g * (N / 2))), owner = g * (N / 2) - place * splits;
+    const int first = g * (N / 2) + w / 2;
+    int place = static_cast<int>(over_splits(p, first)), to = first - place * splits;
+    auto& in = *reinterpret_cast<Received<R, N>*>(sm.q);
 #pragma unroll
-    for (int m = 0; m < 4; m++)
+    for (int m = 0; m < 4; m += 2)
 #pragma unroll
       for (int j = 0; j < N / 8; j++) {
-        const float4 x =
-            make_float4(o[m][4 * j], o[m][4 * j + 1], o[m][4 * j + 2], o[m][4 * j + 3]);
-        float4* at = reinterpret_cast<float4*>(sm.q) + (place * splits + rank) * 128 + t;
-        if (owner == rank) *at = x;
-        else peer_put(peer(s32(at), owner), x, peer(s32(&sm.inbox), owner));
-        if (++owner == splits) owner = 0, place++;
+        const auto two = [&](int tile, int c) {
+          return pack<true>(o[tile][4 * j + c], o[tile][4 * j + c + 2]);
+        };
+        const uint4 x = make_uint4(two(m, 0), two(m, 1), two(m + 1, 0), two(m + 1, 1));
+        uint4* at = &in.units[place * splits + rank][t & 63];
+        if (to == rank) *at = x;
+        else peer_put(peer(s32(at), to), x, peer(s32(&sm.inbox), to));
+        to += 2;
+        if (to >= splits) to -= splits, place++;
       }
   }
 }
