@@ -225,12 +225,6 @@ __device__ __forceinline__ uint32_t peer(uint32_t addr, int rank) {
   return r;
 }
 // Stores into a peer's shared memory that its mbarrier `inbox` counts, in bytes.
-__device__ __forceinline__ void peer_put(uint32_t a, float x, uint32_t inbox) {
-  asm volatile(
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0],%1,[%2];" ::"r"(a),
-      "f"(x), "r"(inbox)
-      : "memory");
-}
 __device__ __forceinline__ void peer_put(uint32_t a, float4 x, uint32_t inbox) {
   asm volatile(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
