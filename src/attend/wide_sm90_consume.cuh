@@ -84,7 +84,7 @@ __device__ __forceinline__ void weigh(float (&o)[128], uint32_t p, uint32_t v) {
   }
 }
 
-// The rare part of softmax(): rows whose logits outgrew the reference. x: this thread's maxima.
+// Rows whose logits outgrew the reference. x: this thread's maxima.
 // +inf weighs 1 and what is finite nothing: the reference becomes k 2^n, far above, and the score
 // 2^n.
 __device__ __forceinline__ void raise(float (&s)[32], const float (&x)[2], float k, Rows2& rows) {
@@ -143,8 +143,9 @@ __device__ __forceinline__ bool outgrown(const float (&x)[2], const Rows2& rows,
   return x[0] * k > rows.m[0] + kLag || x[1] * k > rows.m[1] + kLag;
 }
 
-// softmax() where anything is out of the ordinary: rows that take no part, a negative scale, logits
-// that outgrew a reference, references far from zero.
+// P of a block, as A fragments, where anything is out of the ordinary: rows that take no part, a
+// negative scale, logits that outgrew a reference, references far from zero. True where this warp
+// raised a reference.
 __device__ __forceinline__ bool rare_softmax(float (&s)[32], uint32_t (&p)[16], Rows2& rows,
                                              float k, uint2 valid) {
   const int quad = threadIdx.x & 3;

@@ -60,9 +60,9 @@ __device__ __forceinline__ uint8_t* p_tile(Smem<Family>& sm, int buffer) {
 // What a producer is (Rows<Record>; wide_sm90_rows_*.cuh): Family; kThreads (128 or 256) and kRegs
 // of its warpgroups; arrivals(half) on a `full` barrier; produce(sm, args), run by all its threads
 // (t = threadIdx.x - kConsumers): for every item wait for q_empty, copy_q(), then for every block
-// and half: wait for `empty` (phases start at 1: the first wait passes), write rows (invalid ones
-// as zeros, without reading), arrive on `full`. Rows that are stored, not copied asynchronously,
-// need fence_async() before.
+// and half: wait for `empty` of the rows at hand (phases start at 1: the first wait passes; a tail
+// tile goes with the last rows), write rows (invalid ones as zeros, without reading), arrive on
+// `full`. Rows that are stored, not copied asynchronously, need fence_async() before.
 
 struct Args : Call {  // groups of 64 heads: 1 or 2
   int items;          // tokens * groups
