@@ -112,8 +112,8 @@ enum class SplitPolicy : uint8_t {
 
 // Which way prefill tokens of an fp8 cache go (a bf16 cache is always kBf16).
 enum class Mode : uint8_t {
-  kAuto,      // on CUDA from 32 heads on: kSeparate, where PlanOptions::route chooses the way of
-              // each prefill. Else kMixed below 32 heads, or kDirect
+  kAuto,      // on CUDA from 46 heads on (V4: 32): kSeparate, where PlanOptions::route chooses the
+              // way of each prefill. Else kMixed below 32 heads, or kDirect
   kBf16,      // the cache is bf16: every token reads it as it is
   kMixed,     // every token through the paged fp8 kernel, one call
   kSeparate,  // decodes from the pages; prefills through a contiguous bf16 workspace, chunk by

@@ -32,8 +32,7 @@ Mode resolve_mode(const PlanOptions& o, const Check& check) {
     if (!quantized) return Mode::kBf16;
     if (chooses_routes(o)) return Mode::kSeparate;
     if (o.heads < 32) return Mode::kMixed;
-    return Mode::kDirect;  // the CPU: as quick as reading a gathered copy, which would be made
-                           // first
+    return Mode::kDirect;  // as quick as reading a gathered copy, which would be made first
   }
   check.that((o.mode == Mode::kBf16) != quantized, "mode",
              quantized ? "kMixed, kSeparate or kDirect for an fp8 cache" : "kBf16 for a bf16 cache",
@@ -86,7 +85,8 @@ struct Chooser {
 bool chooses_routes(const PlanOptions& o) noexcept {
   if (o.mode != Mode::kAuto || o.format != o.model.fp8) return false;
   const bool cuda = o.target.device.kind == DeviceKind::kCuda;
-  return o.mha || (cuda && o.heads >= 32) || o.route != prefill_route;
+  const int32_t from = o.model.lists == 2 ? 32 : kManyHeads;
+  return o.mha || (cuda && o.heads >= from) || o.route != prefill_route;
 }
 
 PlanOptions resolve(PlanOptions o) {

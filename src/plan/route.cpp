@@ -11,6 +11,7 @@
 #include <span>
 
 #include "cpu/isa.h"
+#include "plan/choice.h"
 #include "winnow/plan.h"
 
 namespace winnow {
@@ -23,18 +24,20 @@ struct Crossover {
   int32_t context, gathered, mha;
 };
 
-// H200, 2026-11-15, f4a0428 with the products of MHA not serialised: 128 heads and 16.
+// H200, 2026-11-15, 50c797f: 128 heads and 16. With few heads gathering wins nothing: below 1 % at
+// best, for 4,096 tokens.
 constexpr Crossover kHopperManyHeads[] = {
-    {256, 171, 74},      {1024, 158, 203},     {2048, 154, 256},     {4096, 149, 1232},
-    {8192, 156, kNever}, {16384, 170, kNever}, {65536, 257, kNever},
+    {256, 196, 92},      {1024, 162, 210},     {2048, 155, 241},     {4096, 149, 979},
+    {8192, 157, kNever}, {16384, 177, kNever}, {65536, 342, kNever},
 };
 constexpr Crossover kHopperFewHeads[] = {
-    {256, kNever, 256}, {1024, 437, 139},   {2048, 228, 134},        {4096, 211, 347},
-    {8192, 273, 687},   {16384, 476, 3700}, {65536, kNever, kNever},
+    {256, kNever, kNever}, {1024, kNever, 184},   {2048, kNever, 172},     {4096, kNever, 332},
+    {8192, kNever, 692},   {16384, kNever, 1724}, {65536, kNever, kNever},
 };
-// V4, the same machine and day: 128 heads with 1,024 compressed states and 64 with 512.
+// V4: 128 heads with 1,024 compressed states, the same run; 64 with 512, 3038f8f without the faster
+// decode kernel of 6ceb7ad.
 constexpr Crossover kHopperV4ManyHeads[] = {
-    {4096, 103, kNever}, {16384, 108, kNever}, {65536, 146, kNever}};
+    {4096, 98, kNever}, {16384, 101, kNever}, {65536, 146, kNever}};
 constexpr Crossover kHopperV4FewHeads[] = {
     {4096, 162, kNever}, {16384, 170, kNever}, {65536, 308, kNever}};
 // AMD EPYC (Zen 4), 2 cores that others used too, 2026-11-15, c71596d, 16 heads, --cache warm:
@@ -47,7 +50,8 @@ std::span<const Crossover> table_for(const RouteArgs& args) noexcept {
   if (args.device == DeviceKind::kCpu) return kCpu;
   if (args.model.lists == 2)
     return args.heads > 90 ? std::span<const Crossover>(kHopperV4ManyHeads) : kHopperV4FewHeads;
-  return args.heads > 45 ? std::span<const Crossover>(kHopperManyHeads) : kHopperFewHeads;
+  return args.heads >= planning::kManyHeads ? std::span<const Crossover>(kHopperManyHeads)
+                                            : kHopperFewHeads;
 }
 
 }  // namespace

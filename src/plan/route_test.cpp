@@ -35,15 +35,17 @@ TEST(Route, ManyTokensGather) {
 }
 
 TEST(Route, ShortContextsDecompress) {
+  EXPECT_EQ(hopper(128, 256, 256, true), Route::kMha);
   for (const int32_t heads : {16, 128}) {
-    for (const int32_t context : {256, 1024, 2048, 4096})
+    for (const int32_t context : {1024, 2048, 4096})
       EXPECT_EQ(hopper(heads, context, context, true), Route::kMha) << context;
     EXPECT_EQ(hopper(heads, 1024, 2048, true), Route::kMha);
     EXPECT_NE(hopper(heads, 1024, 2048, false), Route::kMha);
     EXPECT_NE(hopper(heads, 4096, 65536, true), Route::kMha);
   }
-  EXPECT_EQ(hopper(128, 1024, 4096, true), Route::kGathered);
-  EXPECT_EQ(hopper(16, 1024, 4096, true), Route::kMha);  // a key's products weigh less
+  EXPECT_EQ(hopper(128, 512, 4096, true), Route::kGathered);
+  EXPECT_EQ(hopper(16, 512, 4096, true), Route::kMha);  // a key's products weigh less
+  EXPECT_EQ(hopper(128, 1024, 8192, true), Route::kGathered);
   EXPECT_EQ(hopper(16, 1024, 8192, true), Route::kMha);
 }
 
