@@ -99,7 +99,7 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
     bool odd = false;
     if constexpr (K::kExactly) odd = sm.odd[rows] & kOddRows;
     if (odd) {
-      exact_scores<R, N>(sm, p, rows);
+      if constexpr (K::kExactly) exact_scores<R, N>(sm, p, rows);
       if (lane < K::kRows) {  // their unit is not Q's, and lambda is 0
         float2& c = sm.row[rows][lane];
         c = make_float2(1 / q_back, c.y > -INFINITY ? 0.f : -INFINITY);
