@@ -111,6 +111,9 @@ void check_plan(const Plan& plan, const FuzzBatch& b, int64_t tokens) {
     const Part& part = plan.parts()[i];
     EXPECT_EQ(part.first_token, next);
     next = part.last_token;
+    EXPECT_LE(part.mha, part.gathered && plan.options().mha);
+    for (int32_t t = part.first_token; t < part.last_token && plan.mode() == Mode::kSeparate; ++t)
+      EXPECT_EQ(plan.prefill_requests()[t] >= 0, part.gathered && plan.positions()[t] >= 0);
     const Schedule s = plan.schedule(static_cast<int32_t>(i));
     EXPECT_EQ(s.worker_starts.front(), 0);
     EXPECT_EQ(s.worker_starts.back(), static_cast<int64_t>(s.tiles.size()));
@@ -127,6 +130,8 @@ void check_plan(const Plan& plan, const FuzzBatch& b, int64_t tokens) {
   }
   EXPECT_EQ(next, tokens);
 }
+
+Route by_lengths(const RouteArgs& a) noexcept { return static_cast<Route>(a.context % 3); }
 
 TEST(Fuzz, Plans) {
   fuzz(20, [](Rng& rng) {
@@ -147,6 +152,8 @@ TEST(Fuzz, Plans) {
                .max_context = 80,
                .decode_threshold = static_cast<int32_t>(draw(rng, 1, 4)),
                .mode = fp8 ? modes[draw(rng, 0, 3)] : Mode::kAuto,
+               .route = chance(rng, 50) ? by_lengths : prefill_route,
+               .mha = !v4 && chance(rng, 50),
                .split = chance(rng, 50) ? SplitPolicy::kBalanced : SplitPolicy::kFixed,
                .split_size = static_cast<int32_t>(draw(rng, 1, 200))});
     const int32_t* address = plan.request_ids().data();

@@ -10,6 +10,8 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <stdexcept>
+#include <string>
 
 #include "core/formats.h"
 #include "model/records.h"
@@ -27,7 +29,9 @@ struct Layout {
   bool indexed = true;  // V4: false attends to all compressed states
   SplitPolicy split = SplitPolicy::kBalanced;
   bool routed = false;  // of kAuto: V3.2's prefills of 20 tokens and more are gathered, V4's below
-  bool separate() const { return mode == Mode::kSeparate || routed; }
+  bool separate() const {  // a fixed split has no routes
+    return mode == Mode::kSeparate || (routed && split == SplitPolicy::kBalanced);
+  }
   bool v4() const { return model.lists == 2; }
   int32_t ratio() const { return v4() ? 4 : 1; }
 };
@@ -367,6 +371,12 @@ inline std::vector<Layout> layouts() {
       {"v4_window_direct", kV4, v4, kDirect, 8, 0, false},
       {"v4_window_separate", kV4, v4, kSeparate, 8, 0, false},
   };
+}
+
+inline Layout layout_named(const std::string& name) {
+  for (const Layout& l : layouts())
+    if (l.name == name) return l;
+  throw std::runtime_error("no layout " + name);
 }
 
 // The same with cuts that do not depend on the batch.

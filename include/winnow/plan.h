@@ -112,8 +112,9 @@ enum class SplitPolicy : uint8_t {
 
 // Which way prefill tokens of an fp8 cache go (a bf16 cache is always kBf16).
 enum class Mode : uint8_t {
-  kAuto,      // on CUDA from 46 heads on (V4: 32): kSeparate, where PlanOptions::route chooses the
-              // way of each prefill. Else kMixed below 32 heads, or kDirect
+  kAuto,      // on CUDA from 46 heads on (V4: 32), with PlanOptions::mha or another route than the
+              // default: kSeparate, where the route chooses the way of each prefill. Else, and with
+              // SplitPolicy::kFixed, kMixed below 32 heads, or kDirect
   kBf16,      // the cache is bf16: every token reads it as it is
   kMixed,     // every token through the paged fp8 kernel, one call
   kSeparate,  // decodes from the pages; prefills through a contiguous bf16 workspace, chunk by
@@ -141,12 +142,13 @@ struct PlanOptions {
   int32_t decode_threshold = 1;  // 1 + speculative tokens
   bool uniform_decode = false;
   Mode mode = Mode::kAuto;
-  // Of kAuto and an fp8 cache: how the way of a prefill is chosen. Another function than this one
-  // is asked on every device and for any number of heads. A V3.2 sequence longer than
-  // workspace_rows is read from the pages whatever it says; a V4 prefill only where all prefills
-  // before it are.
+  // Of kAuto, kBalanced and an fp8 cache: how the way of a prefill is chosen. Another function than
+  // this one is asked on every device and for any number of heads. It is asked more than once for a
+  // prefill and must give one answer; kMha without `mha` below counts as kGathered. A V3.2 sequence
+  // longer than workspace_rows is read from the pages whatever it says; a V4 prefill only where all
+  // prefills before it are. Elsewhere it is not asked.
   Route (*route)(const RouteArgs&) noexcept = prefill_route;
-  bool mha = false;            // of kAuto, V3.2: the route may be kMha (see Part::mha)
+  bool mha = false;            // where the route is asked, V3.2: it may be kMha (see Part::mha)
   int64_t workspace_rows = 0;  // of kSeparate; 0 means 5 * max_context, for V4 the bound of
                                // v4_prefill_chunks(max_context, max_tokens)
   SplitPolicy split = SplitPolicy::kBalanced;

@@ -40,7 +40,8 @@ typedef struct winnow_plan_options {
   winnow_split_policy split;
   int32_t split_size;
   winnow_target target;
-  bool mha; /* of WINNOW_AUTO: prefills may be planned as parts for winnow_attend_mha */
+  bool mha; /* of WINNOW_AUTO, V3.2, balanced splits: prefills may be parts for winnow_attend_mha.
+               Routes are those of prefill_route(); C cannot bring its own */
 } winnow_plan_options;
 #define WINNOW_PLAN_OPTIONS_INIT                                                                  \
   {                                                                                               \

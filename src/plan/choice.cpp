@@ -84,6 +84,9 @@ struct Chooser {
 
 bool chooses_routes(const PlanOptions& o) noexcept {
   if (o.mode != Mode::kAuto || o.format != o.model.fp8) return false;
+  // A token's bits may not depend on its batch: not on how many tokens come with it, nor (V4) on
+  // the requests before it.
+  if (o.split == SplitPolicy::kFixed) return false;
   const bool cuda = o.target.device.kind == DeviceKind::kCuda;
   const int32_t from = o.model.lists == 2 ? 32 : kManyHeads;
   return o.mha || (cuda && o.heads >= from) || o.route != prefill_route;

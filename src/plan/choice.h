@@ -11,11 +11,13 @@
 
 namespace winnow::planning {
 
-// V3.2 on Hopper: from here on nearer to 128 heads than to 16, in factors of two, which is what was
-// measured; with fewer, gathering wins nothing.
+// V3.2 on Hopper: from here on nearer to 128 heads, in factors of two, than to 16, with which
+// gathering wins nothing. Ways were measured with these two; between them only 64 heads with 4,096
+// tokens of 64k, where gathering saves 22 %. That 32 heads read the pages is not measured: see
+// docs/prefill-sm90.md for what they may lose by it.
 inline constexpr int32_t kManyHeads = 46;
 
-// Of options as asked for: each prefill has its own way.
+// Of options as asked for: whether each prefill has its own way.
 bool chooses_routes(const PlanOptions& options) noexcept;
 
 // The options with every default replaced and the mode chosen; throws what is out of range.

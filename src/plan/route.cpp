@@ -45,7 +45,8 @@ constexpr Crossover kHopperV4FewHeads[] = {
 // fast, and attend_mha() is not.
 constexpr Crossover kCpu[] = {{256, kNever, 185}, {1024, kNever, 458}, {65536, kNever, kNever}};
 
-// The table measured with the number of heads that is nearest, in factors of two.
+// The table measured with the number of heads that is nearest, in factors of two: between them
+// nothing was measured.
 std::span<const Crossover> table_for(const RouteArgs& args) noexcept {
   if (args.device == DeviceKind::kCpu) return kCpu;
   if (args.model.lists == 2)
@@ -53,6 +54,8 @@ std::span<const Crossover> table_for(const RouteArgs& args) noexcept {
   return args.heads >= planning::kManyHeads ? std::span<const Crossover>(kHopperManyHeads)
                                             : kHopperFewHeads;
 }
+
+bool reached(int32_t tokens, int32_t from) { return from != kNever && tokens >= from; }
 
 }  // namespace
 
@@ -63,8 +66,8 @@ Route prefill_route(const RouteArgs& args) noexcept {
   const auto row =
       std::ranges::find_if(table, [&](const Crossover& c) { return args.context <= c.context; });
   if (row != table.end()) {
-    if (args.mha && args.tokens >= row->mha) return Route::kMha;
-    return args.tokens >= row->gathered ? Route::kGathered : Route::kDirect;
+    if (args.mha && reached(args.tokens, row->mha)) return Route::kMha;
+    return reached(args.tokens, row->gathered) ? Route::kGathered : Route::kDirect;
   }
   const Crossover& last = table.back();
   const double from = static_cast<double>(last.gathered) * args.context / last.context;

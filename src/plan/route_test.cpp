@@ -34,6 +34,18 @@ TEST(Route, ManyTokensGather) {
   EXPECT_EQ(hopper(128, INT32_MAX, INT32_MAX, false), Route::kGathered);
 }
 
+TEST(Route, AnyNumbers) {
+  for (const int32_t tokens : {INT32_MIN, -1, 0})
+    for (const int32_t context : {INT32_MIN, -1, 0, INT32_MAX})
+      EXPECT_EQ(hopper(128, tokens, context, true), Route::kDirect) << tokens << " " << context;
+  // A way that is never faster is not taken for any number of tokens.
+  EXPECT_EQ(hopper(128, INT32_MAX, 8192, true), Route::kGathered);
+  EXPECT_EQ(hopper(16, INT32_MAX, 8192, false), Route::kDirect);
+  EXPECT_EQ(hopper(16, INT32_MAX, INT32_MAX, true), Route::kDirect);
+  EXPECT_EQ(prefill_route({.model = kV4, .tokens = INT32_MAX, .context = 4096, .mha = true}),
+            Route::kGathered);
+}
+
 TEST(Route, ShortContextsDecompress) {
   EXPECT_EQ(hopper(128, 256, 256, true), Route::kMha);
   for (const int32_t heads : {16, 128}) {
@@ -169,8 +181,26 @@ TEST(RoutedPlan, AskedModesStay) {
   EXPECT_EQ(Plan(o).mode(), Mode::kMixed);  // the CPU, 16 heads
   o.mha = true;
   EXPECT_EQ(Plan(o).mode(), Mode::kSeparate);
+  EXPECT_TRUE(Plan(o).options().mha);
   o.route = nullptr;
   testing::expect_error([&] { Plan plan(o); }, {"plan", "route", "function"});
+}
+
+// A token's bits may not depend on how many come with it, nor on the requests before its own.
+TEST(RoutedPlan, FixedSplitsGoOneWay) {
+  PlanOptions o = options();
+  o.split = SplitPolicy::kFixed;
+  Plan plan(o);
+  EXPECT_EQ(plan.mode(), Mode::kMixed);
+  plan.refill(Lengths({1, 4, 10, 20}, {50, 9, 40, 20}).batch());
+  ASSERT_EQ(plan.parts().size(), 1u);
+  EXPECT_EQ(plan.parts()[0], (Part{0, 35, 0, 4}));
+  o.heads = 128;
+  EXPECT_EQ(Plan(o).mode(), Mode::kDirect);
+  o.model = kV4, o.format = CacheFormat::kV4Fp8, o.topk = 8, o.extra_topk = 16, o.mha = false;
+  EXPECT_EQ(Plan(o).mode(), Mode::kDirect);
+  o.mode = Mode::kSeparate;
+  EXPECT_EQ(Plan(o).mode(), Mode::kSeparate);
 }
 
 }  // namespace
