@@ -132,7 +132,7 @@ TEST_P(CudaPipeline, ReplaysAfterARefill) {
 TEST(CudaPlan, RefillWaitsForTheCopy) {
   if (const std::string why = gpu::missing(); !why.empty()) GTEST_SKIP() << why;
   const Stream stream, other;
-  testing::World world(testing::layouts()[0], {{1, 2, 70}, {2, 1, 37}, {3, 2, 31}}, 3);
+  testing::World world(testing::layout_named("v32_mixed"), {{1, 2, 70}, {2, 1, 37}, {3, 2, 31}}, 3);
   PlanOptions options = world.options("sm90");
   options.target.device = cuda();
   Plan plan(options);

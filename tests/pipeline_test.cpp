@@ -161,7 +161,7 @@ INSTANTIATE_TEST_SUITE_P(Kernels, FixedSplit,
                          test_name);
 
 TEST(PipelineBatches, LongListsAreCutBetweenWorkers) {
-  for (Layout s : {testing::layouts()[0], testing::layouts()[4]}) {
+  for (Layout s : {testing::layout_named("v32_mixed"), testing::layout_named("v4_mixed")}) {
     (s.v4() ? s.extra : s.topk) = s.v4() ? 70 : 250;
     Done done(s, {{7, 1, 300}, {8, 2, 290}}, 0, "");
     expect_right(done);
@@ -214,8 +214,8 @@ TEST(PipelineCost, LogitsAreNotKept) {
 }
 
 TEST(PipelineErrors, NameTheArgumentAndWriteNothing) {
-  for (const int which : {0, 4}) {
-    const Layout s = testing::layouts()[which];
+  for (const char* name : {"v32_mixed", "v4_mixed"}) {
+    const Layout s = testing::layout_named(name);
     World w(s, testing::mixed_batch(), testing::kPadding);
     Plan plan(w.options(nullptr));
     plan.refill(w.batch());
@@ -263,6 +263,11 @@ TEST(PipelineErrors, NameTheArgumentAndWriteNothing) {
     other.refill({other_starts, other_lens});
     expect([&](Args a) { a.plan = &other; }, {"slots", "[1]", "[49]"});
     if (!s.v4()) {
+      PlanOptions with_mha = w.options(nullptr);
+      with_mha.mode = Mode::kAuto, with_mha.mha = true;
+      Plan decompressing(with_mha);
+      decompressing.refill(w.batch());
+      expect([&](Args a) { a.plan = &decompressing; }, {"pipeline", "plan", "mha"});
       expect([](Args a) { a.indexer = {}; }, {"indexer.q", "nothing"});
       expect([&](Args a) { a.compressed = w.states.cache(); }, {"compressed", "extra_topk"});
       continue;
