@@ -43,9 +43,9 @@ struct Memory {
   }
 };
 
-// Blocks of heads that share a token's keys. Merging costs every thread the lines of all heads (33
-// each), however many parts there are; a token cut into eight parts or more gives half of its heads
-// to every second worker instead, for twice the keys: half of the lines, twice the packing.
+// Blocks of heads that share a token's keys. Merging costs every thread the lines of all heads (17
+// or 33 each), however many parts there are; a token cut into eight parts or more gives half of its
+// heads to every second worker instead, for twice the keys: half of the lines, twice the packing.
 int head_groups(const Params& p, int64_t workers) {
   constexpr int64_t kManyParts = 8;
   constexpr int32_t kManyHeads = 64;

@@ -31,7 +31,7 @@ static_assert(sizeof(Partial) == 33 * 64);
 
 // A Partial as it waits in the workspace for the merge, which another core will do: what that costs
 // is the lines, some 15 ns each, so values are halves where that serves: 17 lines instead of 33.
-// A half is within 2^-12 of its value (2^-25 of the row's largest one where it is subnormal), an
+// A half is within 2^-11 of its value (2^-39 of the row's largest one where it is subnormal), an
 // eighth of what O's rounding to bf16 adds.
 struct alignas(64) StoredPart {
   float m, l, max, w;  // as in Partial
@@ -112,7 +112,7 @@ size_t tile_workspace(const Shape& shape, int64_t tiles, const TileKernel& kerne
 // acc = acc + part, one head.
 void fold(Partial& acc, const Partial& part) noexcept;
 void fold(Partial& acc, const StoredPart& part) noexcept;
-// To the workspace, as halves if `rounded` (rows with infinities or NaN stay floats), and back.
+// To the workspace, as halves if `rounded` (rows that leave (-2^127, 2^127) stay floats), and back.
 void store(const Partial& part, bool rounded, StoredPart& to) noexcept;
 void load(const StoredPart& part, Partial& to) noexcept;
 // Divides, applies the sink, and writes one (token, head).
