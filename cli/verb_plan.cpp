@@ -22,7 +22,7 @@ struct PlanCommand {
   std::vector<int32_t> query_lens = {1, 1, 1, 1, 200, 300}, seq_lens;
   int32_t heads = 16, threshold = 1, page = 64, split_size = 512;
   int64_t workspace_rows = 0;
-  bool uniform = false, json = false;
+  bool uniform = false, mha = false, json = false;
 };
 
 const std::vector<std::pair<std::string, Mode>> kModes = {{"auto", Mode::kAuto},
@@ -54,7 +54,7 @@ PlanOptions options_of(const PlanCommand& c, int32_t tokens, int32_t longest) {
   o.max_requests = static_cast<int32_t>(c.query_lens.size()), o.max_tokens = std::max(tokens, 1);
   o.max_context = std::max(longest, 1);
   o.decode_threshold = c.threshold, o.uniform_decode = c.uniform;
-  o.workspace_rows = c.workspace_rows;
+  o.mha = c.mha, o.workspace_rows = c.workspace_rows;
   o.split = c.split == "fixed" ? SplitPolicy::kFixed : SplitPolicy::kBalanced;
   o.split_size = c.split_size;
   for (const auto& [name, value] : kModes)
@@ -71,6 +71,7 @@ json as_json(const Plan& plan, double us, uint64_t tiles_digest) {
     parts.push_back({{"tokens", {p.first_token, p.last_token}},
                      {"requests", {p.first_request, p.last_request}},
                      {"gathered", p.gathered},
+                     {"mha", p.mha},
                      {"tiles", plan.schedule(index++).tiles.size()}});
   for (const auto& [name, stage] : kPlanned)
     kernels[name] = {{"kernel", plan.kernel(stage)}, {"passed_over", plan.reasons(stage)}};
@@ -178,6 +179,7 @@ void add_plan(CLI::App& app, Outcome&) {
       ->capture_default_str();
   cmd->add_option("--workspace-rows", c->workspace_rows, "Of --mode separate (5 x longest)");
   cmd->add_option("--kernel", c->kernel, "Kernel of every stage");
+  cmd->add_flag("--mha", c->mha, "Of --mode auto, v32: prefills may go per head, decompressed");
   cmd->add_flag("--uniform", c->uniform, "Decodes of one length only");
   cmd->add_flag("--json", c->json, "Print JSON");
   cmd->callback([c] { run_plan(*c); });

@@ -46,6 +46,12 @@ static void projections(void) {
   mha.lse = f32(&lse, 2, SHAPE(1, 1));
   OK(winnow_attend_mha(&mha));
   CHECK(from_bf16(o[0]) == 5 && fabsf(lse - 7.5f) < 1e-3f);
+  uint8_t bits[1] = {0xfe}; /* all but the one key */
+  mha.bits = winnow_tensor_of(bits, WINNOW_U8, 2, SHAPE(1, 1));
+  OK(winnow_attend_mha(&mha));
+  CHECK(o[0] == 0 && lse == INFINITY);
+  mha.bits = f32(&lse, 2, SHAPE(1, 1));
+  INVALID(winnow_attend_mha(&mha), "bits");
 
   const uint8_t coded[2] = {kOne, kOne};
   const float scale = 4;

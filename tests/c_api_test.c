@@ -229,7 +229,37 @@ static void errors(void) {
   winnow_plan_options options = WINNOW_PLAN_OPTIONS_INIT;
   options.heads = 0;
   INVALID(winnow_plan_create(&options, &plan), "heads");
+  options.heads = HEADS;
+  options.model = "v4";
+  options.format = WINNOW_V4_FP8;
+  options.pages = PAGES;
+  options.mha = true;
+  INVALID(winnow_plan_create(&options, &plan), "mha");
   CHECK(plan == NULL);
+}
+
+/* Where the caller holds the projections, a plan may have parts for winnow_attend_mha. */
+static void plan_with_mha(void) {
+  winnow_plan_options options = WINNOW_PLAN_OPTIONS_INIT;
+  options.heads = HEADS;
+  options.page = 64;
+  options.pages = 16;
+  options.max_tokens = 1024;
+  options.mha = true;
+  winnow_plan* plan = NULL;
+  OK(winnow_plan_create(&options, &plan));
+  if (!plan) return;
+  CHECK(winnow_plan_get_options(plan).mha);
+  const int32_t starts[2] = {0, 1024}, lens[1] = {1024};
+  winnow_batch batch = WINNOW_BATCH_INIT;
+  batch.query_starts = (winnow_ints){starts, 2};
+  batch.seq_lens = (winnow_ints){lens, 1};
+  OK(winnow_plan_refill(plan, &batch));
+  int64_t count = 0;
+  const winnow_part* parts = winnow_plan_parts(plan, &count);
+  CHECK(count == 1 && parts[0].last_token == 1024);
+  CHECK(parts[0].gathered == parts[0].mha); /* neither where AMX reads the pages faster */
+  winnow_plan_destroy(plan);
 }
 
 static void* other_thread(void* message) {
@@ -252,6 +282,7 @@ static void messages_per_thread(void) {
 int main(void) {
   decode_step();
   errors();
+  plan_with_mha();
   messages_per_thread();
   printf("%d failed\n", failures);
   return failures;

@@ -96,6 +96,7 @@ TEST_F(Cli, BadUsageIsNamed) {
   expect("bench --set nothing", {"nothing", "default"});
   expect("bench locate --filter nothing", {"no case"});
   expect("plan --query-lens 4 --seq-lens 2", {"plan", "seq_lens"});
+  expect("plan --model v4 --mha", {"plan", "mha"});
   expect("verify", {"path"});
 }
 
@@ -194,6 +195,8 @@ TEST_F(Cli, VerbsAgreeWithTheReference) {
   EXPECT_EQ(plan.at("decodes"), 2);
   EXPECT_EQ(plan.at("prefill_tokens"), 30);
   EXPECT_EQ(plan.at("parts").size(), 2u);
+  EXPECT_EQ(plan.at("parts")[1].at("mha"), false);
+  EXPECT_EQ(run_json("plan --json --mha").at("mode"), "separate");
   expect_in(run("plan").out, {"decodes", "tiles of each worker", "attend"});
 }
 

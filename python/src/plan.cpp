@@ -81,6 +81,7 @@ PlanOptions options_of(Call& c) {
   set(o.max_context, "max_context");
   set(o.decode_threshold, "decode_threshold");
   o.uniform_decode = c.flag("uniform_decode");
+  o.mha = c.flag("mha");
   set(o.workspace_rows, "workspace_rows");
   set(o.split_size, "split_size");
   const std::string mode = c.text("mode", "auto"), split = c.text("split", "balanced");
@@ -100,8 +101,8 @@ constexpr const char* kInit =
     "extra_topk: int = 0, ratio: int = 0, index_heads: int = 64, page: int = 64, pages: int = 0, "
     "max_requests: int = 256, max_tokens: int = 4096, max_context: int = 0, decode_threshold: int "
     "= 1, "
-    "uniform_decode: bool = False, mode: str = 'auto', workspace_rows: int = 0, split: str = "
-    "'balanced', "
+    "uniform_decode: bool = False, mode: str = 'auto', mha: bool = False, workspace_rows: int = "
+    "0, split: str = 'balanced', "
     "split_size: int = 512, device: object = 'cpu', kernel: str | None = None) -> None";
 constexpr const char* kRefill =
     "def refill(self, query_starts: Ints, seq_lens: Ints, *, tokens: int = 0) -> None";
@@ -151,7 +152,10 @@ void bind_part(nb::module_& m) {
       .def(nb::self == nb::self)
       .def("__repr__", [](const Part& p) {
         return "Part(tokens " + std::to_string(p.first_token) + " to " +
-               std::to_string(p.last_token) + (p.gathered ? ", gathered)" : ")");
+               std::to_string(p.last_token) +
+               (p.mha        ? ", gathered, mha)"
+                : p.gathered ? ", gathered)"
+                             : ")");
       });
 }
 
@@ -171,6 +175,7 @@ page, pages     of the cache
 max_requests, max_tokens, max_context
                 what refill() accepts; max_context 0 means pages * page
 mode            "auto", "bf16", "mixed", "separate" or "direct"
+mha             of "auto", V3.2, balanced splits: parts may be for decompress and attend_mha
 split           "balanced", or "fixed": a token's result is the same bits in any batch
 device          "cpu", "cuda:0" or a torch.device; calls over the plan run on their current stream
 

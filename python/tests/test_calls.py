@@ -167,6 +167,8 @@ def test_more_errors(small):
         winnow.write(q[0], torch.arange(8), cache, scale="max")
     with pytest.raises(ValueError, match="mode: expected auto"):
         winnow.Plan(mode="quick", pages=4)
+    with pytest.raises(ValueError, match="mha: expected false for V4"):
+        winnow.Plan(model="v4", pages=4, mha=True)
     with pytest.raises(OverflowError):
         winnow.select(torch.zeros(1, 4), 2**70)
 
@@ -177,6 +179,15 @@ def test_devices_must_agree(small):
     q, cache, indices = small
     with pytest.raises(ValueError, match="cache: expected an array on cuda:0.*, found one on cpu"):
         winnow.attend(q.cuda(), cache, indices)
+
+
+def test_plan_with_mha():
+    plan = winnow.Plan(heads=16, pages=16, max_tokens=1024, mha=True)
+    plan.refill([0, 1024], [1024])
+    (part,) = plan.parts
+    assert plan.mode == "separate" and part.last_token == 1024
+    assert part.mha == part.gathered  # read from the pages where the CPU has AMX
+    assert ("mha" in repr(part)) == part.mha
 
 
 @on("attend", "gather", "locate", "score_select", "write")

@@ -308,7 +308,7 @@ def test_quantisers(device, start, rows, cols):
     assert both.shape == (2, 3, 12)
 
 
-@on("mask", "lists")
+@on("mask", "mha", "lists")
 def test_masks_and_lists(device):
     def ints(values):
         return torch.tensor(values, dtype=INT, device=device)
@@ -317,6 +317,11 @@ def test_masks_and_lists(device):
     mask = winnow.topk_mask(ids, 12, lengths=ints([12, 9]))
     bits = np.unpackbits(mask.cpu().numpy(), axis=1, bitorder="little")
     assert [list(np.flatnonzero(row)) for row in bits] == [[0, 9], [3, 8]]
+    d = Draw(1, device=device)
+    q, k, v = d.bf16(2, 3, 16), d.bf16(12, 3, 16), d.bf16(12, 3, 8)
+    by_bits = winnow.attend_mha(q, k, v, bits=mask)
+    by_bytes = winnow.attend_mha(q, k, v, mask=torch.from_numpy(bits[:, :12].copy()).to(device))
+    assert torch.equal(by_bits, by_bytes)
     positions, requests = ints([255, 511, 383, 639]), ints([0, 1, 0, 1])
     width = winnow.c128a_width(639)
     lists, lengths = winnow.c128a_lists(
