@@ -31,8 +31,8 @@ static_assert(sizeof(Partial) == 33 * 64);
 
 // A Partial as it waits in the workspace for the merge, which another core will do: what that costs
 // is the lines, some 15 ns each, so values are halves where that serves: 17 lines instead of 33.
-// A half is within 2^-11 of its value (2^-39 of the row's largest one where it is subnormal), an
-// eighth of what O's rounding to bf16 adds.
+// A half is within 2^-11 of its value (2^-39 of the row's largest one where it is subnormal), a
+// quarter of what O's rounding to bf16 adds.
 struct alignas(64) StoredPart {
   float m, l, max, w;  // as in Partial
   float unit;          // power of two that the halves are multiples of; 0: the values are floats
