@@ -90,6 +90,10 @@ void check_pipeline(const PipelineArgs& a) {
   check.output(a.out, "out", DType::kBf16, {tokens, heads, o.model.d_v});
   check.tensor(a.out, "out", DType::kBf16, {tokens, heads, o.model.d_v});
   if (a.lse) check.output(a.lse, "lse", DType::kF32, {tokens, heads});
+  if (o.target.device.kind == DeviceKind::kCuda) {  // as attend() wants them
+    check.rows_of_16(a.q, "q");
+    check.rows_of_16(a.out, "out");
+  }
   const size_t bytes = pipeline_workspace_bytes(*a.plan);
   check.that(a.workspace.size() >= bytes, "workspace", cat("at least ", bytes, " bytes"),
              cat(a.workspace.size()));

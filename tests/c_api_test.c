@@ -236,6 +236,8 @@ static void errors(void) {
   options.mha = true;
   INVALID(winnow_plan_create(&options, &plan), "mha");
   CHECK(plan == NULL);
+  options.mha = false;
+  INVALID(winnow_plan_create(&options, NULL), "plan: out"); /* and no plan is lost */
 }
 
 /* Where the caller holds the projections, a plan may have parts for winnow_attend_mha. */

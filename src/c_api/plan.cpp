@@ -70,7 +70,8 @@ extern "C" {
 
 winnow_status winnow_plan_create(const winnow_plan_options* options, winnow_plan** out) {
   return guarded("plan", options, [&](const winnow_plan_options& o, const In& in) {
-    in.given(out, "out") = new winnow_plan{Plan(plan_options(o, in))};
+    winnow_plan*& plan = in.given(out, "out");  // before there is something to lose
+    plan = new winnow_plan{Plan(plan_options(o, in))};
   });
 }
 

@@ -117,8 +117,15 @@ void Check::output(const Tensor& t, const char* argument, DType dtype,
   }
 }
 
+void Check::rows_of_16(const Tensor& t, const char* argument) const {
+  const bool ok =
+      reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && t.stride[0] % 8 == 0 && t.stride[1] % 8 == 0;
+  that(ok || t.size() == 0, argument, "rows aligned to 16 bytes on CUDA",
+       cat("strides ", t.stride[0], ", ", t.stride[1]));
+}
+
 Cache Check::cache(const Cache& c, const char* argument, bool slots32) const {
-  that(static_cast<bool>(c), argument, "a cache", "none");
+  that(c.data != nullptr || c.pages != 0, argument, "a cache", "none");
   Cache r = c;
   if (c.page < 1) range(c.page, std::string(cat(argument, ".page")).c_str(), 1, INT32_MAX);
   if (c.pages < 0 || c.pages > INT64_MAX / c.page)

@@ -60,6 +60,10 @@ class Check {
   void output(const Tensor& t, const char* argument, DType dtype,
               std::initializer_list<int64_t> shape) const;
 
+  // CUDA: [tokens, heads, ...] bf16 whose rows, read and written 16 bytes at a time, begin at
+  // multiples of 16; nothing and empty tensors are fine.
+  void rows_of_16(const Tensor& t, const char* argument) const;
+
   // A cache whose pages fit its stride; returns it with the stride resolved. Slots must fit int32
   // when `slots32` (index tensors are int32).
   Cache cache(const Cache& c, const char* argument, bool slots32) const;

@@ -84,6 +84,16 @@ TEST(Check, OutputsDoNotOverlap) {
         {"out", "do not overlap"});
 }
 
+TEST(Check, RowsOf16) {
+  alignas(16) bf16 x[128] = {};
+  check.rows_of_16(tensor(x, {2, 2, 8}), "q");
+  check.rows_of_16(tensor(x, {2, 2, 3}, {40, 16, 1}), "q");
+  check.rows_of_16({}, "q");
+  check.rows_of_16(tensor(x + 1, {0, 2, 8}), "q");
+  expect_error([&] { check.rows_of_16(tensor(x + 1, {2, 2, 8}), "q"); }, {"q", "16 bytes"});
+  expect_error([&] { check.rows_of_16(tensor(x, {2, 2, 9}), "q"); }, {"q", "strides 18, 9"});
+}
+
 TEST(Check, Caches) {
   alignas(16) static std::byte memory[1];
   const Cache good{memory, CacheFormat::kV4Fp8, 10, 64};
@@ -102,7 +112,7 @@ TEST(Check, CachesRefused) {
     expect_error([&] { check.cache(c, "cache", true); }, words);
   };
   refuse([](Cache& c) { c = {}; }, {"stage: cache: expected a cache, found none"});
-  refuse([](Cache& c) { c.page = 0; }, {"cache"});
+  refuse([](Cache& c) { c.page = 0; }, {"cache.page", "1 to", "found 0"});
   refuse([](Cache& c) { c.pages = -1; }, {"cache.pages", "-1"});
   refuse([](Cache& c) { c.page_stride = 37375; }, {"at least 37376", "37375"});
   refuse([](Cache& c) { c.page_stride = 37377; }, {"aligned to 16"});

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -36,7 +37,11 @@ thread_local bool inside_pool = false;
 class Pool {
  public:
   explicit Pool(int workers) {
-    for (int w = 1; w < workers; ++w) threads_.emplace_back([this, w] { work(w); });
+    threads_.reserve(static_cast<size_t>(workers));
+    try {
+      for (int w = 1; w < workers; ++w) threads_.emplace_back([this, w] { work(w); });
+    } catch (const std::system_error&) {  // a limit of the system: those that there are do the work
+    }
   }
   ~Pool() {
     stop_ = true;

@@ -2,11 +2,13 @@
 #include "cpu/threads.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>
+#include <fstream>
 #include <thread>
 #include <vector>
 
@@ -105,6 +107,26 @@ TEST(Threads, ChildOfForkHasItsOwnPool) {
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
   EXPECT_EQ(count(100), std::vector<int>(100, 1));  // and the parent's goes on
+}
+
+// Calls share the work among the threads that there are.
+TEST(Threads, FewerThanAskedFor) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "sanitizers map memory of their own";
+#endif
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    std::ifstream statm("/proc/self/statm");
+    size_t pages = 0;
+    statm >> pages;
+    const rlim_t bytes = pages * static_cast<size_t>(getpagesize()) + (size_t{4} << 20);
+    const rlimit limit{bytes, bytes};  // no room for a stack
+    _exit(setrlimit(RLIMIT_AS, &limit) == 0 && count(1000) == std::vector<int>(1000, 1) ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
 // The number is read once per process, so each value gets a process of its own.

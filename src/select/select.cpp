@@ -61,7 +61,7 @@ void select(const SelectArgs& args) {
                          Shape{params.tokens, params.ranges.limit,
                                static_cast<int32_t>(std::min<int64_t>(params.width, INT32_MAX))},
                          args.target);
-  kernel.run(params);
+  run("select", kernel, params);
 }
 
 }  // namespace winnow
