@@ -85,15 +85,20 @@ void AttendProblem::use(const char* kernel) {
   args.workspace = placement.workspace(workspace, attend_workspace_bytes(args));
 }
 
+double AttendProblem::attended() const {
+  const int64_t states = std::max<int64_t>(sizes_.context / kCompression, 1);
+  return static_cast<double>(
+      sizes_.tokens() * (std::min(sizes_.topk, sizes_.context) + std::min(sizes_.extra, states)));
+}
+
 double AttendProblem::flops() const {
-  return 2.0 * static_cast<double>(sizes_.tokens() * sizes_.heads * (sizes_.topk + sizes_.extra)) *
+  return 2.0 * attended() * static_cast<double>(sizes_.heads) *
          (sizes_.model.d_qk + sizes_.model.d_v);
 }
 
 double AttendProblem::bytes() const {  // every selected record, queries and output once
   const double record = static_cast<double>(page_bytes_used(cache.cache.format, 64)) / 64;
-  return static_cast<double>(sizes_.tokens() * (sizes_.topk + sizes_.extra)) * (record + 4) +
-         2.0 * static_cast<double>(args.q.size() + args.out.size());
+  return attended() * (record + 4) + 2.0 * static_cast<double>(args.q.size() + args.out.size());
 }
 
 GatherProblem::GatherProblem(const Sizes& s, void* rows)

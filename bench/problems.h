@@ -121,6 +121,7 @@ struct AttendProblem {
   double bytes() const;
 
  private:
+  double attended() const;  // entries of all lists: no more than a context has
   Sizes sizes_;
 };
 

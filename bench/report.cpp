@@ -145,7 +145,7 @@ std::string stored_text(const Machine& machine, const Roofs& roofs,
   return json{{"header", header_of(machine, roofs)}, {"results", array_of(results)}}.dump(1) + "\n";
 }
 
-std::string markdown_of(const std::string& stored) {
+std::string markdown_of(const std::string& stored, const std::string& file_name) {
   try {
     const json file = json::parse(stored);
     std::string out;
@@ -155,7 +155,7 @@ std::string markdown_of(const std::string& stored) {
     return out + "\n" + table.markdown();
   } catch (const json::exception& e) {
     throw Error(ErrorCode::kInvalidArgument,
-                std::string("bench: not a stored result: ") + e.what());
+                "bench: " + file_name + ": not a stored result: " + e.what());
   }
 }
 

@@ -22,6 +22,6 @@ std::string json_text(const std::vector<Result>& results);
 std::string stored_text(const Machine& machine, const Roofs& roofs,
                         const std::vector<Result>& results);
 // A stored file as Markdown, to lie beside it. Throws Error if it is not one.
-std::string markdown_of(const std::string& stored);
+std::string markdown_of(const std::string& stored, const std::string& file_name);
 
 }  // namespace winnow::bench

@@ -22,18 +22,27 @@ struct BenchOptions {
   bool quick = false;
 };
 
-void write_file(const std::string& path, const std::string& text) {
+void write_file(const std::string& path, const std::string& text,
+                std::ios::openmode mode = std::ios::trunc) {
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   std::error_code ignored;  // the stream says what is wrong
   if (!folder.empty()) std::filesystem::create_directories(folder, ignored);
-  std::ofstream file(path, std::ios::binary);
+  std::ofstream file(path, std::ios::binary | mode);
   if (!(file << text).flush())
     throw Error(ErrorCode::kRuntime, "bench: " + path + ": cannot be written");
 }
 
+// Refuses a place now instead of after minutes of timing.
+void check_place(const std::string& path) {
+  const bool there = std::filesystem::exists(path);
+  write_file(path, "", std::ios::app);
+  if (!there) std::filesystem::remove(path);
+}
+
 std::string read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) throw Error(ErrorCode::kRuntime, "bench: " + path + ": cannot be read");
+  if (!file || std::filesystem::is_directory(path))
+    throw Error(ErrorCode::kRuntime, "bench: " + path + ": cannot be read");
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
@@ -44,10 +53,12 @@ std::string beside(const std::string& path) {
 
 void run_bench(BenchOptions o) {
   if (!o.render.empty()) {
-    write_file(beside(o.render), bench::markdown_of(read_file(o.render)));
+    write_file(beside(o.render), bench::markdown_of(read_file(o.render), o.render));
     fmt::print("{}\n", beside(o.render));
     return;
   }
+  if (!o.json.empty()) check_place(o.json);
+  if (!o.save.empty()) check_place(o.save), check_place(beside(o.save));
   o.options.cold = o.cache != "warm", o.options.warm = o.cache != "cold";
   if (o.quick) o.options.method = {.min_runs = 3, .max_runs = 10, .seconds = 0.05};
   bench::Machine machine = bench::describe_machine();
@@ -62,7 +73,7 @@ void run_bench(BenchOptions o) {
   if (!o.save.empty()) {
     const std::string stored = bench::stored_text(machine, runner.roofs(), results);
     write_file(o.save, stored);
-    write_file(beside(o.save), bench::markdown_of(stored));
+    write_file(beside(o.save), bench::markdown_of(stored, o.save));
   }
 }
 
@@ -96,10 +107,10 @@ void add_bench(CLI::App& app, Outcome&) {
       ->check(CLI::IsMember({"cold", "warm", "both"}))
       ->capture_default_str();
   cmd->add_option("--runs", o->options.method.max_runs, "At most this many runs a case")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
   cmd->add_option("--seconds", o->options.method.seconds, "At most about this long a case")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1e-6, 1e6))
       ->capture_default_str();
   cmd->add_option("--commit", o->commit, "Commit to name, where the build could not know it");
   cmd->add_flag("--quick", o->quick, "Few runs: to see that everything works");

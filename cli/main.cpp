@@ -1,7 +1,10 @@
 // winnow: run, verify, bench, support, and a command for each stage.
 //
 // Exit status: 0 done, 1 a check failed, 2 bad usage or unreadable input.
+#include <cstdio>
 #include <exception>
+#include <iostream>
+#include <new>
 
 #include <fmt/format.h>
 
@@ -10,6 +13,12 @@
 
 namespace winnow::cli {
 namespace {
+
+// Bad usage or input. Not by fmt::print(), which throws where stderr cannot be written either.
+int fail(const std::string& message) {
+  std::fprintf(stderr, "winnow: error: %s\n", message.c_str());
+  return 2;
+}
 
 int run(int argc, char** argv) {
   CLI::App app{"winnow: sparse MLA attention for CPUs and Hopper GPUs"};
@@ -40,17 +49,13 @@ int run(int argc, char** argv) {
     bool found = false;
     for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
       known += " " + sub->get_name(), found |= sub->get_name() == argv[1];
-    if (!found) {
-      fmt::print(stderr, "winnow: error: unknown command '{}'; there are:{}\n", argv[1], known);
-      return 2;
-    }
+    if (!found) return fail(fmt::format("unknown command '{}'; there are:{}", argv[1], known));
   }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
-    fmt::print(stderr, "winnow: error: {}\nSee winnow --help.\n", e.what());
-    return 2;
+    return fail(fmt::format("{}\nSee winnow --help.", e.what()));
   }
   return outcome.code;
 }
@@ -60,9 +65,14 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return winnow::cli::run(argc, argv);
+    const int code = winnow::cli::run(argc, argv);
+    // What was printed counts only if it arrived: a full disk shows when the buffer is written.
+    if (!std::cout.flush() || std::fflush(stdout) != 0 || std::ferror(stdout))
+      return winnow::cli::fail("the output cannot be written");
+    return code;
+  } catch (const std::bad_alloc&) {
+    return winnow::cli::fail("not enough memory for these sizes");
   } catch (const std::exception& e) {
-    fmt::print(stderr, "winnow: error: {}\n", e.what());
-    return 2;
+    return winnow::cli::fail(e.what());
   }
 }

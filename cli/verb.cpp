@@ -29,7 +29,7 @@ void add_common(CLI::App& cmd, VerbOptions& o) {
   cmd.add_option("--seed", o.sizes.seed, "Of the random inputs")->capture_default_str();
   cmd.add_option("--kernel", o.kernel, "Kernel to run (the fastest that fits)");
   cmd.add_option("--repeat", o.repeat, "Runs; the best is printed")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
   cmd.add_flag("!--no-check", o.check, "Do not compare with the reference");
   cmd.add_flag("--json", o.json, "Print JSON");

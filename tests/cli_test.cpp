@@ -98,6 +98,9 @@ TEST_F(Cli, BadUsageIsNamed) {
   expect("plan --query-lens 4 --seq-lens 2", {"plan", "seq_lens"});
   expect("plan --model v4 --mha", {"plan", "mha"});
   expect("verify", {"path"});
+  expect("bench --runs 0", {"--runs", "not in range 1 to"});
+  expect("locate --repeat 0", {"--repeat", "not in range 1 to"});
+  expect("attend --batch 1048576 --s-q 1048576", {"not enough memory"});
 }
 
 TEST_F(Cli, SupportListsEveryStage) {
@@ -191,6 +194,10 @@ TEST_F(Cli, VerbsAgreeWithTheReference) {
     EXPECT_TRUE(j.at("ok").get<bool>()) << call << j;
     EXPECT_GT(j.at("us"), 0);
   }
+  // Only what a context holds is attended to, however wide the list is.
+  const json wide = run_json("attend --json --context 64 --topk 4096 --no-check");
+  EXPECT_NEAR(wide.at("tflops").get<double>() * 1e6 * wide.at("us").get<double>(),
+              2.0 * 16 * 64 * (576 + 512), 1);
   const json plan = run_json("plan --json --mode separate --query-lens 1,1,30 --seq-lens 9,70,40");
   EXPECT_EQ(plan.at("decodes"), 2);
   EXPECT_EQ(plan.at("prefill_tokens"), 30);
@@ -230,6 +237,33 @@ TEST_F(Cli, BenchWritesItsFields) {
   EXPECT_EQ(run("bench --render '" + path("saved.json") + "'").code, 0);
   EXPECT_EQ(text_of(path("saved.md")), rendered);
   EXPECT_EQ(run("bench --render '" + path("bench.json") + "'").code, 2);
+}
+
+TEST_F(Cli, BenchRefusesPlacesBeforeItTimes) {
+  for (const char* option : {"--json", "--save"}) {
+    const Output o = run(std::string("bench locate ") + option + " '" + path(".") + "'");
+    EXPECT_EQ(o.code, 2) << option;
+    EXPECT_EQ(o.out, "") << option;
+    expect_in(o.err, {"cannot be written"});
+  }
+  // A place that was checked is left as it was.
+  EXPECT_EQ(run("bench locate --filter none --save '" + path("x.json") + "'").code, 2);
+  EXPECT_FALSE(std::filesystem::exists(path("x.json")) || std::filesystem::exists(path("x.md")));
+  expect_in(run("bench --render '" + path(".") + "'").err, {"cannot be read"});
+  std::ofstream(path("broken.json")) << "[";
+  expect_in(run("bench --render '" + path("broken.json") + "'").err,
+            {"broken.json", "not a stored"});
+  EXPECT_FALSE(std::filesystem::exists(path("broken.md")));
+}
+
+// A run whose output did not arrive has failed.
+TEST_F(Cli, FullDisk) {
+  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no /dev/full";
+  for (const char* call : {"support", "plan --json", "locate --context 64 --topk 8", "--help"}) {
+    const int status =
+        std::system((std::string("'") + WINNOW_PROGRAM + "' " + call + " >/dev/full 2>&1").c_str());
+    EXPECT_EQ(WEXITSTATUS(status), 2) << call;
+  }
 }
 
 }  // namespace
