@@ -20,7 +20,7 @@ nb::object dequantize_weight_(Call& c) {
 nb::object split_kv_b_(Call& c) {
   SplitKvBArgs a;
   a.weight = c.in("weight");
-  const int64_t p = c.integer("d_nope");
+  const int64_t p = c.size("d_nope");
   const int64_t latent = a.weight.shape[0], heads = a.weight.shape[1];
   a.w_uk = c.out("w_uk", DType::kBf16, {latent, heads, p});
   a.w_uv = c.out("w_uv", DType::kBf16, {latent, heads, a.weight.shape[2] - p});

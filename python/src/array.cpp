@@ -140,15 +140,14 @@ void read_torch(Array& a, nb::handle t, const std::string& what) {
     a.tensor.shape[i] = nb::cast<int64_t>(shape[i]);
     a.tensor.stride[i] = nb::cast<int64_t>(stride[i]);
   }
-  set_dtype(a, nb::cast<std::string>(nb::str(t.attr("dtype"))).substr(sizeof("torch.") - 1));
-  const nb::object device = t.attr("device");
+  const nb::object dtype = t.attr("dtype"), device = t.attr("device"), index = device.attr("index");
+  set_dtype(a, nb::cast<std::string>(nb::str(dtype)).substr(sizeof("torch.") - 1));
   const std::string type = nb::cast<std::string>(device.attr("type"));
-  const nb::object index = device.attr("index");
-  set_device(a,
-             type == "cpu"    ? kDlCpu
-             : type == "cuda" ? kDlCuda
-                              : -1,
-             index.is_none() ? 0 : nb::cast<int32_t>(index), what);
+  if (type != "cpu" && type != "cuda")
+    throw Error(ErrorCode::kInvalidArgument,
+                what + ": expected a CPU or CUDA tensor, found one on " + type);
+  set_device(a, type == "cpu" ? kDlCpu : kDlCuda, index.is_none() ? 0 : nb::cast<int32_t>(index),
+             what);
   a.tensor.data = reinterpret_cast<void*>(nb::cast<uintptr_t>(t.attr("data_ptr")()));
 }
 

@@ -29,7 +29,7 @@ nb::object attend_(Call& c) {
   if (c.wanted("max_logit")) a.max_logit = c.out("max_logit", DType::kF32, {tokens, heads});
   a.empty_lse_negative = c.flag("empty_lse_negative");
   a.plan = c.plan();
-  a.part = static_cast<int32_t>(c.integer("part"));
+  a.part = c.int32("part");
   a.target = c.target();
   // A CPU call without a plan has memory of its own; what the others need is asked of the library,
   // which checks the arguments on the way.
@@ -66,7 +66,7 @@ nb::object topk_mask_(Call& c) {
   TopkMaskArgs a;
   a.ids = c.in("ids");
   a.lengths = c.in("lengths");
-  a.mask = c.out("out", DType::kU8, {a.ids.shape[0], (c.integer("keys") + 7) / 8});
+  a.mask = c.out("out", DType::kU8, {a.ids.shape[0], (c.size("keys") + 7) / 8});
   a.target = c.target();
   c.run([&] { topk_mask(a); });
   return c.result({"out"});

@@ -35,6 +35,12 @@ std::string list_of(const std::vector<std::string>& names) {
   return s;
 }
 
+std::string utf8(PyObject* text) {
+  const char* bytes = PyUnicode_AsUTF8(text);
+  if (!bytes) throw nb::python_error();  // a lone surrogate
+  return bytes;
+}
+
 [[noreturn]] void type_error(const std::string& message) { throw nb::type_error(message.c_str()); }
 
 }  // namespace
@@ -71,12 +77,11 @@ Call::Call(const Signature& signature, nb::handle args, nb::handle kwargs) : sig
     while (i < s.keys.size() && s.keys[i].ptr() != key) ++i;
     if (i == s.keys.size())  // a keyword built at run time is not interned
       for (i = 0; i < s.keys.size() && PyUnicode_Compare(key, s.keys[i].ptr()) != 0;) ++i;
-    const std::string_view name = PyUnicode_AsUTF8(key);
     if (i == s.keys.size())
-      type_error(s.name + "() got an unexpected keyword argument '" + std::string(name) +
-                 "'; it has " + list_of(s.parameters));
+      type_error(s.name + "() got an unexpected keyword argument '" + utf8(key) + "'; it has " +
+                 list_of(s.parameters));
     if (values_[i])
-      type_error(s.name + "() got multiple values for argument '" + std::string(name) + "'");
+      type_error(s.name + "() got multiple values for argument '" + s.parameters[i] + "'");
     values_[i] = value;
   }
   for (size_t i = 0; i < s.required.size(); ++i)
@@ -111,6 +116,18 @@ int64_t Call::integer(std::string_view name, int64_t otherwise) const {
   return value;
 }
 
+int32_t Call::int32(std::string_view name, int32_t otherwise) const {
+  const int64_t value = integer(name, otherwise);
+  if (value != static_cast<int32_t>(value)) fail(name, "an int32", std::to_string(value));
+  return static_cast<int32_t>(value);
+}
+
+int64_t Call::size(std::string_view name, int64_t otherwise) const {
+  const int64_t value = integer(name, otherwise);
+  if (value < 0 && given(name)) fail(name, "0 or more", std::to_string(value));
+  return value;
+}
+
 double Call::number(std::string_view name, double otherwise) const {
   const nb::handle h = (*this)[name];
   if (!h.is_valid()) return otherwise;
@@ -121,7 +138,10 @@ double Call::number(std::string_view name, double otherwise) const {
 
 bool Call::flag(std::string_view name, bool otherwise) const {
   const nb::handle h = (*this)[name];
-  return h.is_valid() ? PyObject_IsTrue(h.ptr()) > 0 : otherwise;
+  if (!h.is_valid()) return otherwise;
+  const int value = PyObject_IsTrue(h.ptr());
+  if (value < 0) throw nb::python_error();
+  return value > 0;
 }
 
 std::string Call::text(std::string_view name, const char* otherwise) const {
@@ -129,7 +149,7 @@ std::string Call::text(std::string_view name, const char* otherwise) const {
   if (!h.is_valid()) return otherwise;
   if (!PyUnicode_Check(h.ptr()))
     type_error(what(name) + ": expected a str, found " + Py_TYPE(h.ptr())->tp_name);
-  return PyUnicode_AsUTF8(h.ptr());
+  return utf8(h.ptr());
 }
 
 void Call::same_device(std::string_view name, const Origin& origin) {
@@ -155,8 +175,21 @@ std::vector<int32_t> Call::integers(std::string_view name) {
       values.push_back(static_cast<const int32_t*>(t.data)[i * t.stride[0]]);
     return values;
   }
-  for (nb::handle item : nb::iter(h)) values.push_back(nb::cast<int32_t>(item));
+  for (nb::handle item : nb::iter(h)) {
+    int32_t value = 0;
+    if (!nb::try_cast(item, value))
+      fail(name, "int32 values", nb::cast<std::string>(nb::repr(item)));
+    values.push_back(value);
+  }
   return values;
+}
+
+std::span<int32_t> Call::integers_out(int64_t count) {
+  const Tensor t = out("out", DType::kI32, {count});
+  if (t.rank != 1 || t.dtype != DType::kI32 || (t.stride[0] != 1 && t.shape[0] > 1) ||
+      origin_.device != DeviceKind::kCpu)
+    fail("out", "contiguous int32 of one dimension in host memory", "another array");
+  return {static_cast<int32_t*>(t.data), static_cast<size_t>(t.shape[0])};
 }
 
 Tensor Call::in(std::string_view name, As as) {

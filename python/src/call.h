@@ -45,12 +45,16 @@ class Call {
   nb::handle operator[](std::string_view name) const;
   bool given(std::string_view name) const { return (*this)[name].is_valid(); }
   int64_t integer(std::string_view name, int64_t otherwise = 0) const;
+  int32_t int32(std::string_view name, int32_t otherwise = 0) const;
+  int64_t size(std::string_view name, int64_t otherwise = -1) const;  // >= 0 where it is given
   double number(std::string_view name, double otherwise) const;
   bool flag(std::string_view name, bool otherwise = false) const;
   std::string text(std::string_view name, const char* otherwise = "") const;
 
   // Host integers: an int32 array on the CPU, or any sequence.
   std::vector<int32_t> integers(std::string_view name);
+  // Where to write host integers: `out`, or a new array of this size.
+  std::span<int32_t> integers_out(int64_t count);
 
   // A view; not given: an empty one. Bytes count as e4m3 where asked for.
   Tensor in(std::string_view name, As as = As::kItself);

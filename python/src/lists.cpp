@@ -7,17 +7,13 @@ namespace winnow::python {
 
 namespace {
 
-int32_t i32(const Call& c, std::string_view name, int32_t otherwise = 0) {
-  return static_cast<int32_t>(c.integer(name, otherwise));
-}
-
 nb::object compressed_slots_(Call& c) {
   CompressedSlotsArgs a;
   a.positions = c.in("positions");
   a.requests = c.in("requests");
   a.block_table = c.in("block_table");
-  a.ratio = i32(c, "ratio", 4);
-  a.page = i32(c, "page", 64);
+  a.ratio = c.int32("ratio", 4);
+  a.page = c.int32("page", 64);
   a.pages = c.integer("pages");
   a.slots = c.out("out", DType::kI64, {a.positions.shape[0]});
   a.plan = c.plan();
@@ -31,11 +27,11 @@ nb::object c128a_lists_(Call& c) {
   a.positions = c.in("positions");
   a.requests = c.in("requests");
   a.block_table = c.in("block_table");
-  a.ratio = i32(c, "ratio", 128);
-  a.page = i32(c, "page", 64);
+  a.ratio = c.int32("ratio", 128);
+  a.page = c.int32("page", 64);
   a.pages = c.integer("pages");
   a.decode_tokens = c.integer("decode_tokens");
-  a.lists = c.out("out", DType::kI32, {a.positions.shape[0], c.integer("width", -1)});
+  a.lists = c.out("out", DType::kI32, {a.positions.shape[0], c.size("width")});
   a.lengths = c.out("lengths", DType::kI32, {a.positions.shape[0]});
   a.plan = c.plan();
   a.target = c.target();
@@ -48,8 +44,8 @@ nb::object window_lists_(Call& c) {
   a.positions = c.in("positions");
   a.requests = c.in("requests");
   a.block_table = c.in("block_table");
-  a.window = i32(c, "window", 128);
-  a.page = i32(c, "page", 64);
+  a.window = c.int32("window", 128);
+  a.page = c.int32("page", 64);
   a.pages = c.integer("pages");
   a.lists = c.out("out", DType::kI32, {a.positions.shape[0], a.window});
   a.lengths = c.out("lengths", DType::kI32, {a.positions.shape[0]});
@@ -66,11 +62,11 @@ nb::object combined_lists_(Call& c) {
   a.requests = c.in("requests");
   a.seq_lens = c.in("seq_lens");
   a.gather_lens = c.in("gather_lens");
-  a.first_request = i32(c, "first_request");
-  a.ratio = i32(c, "ratio", 4);
-  a.window = i32(c, "window", 128);
-  a.compressed = i32(c, "compressed");
-  a.rows = i32(c, "rows");
+  a.first_request = c.int32("first_request");
+  a.ratio = c.int32("ratio", 4);
+  a.window = c.int32("window", 128);
+  a.compressed = c.int32("compressed");
+  a.rows = c.int32("rows");
   const int64_t width = (a.topk.shape[1] + a.window + 127) / 128 * 128;
   a.lists = c.out("out", DType::kI32, {a.topk.shape[0], width});
   a.lengths = c.out("lengths", DType::kI32, {a.topk.shape[0]});
@@ -81,7 +77,7 @@ nb::object combined_lists_(Call& c) {
 }
 
 nb::object c128a_width_(Call& c) {
-  return nb::int_(c128a_width(i32(c, "max_position"), i32(c, "ratio", 128)));
+  return nb::int_(c128a_width(c.int32("max_position"), c.int32("ratio", 128)));
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
-#include <set>
+#include <charconv>
 
 #include "call.h"
 #include "winnow/error.h"
@@ -49,23 +49,22 @@ Device device_of(const Call& c) {
   const nb::handle h = c["device"];
   const std::string name = h.is_valid() ? nb::cast<std::string>(nb::str(h)) : "cpu";
   if (name == "cpu") return cpu();
-  if (name.rfind("cuda", 0) != 0) c.fail("device", "cpu, cuda or cuda:<index>", name);
-  if (name.size() > 5) return cuda(nullptr, std::stoi(name.substr(5)));
+  if (int index = 0; name.starts_with("cuda:")) {
+    const char* end = name.data() + name.size();
+    const auto [rest, error] = std::from_chars(name.data() + 5, end, index);
+    if (error == std::errc() && rest == end && index >= 0) return cuda(nullptr, index);
+  }
+  if (name != "cuda") c.fail("device", "cpu, cuda or cuda:<index>", name);
   const nb::dict modules = nb::module_::import_("sys").attr("modules");
   if (!modules.contains("torch")) return cuda();
   return cuda(nullptr, nb::cast<int>(modules["torch"].attr("cuda").attr("current_device")()));
 }
 
-// Kernel names live as long as the process: a plan keeps the pointer.
-const char* lasting(const std::string& name) {
-  static auto* names = new std::set<std::string>();
-  return name.empty() ? nullptr : names->insert(name).first->c_str();
-}
-
 PlanOptions options_of(Call& c) {
   PlanOptions o;
   const auto set = [&](auto& field, const char* name) {
-    field = static_cast<std::remove_reference_t<decltype(field)>>(c.integer(name, field));
+    if constexpr (sizeof(field) == sizeof(int32_t)) field = c.int32(name, field);
+    else field = c.integer(name, field);
   };
   o.model = model_of(c.text("model", "v32"));
   o.format = c.given("format") ? format_of(c.text("format")) : o.model.fp8;
@@ -91,7 +90,7 @@ PlanOptions options_of(Call& c) {
   if (!known) c.fail("mode", "auto, bf16, mixed, separate or direct", mode);
   if (split != "balanced" && split != "fixed") c.fail("split", "balanced or fixed", split);
   o.split = split == "fixed" ? SplitPolicy::kFixed : SplitPolicy::kBalanced;
-  o.target = {device_of(c), lasting(c.text("kernel"))};
+  o.target = {device_of(c), c.target().kernel};  // a plan keeps a copy of the name
   return o;
 }
 

@@ -1,5 +1,6 @@
 // The arithmetic of planning, each function alone.
 #include <nanobind/operators.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -10,39 +11,36 @@ namespace winnow::python {
 
 namespace {
 
-std::span<int32_t> span_of(const Tensor& t) {
-  return {static_cast<int32_t*>(t.data), static_cast<size_t>(t.shape[0])};
-}
-
-std::vector<Chunk> chunks_of(nb::handle list) {
+std::vector<Chunk> chunks_of(const Call& c) {
   std::vector<Chunk> chunks;
-  for (nb::handle item : nb::iter(list)) {
+  if (!c.given("chunks")) c.fail("chunks", "a sequence of Chunk or (first, last)", "None");
+  for (nb::handle item : nb::iter(c["chunks"])) {
     Chunk chunk;
-    if (!nb::try_cast(item, chunk))
-      chunk = {nb::cast<int32_t>(item[0]), nb::cast<int32_t>(item[1])};
+    std::pair<int32_t, int32_t> pair;
+    if (nb::try_cast(item, pair)) chunk = {pair.first, pair.second};
+    else if (!nb::try_cast(item, chunk))
+      c.fail("chunks", "Chunk or (first, last)", nb::cast<std::string>(nb::repr(item)));
     chunks.push_back(chunk);
   }
   return chunks;
 }
 
 // Tokens of an output: what is asked for, else those of the batch.
-Tensor per_token(Call& c, const std::vector<int32_t>& query_starts) {
+std::span<int32_t> per_token(Call& c, const std::vector<int32_t>& query_starts) {
   const int64_t tokens = query_starts.empty() ? 0 : query_starts.back();
-  return c.out("out", DType::kI32, {c.integer("tokens", tokens)});
+  return c.integers_out(c.size("tokens", tokens));
 }
 
 nb::object request_ids_(Call& c) {
   const auto starts = c.integers("query_starts");
-  const Tensor out = per_token(c, starts);
-  request_ids(starts, span_of(out));
+  request_ids(starts, per_token(c, starts));
   return c.result({"out"});
 }
 
 nb::object split_batch_(Call& c) {
   const auto starts = c.integers("query_starts");
   const int64_t tokens = c.integer("tokens", starts.empty() ? 0 : starts.back());
-  return nb::cast(split_batch(starts, tokens, static_cast<int32_t>(c.integer("threshold", 1)),
-                              c.flag("uniform")));
+  return nb::cast(split_batch(starts, tokens, c.int32("threshold", 1), c.flag("uniform")));
 }
 
 nb::object prefill_chunks_(Call& c) {
@@ -51,16 +49,14 @@ nb::object prefill_chunks_(Call& c) {
 
 nb::object workspace_starts_(Call& c) {
   const auto lens = c.integers("seq_lens");
-  const auto chunks = chunks_of(c["chunks"]);
-  const Tensor out = c.out("out", DType::kI32, {static_cast<int64_t>(lens.size())});
-  workspace_starts(lens, chunks, span_of(out));
+  const auto chunks = chunks_of(c);
+  workspace_starts(lens, chunks, c.integers_out(static_cast<int64_t>(lens.size())));
   return c.result({"out"});
 }
 
 nb::object prefill_request_ids_(Call& c) {
   const auto starts = c.integers("query_starts");
-  const Tensor out = per_token(c, starts);
-  prefill_request_ids(starts, static_cast<int32_t>(c.integer("decodes")), span_of(out));
+  prefill_request_ids(starts, c.int32("decodes"), per_token(c, starts));
   return c.result({"out"});
 }
 
@@ -68,8 +64,8 @@ nb::object v4_prefill_chunks_(Call& c) {
   const auto query_lens = c.integers("query_lens"), seq_lens = c.integers("seq_lens");
   return nb::cast(v4_prefill_chunks({.query_lens = query_lens,
                                      .seq_lens = seq_lens,
-                                     .ratio = static_cast<int32_t>(c.integer("ratio", 4)),
-                                     .window = static_cast<int32_t>(c.integer("window", 128)),
+                                     .ratio = c.int32("ratio", 4),
+                                     .window = c.int32("window", 128),
                                      .max_model_len = c.integer("max_model_len"),
                                      .max_batched_tokens = c.integer("max_batched_tokens")}));
 }

@@ -28,7 +28,7 @@ ScoreArgs score_inputs(Call& c) {
 nb::object score_(Call& c) {
   ScoreArgs a = score_inputs(c);
   const int64_t keys = a.key_rows ? a.key_rows.shape[0] : a.block_table.shape[1] * a.keys.page;
-  a.logits = c.out("out", DType::kF32, {a.q.shape[0], c.integer("width", keys)});
+  a.logits = c.out("out", DType::kF32, {a.q.shape[0], c.size("width", keys)});
   a.clean = c.flag("clean", true);
   c.run([&] { score(a); });
   return c.result({"out"});
@@ -37,7 +37,7 @@ nb::object score_(Call& c) {
 nb::object score_select_(Call& c) {
   ScoreSelectArgs a;
   a.score = score_inputs(c);
-  a.ids = c.out("out", DType::kI32, {a.score.q.shape[0], c.integer("topk", -1)});
+  a.ids = c.out("out", DType::kI32, {a.score.q.shape[0], c.size("topk")});
   a.relative = c.flag("relative");
   const bool own = !a.score.plan && a.score.target.device.kind == DeviceKind::kCpu;
   if (c.given("workspace")) a.workspace = c.workspace(0);
@@ -52,7 +52,7 @@ nb::object select_(Call& c) {
   a.logits = c.in("logits");
   a.starts = c.in("starts");
   a.ends = c.in("ends");
-  a.ids = c.out("out", DType::kI32, {a.logits.shape[0], c.integer("topk", -1)});
+  a.ids = c.out("out", DType::kI32, {a.logits.shape[0], c.size("topk")});
   a.relative = c.flag("relative");
   a.plan = c.plan();
   a.target = c.target();
@@ -65,19 +65,17 @@ nb::object locate_(Call& c) {
   a.ids = c.in("ids");
   a.requests = c.in("requests");
   a.block_table = c.in("block_table");
-  a.page = static_cast<int32_t>(c.integer("page", 64));
+  a.page = c.int32("page", 64);
   a.pages = c.integer("pages");
-  a.rows_per_page = static_cast<int32_t>(c.integer("rows_per_page"));
+  a.rows_per_page = c.int32("rows_per_page");
   a.prefill_requests = c.in("prefill_requests");
   a.workspace_starts = c.in("workspace_starts");
   a.workspace_rows = c.integer("workspace_rows");
-  a.parallel = {static_cast<int32_t>(c.integer("world", 1)),
-                static_cast<int32_t>(c.integer("rank")),
-                static_cast<int32_t>(c.integer("interleave", 1)), c.flag("compact")};
+  a.parallel = {c.int32("world", 1), c.int32("rank"), c.int32("interleave", 1), c.flag("compact")};
   a.slots = c.out("out", DType::kI32, {a.ids.shape[0], a.ids.shape[1]});
   if (c.wanted("counts")) a.counts = c.out("counts", DType::kI32, {a.ids.shape[0]});
   a.plan = c.plan();
-  a.part = static_cast<int32_t>(c.integer("part", -1));
+  a.part = c.int32("part", -1);
   a.target = c.target();
   c.run([&] { locate(a); });
   return c.result({"out", "counts"});

@@ -31,7 +31,7 @@ nb::object write_(Call& c) {
 
 // Rows that a gather without out= makes: the lengths' sum, where they can be read.
 int64_t rows_of(const Call& c, const Tensor& lengths, const Target& target) {
-  if (c.given("rows")) return c.integer("rows");
+  if (c.given("rows")) return c.size("rows");
   if (target.device.kind != DeviceKind::kCpu || lengths.rank != 1 || lengths.dtype != DType::kI32 ||
       c.given("out_starts"))
     return -1;

@@ -1,7 +1,7 @@
 """FlashMLA's Python interface over winnow: ``import winnow.flash_mla as flash_mla``.
 
 Same names, argument order, shapes and conventions (lse is natural, +inf for a query without a valid
-index), on CPU and CUDA tensors of any strides, for any number of heads up to 128, any top-k, page
+index), on CPU and CUDA tensors with rows of any strides, for any number of heads up to 128, any top-k, page
 size and length. Only sparse calls: winnow has no dense attention over a paged cache.
 """
 
@@ -95,7 +95,21 @@ def flash_mla_with_kvcache(
     if causal:
         raise ValueError("flash_mla: causal: expected False with indices, which say what is seen")
     _check_v(head_dim_v)
+    if q.dim() != 4:
+        raise ValueError(f"flash_mla: q: expected [b, s_q, h, d], found {list(q.shape)}")
     b, s_q, heads, head_dim = q.shape
+    if out is not None and (out.shape != (b, s_q, heads, head_dim_v) or out.dtype != q.dtype):
+        raise ValueError(
+            f"flash_mla: out: expected {[b, s_q, heads, head_dim_v]} {q.dtype}, "
+            f"found {list(out.shape)} {out.dtype}"
+        )
+    if (extra_k_cache is None) != (extra_indices_in_kvcache is None) or (
+        extra_k_cache is None and extra_topk_length is not None
+    ):
+        raise ValueError(
+            "flash_mla: extra_k_cache: expected with extra_indices_in_kvcache, and "
+            "extra_topk_length with both; found one without the other"
+        )
     if indices.dim() != 3 or indices.shape[:2] != (b, s_q):
         raise ValueError(
             f"flash_mla: indices: expected [{b}, {s_q}, topk], found {list(indices.shape)}"

@@ -16,13 +16,13 @@ from winnow import _winnow
 __all__ = ["attention", "register"]
 
 
-def _bias(mask: torch.Tensor | None) -> dict:
+def _bias(mask: torch.Tensor | None, batch: int) -> dict:
     """A 4D mask as what attend_mha() takes, per batch entry: bool -> mask, float -> bias."""
     if mask is None:
         return {}
     if mask.shape[1] != 1:
         raise NotImplementedError(f"winnow.hf: a mask per head (of shape {list(mask.shape)})")
-    mask = mask[:, 0]
+    mask = mask[:, 0].expand(batch, -1, -1)  # one for all as well
     if mask.dtype == torch.bool:
         return {"mask": mask}
     # "Masked" is the dtype's lowest number in transformers; a key so marked must not count at all.
@@ -67,7 +67,7 @@ def attention(
         # No mask means causal: query i sees the keys up to its own.
         first = key.shape[2] - tokens + 1
         lengths = torch.arange(first, key.shape[2] + 1, dtype=torch.int32, device=query.device)
-    masks = _bias(attention_mask)
+    masks = _bias(attention_mask, batch)
     sink = None if s_aux is None else s_aux.float()
     out = q.new_empty(batch, tokens, heads, value.shape[-1])
     for b in range(batch):

@@ -1,0 +1,112 @@
+"""Arguments that do not fit: each is named, before anything is read or written."""
+
+import numpy as np
+import pytest
+import torch
+
+import winnow
+from winnow import flash_mla, hf
+
+INT = torch.int32
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda out: winnow.request_ids([0, 2, 5], out=out),
+        lambda out: winnow.prefill_request_ids([0, 2, 5], 1, out=out),
+        lambda out: winnow.workspace_starts([1, 1, 1, 1, 1], [(0, 5)], out=out),
+    ],
+)
+def test_host_integers_go_to_host_integers(call):
+    """An array of another dtype, rank or stride would be written beyond its end or beside it."""
+    good = np.full(5, 7, np.int32)
+    assert call(good) is good and (good != 7).all()
+    for bad in (
+        np.zeros(5, np.uint8),
+        np.zeros(5, np.int64),
+        np.zeros(5, np.float32),
+        np.zeros((5, 5), np.int32),
+        np.zeros(10, np.int32)[::2],
+        np.zeros(5, np.int32)[::-1],
+    ):
+        before = bad.copy()
+        with pytest.raises(ValueError, match="out: expected contiguous int32 of one dimension"):
+            call(bad)
+        assert (bad == before).all()
+
+
+@pytest.mark.parametrize(
+    "call, text",
+    [
+        (lambda x: winnow.select(x, -3), "select: topk: expected 0 or more, found -3"),
+        (lambda x: winnow.Plan(heads=2**32 + 16, pages=4), "Plan: heads: expected an int32"),
+        (lambda x: winnow.Plan(page=2**32 + 64, pages=4), "Plan: page: expected an int32"),
+        (lambda x: winnow.Plan(device="cuda:one", pages=4), "Plan: device: .* found cuda:one"),
+        (lambda x: winnow.Plan(device="cuda:1x", pages=4), "Plan: device: .* found cuda:1x"),
+        (lambda x: winnow.Plan(device="cudas", pages=4), "Plan: device: .* found cudas"),
+        (lambda x: winnow.c128a_width(2**32), "c128a_width: max_position: expected an int32"),
+        (lambda x: winnow.request_ids([0, 1.5]), "query_starts: expected int32 values, found 1.5"),
+        (lambda x: winnow.request_ids([0, 2**31]), "query_starts: expected int32 values"),
+        (lambda x: winnow.request_ids([0, 2], tokens=-1), "tokens: expected 0 or more"),
+        (lambda x: winnow.workspace_starts([1], None), "chunks: expected a sequence .* None"),
+        (lambda x: winnow.workspace_starts([1], [(0, "1")]), r"chunks: .* found \(0, '1'\)"),
+        (lambda x: winnow.select(x, 2, relative=np.zeros(2)), "truth value"),
+        (lambda x: winnow.select(x, 2, kernel="\ud800"), "surrogates"),
+        (lambda x: winnow.select(x.to("meta"), 2), "logits: .* found one on meta"),
+    ],
+)
+def test_values_out_of_range(call, text):
+    with pytest.raises(ValueError, match=text):
+        call(torch.zeros(1, 4))
+
+
+def test_tensors_by_attributes():
+    """A torch without DLPack's table of functions, and tensors that it cannot carry."""
+    members = {"__dlpack_c_exchange_api__": None, "__module__": "torch.older"}
+    older = type("Tensor", (torch.Tensor,), members)
+    x = torch.rand(3, 9)
+    got = winnow.select(x.as_subclass(older), 4)
+    assert torch.equal(got, winnow.select(x, 4))
+    rows = x.bfloat16()
+    code, scale = winnow.quantize(rows.as_subclass(older))
+    want = winnow.quantize(rows)
+    assert torch.equal(code.view(torch.uint8), want[0].view(torch.uint8)) and scale == want[1]
+
+
+def test_flash_mla():
+    q = torch.randn(2, 3, 4, 576).bfloat16()
+    k_cache = torch.randint(0, 100, (5, 8, 1, 656), dtype=torch.uint8)
+    indices = torch.randint(0, 40, (2, 3, 7), dtype=INT)
+
+    def call(q=q, k_cache=k_cache, **more):
+        return flash_mla.flash_mla_with_kvcache(
+            q, k_cache, None, None, 512, is_fp8_kvcache=True, indices=indices, **more
+        )
+
+    out, lse = call()
+    for dtype in (torch.int8, torch.float8_e4m3fn):
+        assert torch.equal(call(k_cache=k_cache.view(dtype))[0], out)
+    for text, more in {
+        r"q: expected \[b, s_q, h, d\]": {"q": q[0]},
+        "extra_k_cache: expected with": {"extra_k_cache": k_cache},
+        "extra_k_cache: expected with extra": {"extra_indices_in_kvcache": indices},
+        "extra_topk_length with both": {"extra_topk_length": torch.ones(2, dtype=INT)},
+        r"out: expected \[2, 3, 4, 512\]": {"out": torch.empty(3, 2, 4, 512).transpose(0, 1)},
+        r"found \[2, 3, 5, 512\]": {"out": torch.empty(2, 3, 5, 512).bfloat16()},
+    }.items():
+        with pytest.raises(ValueError, match=text):
+            call(**more)
+    # No KV at all: every index is outside.
+    out, max_logits, lse = flash_mla.flash_mla_sparse_fwd(
+        q[0], torch.empty(0, 1, 576).bfloat16(), indices[0].unsqueeze(1), 1.0
+    )
+    assert not out.any() and (lse == torch.inf).all() and (max_logits == -torch.inf).all()
+
+
+def test_one_mask_for_all_of_a_batch():
+    q = torch.randn(2, 3, 5, 16).bfloat16()
+    mask = torch.rand(1, 1, 5, 5) < 0.7
+    module = torch.nn.Module()
+    got = hf.attention(module, q, q, q, mask)[0]
+    assert torch.equal(got, hf.attention(module, q, q, q, mask.expand(2, -1, -1, -1))[0])
