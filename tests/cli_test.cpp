@@ -151,6 +151,28 @@ TEST_F(Cli, VerifyUnreadableInput) {
   expect_in(o.out, {"0 passed, 0 failed"});
 }
 
+// Shapes that a file's other tensors contradict would be read beyond their end.
+TEST_F(Cli, VerifyRefusesWrongShapes) {
+  for (const auto& [file, name] : {std::pair{"decode_v32_h64_mtp_sink", "lse"},
+                                   {"decode_v32_h64_mtp_sink", "out"},
+                                   {"decode_v32_h64_mtp_sink", "q"},
+                                   {"decode_v4_h64_swa_extra", "extra_cache"},
+                                   {"decode_v4_h64_swa_extra", "extra_k_bf16"},
+                                   {"prefill_v32_h64", "q"},
+                                   {"prefill_v32_h64", "lse"},
+                                   {"prefill_v32_h64", "indices"}}) {
+    auto golden = tools::Safetensors::read(kGolden + "/" + file + ".safetensors");
+    std::vector<std::pair<std::string, Tensor>> tensors(golden.tensors().begin(),
+                                                        golden.tensors().end());
+    for (auto& [key, view] : tensors)
+      if (key == name) view.shape[0] /= 2;
+    tools::write_safetensors(path("bent.safetensors"), tensors, golden.metadata());
+    const Output o = run("verify '" + path("bent.safetensors") + "'");
+    EXPECT_EQ(o.code, 2) << file << " " << name << "\n" << o.out;
+    expect_in(o.err, {"golden: ", "expected"});
+  }
+}
+
 TEST_F(Cli, RunChecksItself) {
   const std::string small = " --steps 3 --requests 3 --context 192 --step-tokens 20 --check";
   for (const char* model : {"v32 --heads 3", "v4 --heads 12 --page 16"}) {

@@ -11,6 +11,7 @@
 
 #include "accuracy.h"
 #include "buffer.h"
+#include "core/check.h"
 #include "core/formats.h"
 #include "device_memory.h"
 #include "model/v4.h"
@@ -50,10 +51,19 @@ struct Golden {
     require(head_dim == model->d_qk, "head_dim", "576 or 512");
     scale = static_cast<float>(data.number("softmax_scale"));
     decode = data.has("cache");
-    const Tensor& q = typed("q", DType::kBf16, decode ? 4 : 3);
-    requests = decode ? q.shape[0] : 1;
-    s_q = q.shape[decode ? 1 : 0], heads = q.shape[decode ? 2 : 1];
-    if (!decode) return;
+    if (!decode) {
+      const Tensor& q = typed("q", DType::kBf16, {kAny, kAny, model->d_qk});
+      s_q = q.shape[0], heads = q.shape[1];
+      typed("out", DType::kBf16, {s_q, heads, model->d_v});
+      typed("lse", DType::kF32, {s_q, heads});
+      typed("kv", DType::kBf16, {kAny, model->d_qk});
+      typed("indices", DType::kI32, {s_q, kAny});
+      return;
+    }
+    const Tensor& q = typed("q", DType::kBf16, {kAny, kAny, kAny, model->d_qk});
+    requests = q.shape[0], s_q = q.shape[1], heads = q.shape[2];
+    typed("out", DType::kBf16, {requests, s_q, heads, model->d_v});
+    typed("lse", DType::kF32, {requests, heads, s_q});
     lists.push_back(list("", "block_size"));
     if (data.has("extra_cache")) lists.push_back(list("extra_", "extra_block_size"));
   }
@@ -62,22 +72,27 @@ struct Golden {
   static void require(bool ok, const std::string& what, const std::string& expected) {
     if (!ok) throw Error(ErrorCode::kInvalidArgument, "golden: " + what + ": expected " + expected);
   }
-  const Tensor& typed(const std::string& name, DType dtype, int rank) const {
+  // What a file says of itself is checked before anything of it is read.
+  static constexpr int64_t kAny = Check::kAny;
+  const Tensor& typed(const std::string& name, DType dtype,
+                      std::initializer_list<int64_t> shape) const {
     const Tensor& t = data.at(name);
-    require(t.dtype == dtype && t.rank == rank, name, fmt::format("{} dimensions", rank));
+    Check("golden").tensor(t, name.c_str(), dtype, shape);
     return t;
   }
 
   List list(const std::string& prefix, const std::string& page_key) const {
     List l{.prefix = prefix};
-    l.cache_bytes = typed(prefix + "cache", DType::kU8, 2);
-    l.k = typed(prefix + "k_bf16", DType::kBf16, 3);
-    l.table = typed(prefix + "block_table", DType::kI32, 2);
-    l.logical = rows(typed(prefix + "indices_logical", DType::kI32, 3));
-    l.physical = rows(typed(prefix + "indices_physical", DType::kI32, 3));
-    const double page = data.number(page_key);
-    require(page == static_cast<double>(l.k.shape[1]) && l.k.shape[2] == model->d_qk,
-            prefix + "k_bf16", fmt::format("[pages, {}, {}]", page, model->d_qk));
+    l.cache_bytes = typed(prefix + "cache", DType::kU8, {kAny, kAny});
+    l.k = typed(prefix + "k_bf16", DType::kBf16, {l.cache_bytes.shape[0], kAny, model->d_qk});
+    l.table = typed(prefix + "block_table", DType::kI32, {requests, kAny});
+    l.logical = rows(typed(prefix + "indices_logical", DType::kI32, {requests, s_q, kAny}));
+    l.physical = rows(typed(prefix + "indices_physical", DType::kI32, {requests, s_q, kAny}));
+    const int64_t page = l.k.shape[1];
+    require(data.number(page_key) == static_cast<double>(page), page_key,
+            fmt::format("{}, as {}k_bf16 has it", page, prefix));
+    require(l.cache_bytes.shape[1] >= page_bytes_used(model->fp8, page), prefix + "cache",
+            fmt::format("pages of {} tokens", page));
     l.cache = {.data = l.cache_bytes.data,
                .format = model->fp8,
                .pages = l.cache_bytes.shape[0],
@@ -85,20 +100,19 @@ struct Golden {
                .page_stride = l.cache_bytes.shape[1]};
     // A stored length holds for all query tokens of its request.
     if (data.has(prefix + "topk_length")) {
-      l.lengths = typed(prefix + "topk_length", DType::kI32, 1);
+      l.lengths = typed(prefix + "topk_length", DType::kI32, {requests});
       require(s_q == 1, prefix + "topk_length", "one query token per request");
     }
     return l;
   }
   // [requests, s_q, heads]; decode files store [requests, heads, s_q].
   Tensor lse() const {
-    auto* stored = static_cast<float*>(typed("lse", DType::kF32, decode ? 3 : 2).data);
+    auto* stored = static_cast<float*>(data.at("lse").data);
     return decode ? tensor(stored, {requests, s_q, heads}, {heads * s_q, 1, s_q})
                   : tensor(stored, {1, s_q, heads});
   }
   // [requests, s_q, K] as [tokens, K].
   Tensor rows(const Tensor& t) const {
-    require(t.shape[0] == requests && t.shape[1] == s_q, "indices", "the queries' rows");
     return tensor(static_cast<int32_t*>(t.data), {tokens(), t.shape[2]});
   }
 };
@@ -192,7 +206,7 @@ class Checks {
 
   // A prefill file has no pages: its rows go into a bf16 cache, last row first, and come back.
   void write_rows(Verdict& v) const {
-    const Tensor& kv = golden_.typed("kv", DType::kBf16, 2);
+    const Tensor& kv = golden_.data.at("kv");
     const int64_t n = kv.shape[0], d = kv.shape[1], pages = (n + kPage - 1) / kPage;
     Buffer<bf16> cache(pages * kPage * d), back(n * d);
     Buffer<int64_t> slots(n);
@@ -248,7 +262,7 @@ class Checks {
 
   // A prefill file's indices are rows of a workspace: those inside it stay, all others become -1.
   void locate_rows(Verdict& v) const {
-    const Tensor& ids = golden_.typed("indices", DType::kI32, 2);
+    const Tensor& ids = golden_.data.at("indices");
     const int64_t rows = golden_.data.at("kv").shape[0];
     const Buffer<int32_t> zeros(golden_.tokens()), slots(ids.size()), want(ids.size());
     for (int64_t i = 0; i < ids.size(); ++i) {
