@@ -215,6 +215,10 @@ static void errors(void) {
   a.struct_size += 1;
   a.ids.rank = 5;
   INVALID(winnow_locate(&a), "locate: ids.rank: expected 0 to 4, found 5");
+  a.counts.data = &a;
+  a.ids.rank = 0;
+  INVALID(winnow_locate(&a), "locate: counts.rank: expected 1 to 4, found 0");
+  a.counts.data = NULL;
   a.ids.rank = 2;
   a.ids.dtype = 6;
   INVALID(winnow_locate(&a), "ids.dtype");

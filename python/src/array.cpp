@@ -97,10 +97,11 @@ void set_dtype(Array& a, const std::string& name) {
     if (name == d.name) a.other_dtype = d.name;
 }
 
+// A scalar would count as "not given".
 void set_rank(Array& a, int64_t rank, const std::string& what) {
-  if (rank > 4)
+  if (rank < 1 || rank > 4)
     throw Error(ErrorCode::kInvalidArgument,
-                what + ": expected at most 4 dimensions, found " + std::to_string(rank));
+                what + ": expected 1 to 4 dimensions, found " + std::to_string(rank));
   a.tensor.rank = static_cast<int>(rank);
 }
 
@@ -158,6 +159,7 @@ void read_interface(Array& a, nb::handle t, const char* attribute, const std::st
   const nb::tuple shape(d["shape"]), data(d["data"]);
   set_rank(a, static_cast<int64_t>(nb::len(shape)), what);
   set_dtype(a, nb::cast<std::string>(nb::str(t.attr("dtype").attr("name"))));
+  if (nb::cast<std::string>(nb::str(d["typestr"])).starts_with('>')) a.other_dtype = "big-endian";
   a.tensor.data = reinterpret_cast<void*>(nb::cast<uintptr_t>(data[0]));
   a.read_only = nb::cast<bool>(data[1]);
   const nb::object strides = d.contains("strides") ? nb::object(d["strides"]) : nb::none();

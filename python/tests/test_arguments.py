@@ -54,6 +54,8 @@ def test_host_integers_go_to_host_integers(call):
         (lambda x: winnow.select(x, 2, relative=np.zeros(2)), "truth value"),
         (lambda x: winnow.select(x, 2, kernel="\ud800"), "surrogates"),
         (lambda x: winnow.select(x.to("meta"), 2), "logits: .* found one on meta"),
+        (lambda x: winnow.select(x, 2, ends=torch.tensor(3, dtype=INT)), "ends: expected 1 to 4"),
+        (lambda x: winnow.select(x.numpy().astype(">f4"), 2), "logits: .* found big-endian"),
     ],
 )
 def test_values_out_of_range(call, text):

@@ -110,7 +110,7 @@ def test_parameters_and_tensors_with_gradients(small):
         ),
         (
             ValueError,
-            "attend: q: expected at most 4 dimensions, found 5",
+            "attend: q: expected 1 to 4 dimensions, found 5",
             {"q": torch.zeros(1, 1, 1, 1, 1)},
         ),
         (

@@ -22,12 +22,6 @@ struct KeyRef {
   const std::byte* scales;
 };
 
-template <class R>
-constexpr int kQuantizedDims = [] {
-  if constexpr (R::kQuantized) return R::kNope;
-  else return 0;
-}();
-
 // fp32 scales of 128 dims, which must be applied to fp32 sums; ue8m0 shifts exponents instead.
 template <class R>
 constexpr bool kFloatScales = [] {

@@ -48,8 +48,10 @@ winnow_status failed() noexcept {
 }
 
 Tensor In::operator()(const winnow_tensor& t, const char* argument) const {
-  if (t.rank < 0 || t.rank > 4)
-    check_.range(t.rank, std::string(cat(argument, ".rank")).c_str(), 0, 4);
+  // No rank but data: a field forgotten, not a tensor that is not given.
+  const int32_t least = t.data ? 1 : 0;
+  if (t.rank < least || t.rank > 4)
+    check_.range(t.rank, std::string(cat(argument, ".rank")).c_str(), least, 4);
   Tensor r{t.data, choice(t.dtype, argument, DType::kU8, ".dtype"), t.rank};
   std::copy_n(t.shape, t.rank, r.shape.begin());
   std::copy_n(t.stride, t.rank, r.stride.begin());
