@@ -86,6 +86,11 @@ TEST_P(CudaVerb, GivesTheSameBitsAgain) {
   EXPECT_TRUE(direct(0, one.device(), 0x00) == want) << "another workspace";
 }
 
+TEST_P(CudaVerb, NamesADeviceThatIsNotThere) {
+  testing::expect_error([&] { direct(0, cuda(nullptr, 63)); }, {"target.device", "63"});
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
 INSTANTIATE_TEST_SUITE_P(Verbs, CudaVerb, ::testing::Range<size_t>(0, testing::verbs().size()),
                          [](const auto& info) { return testing::verbs()[info.param].first; });
 

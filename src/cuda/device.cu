@@ -39,10 +39,13 @@ int multiprocessors(int index) {
 
 Current::Current(const Device& device) {
   int now = 0;
-  if (cudaGetDevice(&now) == cudaSuccess && now != device.index) {
-    before_ = now;
-    cudaSetDevice(device.index);
+  if (cudaGetDevice(&now) != cudaSuccess || now == device.index) return;
+  if (const cudaError_t e = cudaSetDevice(device.index); e != cudaSuccess) {
+    cudaGetLastError();  // or the next call would be blamed
+    throw Error(ErrorCode::kInvalidArgument, cat("target.device: expected a CUDA device, found ",
+                                                 device.index, " (", cudaGetErrorString(e), ")"));
   }
+  before_ = now;
 }
 
 Current::~Current() {

@@ -15,7 +15,8 @@ std::string missing();
 // Multiprocessors of a device, read once.
 int multiprocessors(int index);
 
-// Makes `device` current for the life of the object (a launch goes to the current device).
+// Makes `device` current for the life of the object (a launch goes to the current device). Throws
+// Error(kInvalidArgument) if there is no such device.
 class Current {
  public:
   explicit Current(const Device& device);
