@@ -38,6 +38,7 @@ __device__ __forceinline__ void cut_list(const Args& p, Span& sp) {
                  first = over_splits(p, nb * split), last = over_splits(p, nb * (split + 1));
   sp.begin = static_cast<int>(first) * K::kBlock;
   sp.blocks = static_cast<int>(last - first);
+  sp.end = min(sp.total, sp.begin + sp.blocks * K::kBlock);
 }
 
 template <class R, int N>
@@ -53,7 +54,7 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
   if (wg == 3) {
     ahead = job<N>(p);
     cut_list<K>(p, ahead);
-    first = index_of<K>(p, ahead, (threadIdx.x / 32) & 3, list);
+    first = first_index<K>(p, ahead, list);
   }
   // Every launch waits for this, and a barrier takes about 70 cycles: three for each warp.
   const int tid = threadIdx.x;
@@ -94,8 +95,13 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
     }
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsCopy<R>));
-    produce<R, N>(sm, p, ahead, first, list);
-    if ((thread_here() & 96) == 96) describe<R, N>(sm, ahead.blocks);
+    const int w = __shfl_sync(~0u, thread_here() / 32 & 3, 0);
+    if (w == 3) {
+      look_ahead<R, N>(sm, p, ahead, first, list);
+    } else if (ahead.blocks > 0) {
+      fill<R, N>(sm, p, w, 1, list, place_of(p, ahead, list, first));
+      copy_on<R, N>(sm, p, ahead);
+    }
     if (p.splits > 1) cluster_meet();
   }
 }

@@ -16,7 +16,7 @@ namespace winnow::attention::sm90 {
 // Whether a scale, `relative` to the token's power of two, is not precise enough as fp16. Below
 // 2^-100 (tiles of zeros have such scales) it may become 0.
 __device__ __forceinline__ bool strange_scale(float scale, float relative) {
-  return fabsf(scale) >= 0x1p-100f && !(fabsf(relative) >= 0x1p-16f && fabsf(relative) < 128.f);
+  return (fabsf(scale) >= 0x1p-100f) & !((fabsf(relative) >= 0x1p-16f) & (fabsf(relative) < 128.f));
 }
 
 // Two e4m3 values, each times its scale, as bf16.

@@ -34,114 +34,123 @@ __device__ __forceinline__ void convert_row(const std::byte* row, const std::byt
         __ldg(reinterpret_cast<const uint4*>(row + Q::rope(0, 1)) + lane);
 }
 
-// The index that a lane of a copying warp has in stage n, and its list; -1 where there is none.
-template <class K>
-__device__ __forceinline__ int index_of(const Args& p, const Span& sp, int n, int& list) {
-  const int lane = thread_here() & 31, pos = sp.begin + n * K::kRows + (lane & 15);
+// The index at position `pos` of the split's part of the lists, -1 where there is none, and its
+// list.
+__device__ __forceinline__ int index_at(const Args& p, const Span& sp, int pos, int& list) {
   list = pos >= sp.n0;
-  if (lane >= 16 || pos >= min(sp.total, sp.begin + sp.blocks * K::kBlock)) return -1;
+  if (pos >= sp.end) return -1;
   const ListView& L = p.lists[list];
   return __ldg(L.indices + (int64_t)sp.token * L.index_stride + (pos - (list ? sp.n0 : 0)));
 }
+// That of a copying warp's lane in the first block: a stage a warp, a row a lane.
+template <class K>
+__device__ __forceinline__ int first_index(const Args& p, const Span& sp, int& list) {
+  const int t = thread_here(), lane = t & 31;
+  const int v = index_at(p, sp, sp.begin + (t / 32 & 3) * K::kRows + (lane & 15), list);
+  return lane < 16 ? v : -1;
+}
 
-// The copies of the rows, a stage of 16 rows a warp and a row a lane: four warps share the first
-// block, three the others, while the last one describes what has arrived. `v`, `list`: the lane's
-// first index.
+__device__ __forceinline__ Place place_of(const Args& p, const Span& sp, int list, int index) {
+  const ListView& L = p.lists[list];
+  const Entry e =
+      resolve(L, index, L.block_table ? __ldg(p.requests + sp.token * p.request_stride) : 0);
+  return {static_cast<int>(e.page), e.offset};
+}
+
+// The copies of a stage once it is free, a row for each of the warp's lower lanes.
 template <class R, int N>
-__device__ __forceinline__ void produce(Smem<R, N>& sm, const Args& p, const Span& sp, int v,
-                                        int list) {
+__device__ __forceinline__ void fill(Smem<R, N>& sm, const Args& p, int slot, int ph, int list,
+                                     Place at) {
   using K = Config<R, N>;
-  const int tid = thread_here(), lane = tid & 31, row = lane & 15;
-  const int w = __shfl_sync(~0u, (tid / 32) & 3, 0);  // uniform, and so is what comes of it
-  const int count = sp.blocks * 4;
-  // A record's address, null when there is none; `side`: its scales', where the copy needs them.
-  auto locate = [&](int list, int v, const std::byte*& side) -> const std::byte* {
+  const int lane = thread_here() & 31;
+  // The record's address, null when there is none; `side`: its scales', where the copy needs them.
+  const std::byte *src = nullptr, *side = nullptr;
+  if (at.page >= 0) {
     const ListView& L = p.lists[list];
-    const Entry e =
-        resolve(L, v, L.block_table ? __ldg(p.requests + sp.token * p.request_stride) : 0);
-    side = nullptr;
-    if (e.page < 0) return nullptr;
-    const std::byte* base = L.data + e.page * L.page_stride;
-    if constexpr (R::kSideBytes > 0) side = base + R::Stored::scales(e.offset, L.page);
+    const std::byte* base = L.data + at.page * L.page_stride;
+    src = base + R::Stored::row(at.offset, L.page);
+    if constexpr (R::kSideBytes > 0) side = base + R::Stored::scales(at.offset, L.page);
     if constexpr (!R::kFp8) {
       using Q = typename R::Quantized;
       if (L.format == Q::kFormat) {
-        side = base + Q::scales(e.offset, L.page);
-        return base + Q::row(e.offset, L.page);
+        side = base + Q::scales(at.offset, L.page);
+        src = base + Q::row(at.offset, L.page);
       }
     }
-    return base + R::Stored::row(e.offset, L.page);
-  };
-  int slot = w, ph = 1;
-#pragma unroll 1
-  for (int n = w; n < count;) {
-    const int step = n < 4 ? 4 : 3;
-    int next_list;
-    const int next = index_of<K>(p, sp, n + step, next_list);
-    const std::byte *side, *src = locate(list, v, side);
-    v = next;
-    list = next_list;
+  }
+  const bool converted = !R::kFp8 && side;
+  const uint32_t valid = __ballot_sync(~0u, src != nullptr),
+                 copied = R::kFp8 ? valid : __ballot_sync(~0u, src && !converted);
+  const uint32_t bar = s32(&sm.full[slot]);
+  // each row's address is made the warp's: a lane that copies with its own takes 80 cycles a row
+  const auto row = [&](int r) { return __shfl_sync(~0u, reinterpret_cast<uint64_t>(src), r); };
+  if (copied == 0xffff) {
+    uint64_t from[16];  // in uniform registers before the stage is free
+#pragma unroll
+    for (int r = 0; r < 16; r++) from[r] = row(r);
     mb_wait(&sm.empty[slot], ph);
-    const uint32_t bar = s32(&sm.full[slot]);
-    const bool converted = !R::kFp8 && side;
-    const uint32_t valid = __ballot_sync(~0u, src != nullptr),
-                   copied = R::kFp8 ? valid : __ballot_sync(~0u, src && !converted);
-    // each row's address is made the warp's: a lane that copies with its own takes 80 cycles a row
-    if (copied == 0xffff) {
 #pragma unroll
-      for (int r = 0; r < 16; r += 4) {
-        uint64_t from[4];
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-          from[k] = __shfl_sync(~0u, reinterpret_cast<uint64_t>(src), r + k);
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-          bulk_copy_one(s32(sm.ring[slot]) + (r + k) * K::kPitch, from[k], R::kRowBytes, bar);
-      }
-    } else {
+    for (int r = 0; r < 16; r++)
+      bulk_copy_one(s32(sm.ring[slot]) + r * K::kPitch, from[r], R::kRowBytes, bar);
+  } else {
+    mb_wait(&sm.empty[slot], ph);
 #pragma unroll 1
-      for (uint32_t left = copied; left; left &= left - 1) {
-        const int r = __ffs(left) - 1;
-        bulk_copy_one(s32(sm.ring[slot]) + r * K::kPitch,
-                      __shfl_sync(~0u, reinterpret_cast<uint64_t>(src), r), R::kRowBytes, bar);
-      }
+    for (uint32_t left = copied; left; left &= left - 1) {
+      const int r = __ffs(left) - 1;
+      bulk_copy_one(s32(sm.ring[slot]) + r * K::kPitch, row(r), R::kRowBytes, bar);
     }
-    // rows without a valid token become zeros, so that nothing stale is multiplied
-    for (uint32_t bad = ~valid & 0xffff; bad; bad &= bad - 1) {
-      const int r = __ffs(bad) - 1;
-      for (int c = lane; c < R::kRowBytes / 16; c += 32)
-        *reinterpret_cast<uint4*>(sm.ring[slot] + r * K::kPitch + c * 16) = make_uint4(0, 0, 0, 0);
+  }
+  // rows without a valid token become zeros, so that nothing stale is multiplied
+  for (uint32_t bad = ~valid & 0xffff; bad; bad &= bad - 1) {
+    const int r = __ffs(bad) - 1;
+    for (int c = lane; c < R::kRowBytes / 16; c += 32)
+      *reinterpret_cast<uint4*>(sm.ring[slot] + r * K::kPitch + c * 16) = make_uint4(0, 0, 0, 0);
+  }
+  if constexpr (!R::kFp8)
+    for (uint32_t left = valid & ~copied; left; left &= left - 1) {
+      const int r = __ffs(left) - 1;
+      const auto of = [&](const std::byte* x) {
+        return reinterpret_cast<const std::byte*>(
+            __shfl_sync(~0u, reinterpret_cast<unsigned long long>(x), r));
+      };
+      convert_row<R>(of(src), of(side), sm.ring[slot] + r * K::kPitch);
     }
-    if constexpr (!R::kFp8)
-      for (uint32_t left = valid & ~copied; left; left &= left - 1) {
-        const int r = __ffs(left) - 1;
-        const auto of = [&](const std::byte* x) {
-          return reinterpret_cast<const std::byte*>(
-              __shfl_sync(~0u, reinterpret_cast<unsigned long long>(x), r));
-        };
-        convert_row<R>(of(src), of(side), sm.ring[slot] + r * K::kPitch);
-      }
-    if (copied != 0xffff) fence_async();
-    if constexpr (R::kSideBytes > 0) {
-      if (src)
-        asm volatile("cp.async.ca.shared.global [%0],[%1],%2;" ::"r"(s32(sm.side[slot]) +
-                                                                     row * R::kSideBytes),
-                     "l"(side), "n"(R::kSideBytes)
-                     : "memory");
-      asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
-    }
-    // each lane arrives after what it wrote itself, lane 0 for all where nobody wrote
-    const bool apart = R::kSideBytes == 0 && copied != 0xffff;
-    if (lane == 0) {
-      sm.valid[slot] = valid;
-      mb_expect(&sm.full[slot], __popc(copied) * R::kRowBytes);
-      if (R::kSideBytes == 0 && !apart) mb_arrive(&sm.full[slot], 31);
-    } else if (apart) {
-      mb_arrive(&sm.full[slot]);
-    }
-    if (w == 3) break;
-    n += step;
-    slot += step;
+  if (copied != 0xffff) fence_async();
+  if constexpr (R::kSideBytes > 0) {
+    if (src)
+      asm volatile("cp.async.ca.shared.global [%0],[%1],%2;" ::"r"(s32(sm.side[slot]) +
+                                                                   (lane & 15) * R::kSideBytes),
+                   "l"(side), "n"(R::kSideBytes)
+                   : "memory");
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
+  }
+  // each lane arrives after what it wrote itself, lane 0 for all where nobody wrote
+  const bool apart = R::kSideBytes == 0 && copied != 0xffff;
+  if (lane == 0) {
+    sm.valid[slot] = valid;
+    mb_expect(&sm.full[slot], __popc(copied) * R::kRowBytes);
+    if (R::kSideBytes == 0 && !apart) mb_arrive(&sm.full[slot], 31);
+  } else if (apart) {
+    mb_arrive(&sm.full[slot]);
+  }
+}
+
+// Three warps copy stage after stage of the blocks but the first, where the fourth one has found
+// their rows. Looking them up here as well took the copying warps half of their time, and with 128
+// heads everything waited for them.
+template <class R, int N>
+__device__ __forceinline__ void copy_on(Smem<R, N>& sm, const Args& p, const Span& sp) {
+  using K = Config<R, N>;
+  const int tid = thread_here(), lane = tid & 31, w = __shfl_sync(~0u, (tid / 32) & 3, 0);
+  int slot = 4 + w, ph = 1;
+#pragma unroll 1
+  for (int n = 4 + w; n < sp.blocks * 4; n += 3) {
+    const int known = n / 4 - 1, row = n % 4 * K::kRows + (lane & 15);
+    mb_wait(&sm.placed[known % K::kAhead], known / K::kAhead & 1);
+    const Place at = sm.place[known % K::kAhead][row];
+    const int list = sp.begin + (known + 1) * K::kBlock + row >= sp.n0;
+    fill<R, N>(sm, p, slot, ph, list, {lane < 16 ? at.page : -1, at.offset});
+    slot += 3;
     if (slot >= K::kStages) {
       slot -= K::kStages;
       ph ^= 1;
@@ -149,78 +158,111 @@ __device__ __forceinline__ void produce(Smem<R, N>& sm, const Args& p, const Spa
   }
 }
 
-// One warp tells of the rows, block after block as they arrive, what the others need: lambda and
-// the scales as fp16. A lane has two neighbouring rows of stage lane / 8.
+// Tells of the rows of a block that has arrived what the others need: lambda and the scales as
+// fp16. A lane has two neighbouring rows of stage lane / 8, which lies at `slot`.
 template <class R, int N>
-__device__ __forceinline__ void describe(Smem<R, N>& sm, int blocks) {
+__device__ __forceinline__ void describe(Smem<R, N>& sm, int slot) {
   using K = Config<R, N>;
   const int lane = thread_here() & 31, stage = lane >> 3, r = 2 * (lane & 7);
-  int slot = stage, ph = 0;
-#pragma unroll 1
-  for (int i = 0; i < blocks; i++) {
-    mb_wait(&sm.full[slot], ph);
-    __syncwarp();
-    const uint32_t valid = sm.valid[slot] >> r;
-    int lam[2] = {0, 0};
-    if constexpr (R::kFp8) {
-      uint16_t* sc = &sm.sc[slot][0][r];
-      auto put = [&](int k, uint32_t two) {
-        *reinterpret_cast<uint32_t*>(sc + k * K::kRows) = two;
+  const uint32_t valid = sm.valid[slot] >> r;
+  int lam[2] = {0, 0};
+  if constexpr (R::kFp8) {
+    uint16_t* sc = &sm.sc[slot][0][r];
+    auto put = [&](int k, uint32_t two) { *reinterpret_cast<uint32_t*>(sc + k * K::kRows) = two; };
+    bool strange = false;
+    if constexpr (R::kSideBytes == 0) {
+      static_assert(R::kScales == 4);
+      float x[2][4];
+#pragma unroll
+      for (int k = 0; k < 2; k++) {
+        const float4 a =
+            *reinterpret_cast<const float4*>(sm.ring[slot] + (r + k) * K::kPitch + R::kScaleOffset);
+        const float most = fmaxf(fmaxf(fabsf(a.x), fabsf(a.y)), fmaxf(fabsf(a.z), fabsf(a.w)));
+        lam[k] = min(max((int)(__float_as_uint(most) >> 23) - 127 - 6, -60), 60);
+        const float f = pow2i(-lam[k]);
+        x[k][0] = a.x * f, x[k][1] = a.y * f, x[k][2] = a.z * f, x[k][3] = a.w * f;
+        strange |= strange_scale(a.x, x[k][0]) | strange_scale(a.y, x[k][1]) |
+                   strange_scale(a.z, x[k][2]) | strange_scale(a.w, x[k][3]);
+      }
+#pragma unroll
+      for (int k = 0; k < 4; k++) put(k, pack<false>(x[0][k], x[1][k]));
+    } else {
+      static_assert(R::kSideBytes == 8 && R::kScales == 7);
+      uint4 a = *reinterpret_cast<const uint4*>(sm.side[slot] + r * 8);
+      if (!(valid & 1)) a.x = a.y = 0;
+      if (!(valid & 2)) a.z = a.w = 0;
+      auto lambda = [](uint32_t lo, uint32_t hi) {
+        uint32_t most = __vmaxu4(lo, hi & 0x00ffffff);
+        most = __vmaxu4(most, most >> 16);
+        return min(max((int)max(most & 0xff, (most >> 8) & 0xff) - 127 - 7, -60), 60);
       };
-      bool strange = false;
-      if constexpr (R::kSideBytes == 0) {
-        static_assert(R::kScales == 4);
-        float x[2][4];
+      lam[0] = lambda(a.x, a.y);
+      lam[1] = lambda(a.z, a.w);
+      auto scale = [](uint32_t word, int k, int lam) {
+        const int byte = (word >> (8 * (k & 3))) & 0xff;
+        return byte == 255 ? NAN : pow2i(max(byte - 127 - lam, -126));
+      };
 #pragma unroll
-        for (int k = 0; k < 2; k++) {
-          const float4 a = *reinterpret_cast<const float4*>(sm.ring[slot] + (r + k) * K::kPitch +
-                                                            R::kScaleOffset);
-          const float most = fmaxf(fmaxf(fabsf(a.x), fabsf(a.y)), fmaxf(fabsf(a.z), fabsf(a.w)));
-          lam[k] = min(max((int)(__float_as_uint(most) >> 23) - 127 - 6, -60), 60);
-          const float f = pow2i(-lam[k]);
-          x[k][0] = a.x * f, x[k][1] = a.y * f, x[k][2] = a.z * f, x[k][3] = a.w * f;
-          strange |= strange_scale(a.x, x[k][0]) | strange_scale(a.y, x[k][1]) |
-                     strange_scale(a.z, x[k][2]) | strange_scale(a.w, x[k][3]);
-        }
-#pragma unroll
-        for (int k = 0; k < 4; k++) put(k, pack<false>(x[0][k], x[1][k]));
-      } else {
-        static_assert(R::kSideBytes == 8 && R::kScales == 7);
-        uint4 a = *reinterpret_cast<const uint4*>(sm.side[slot] + r * 8);
-        if (!(valid & 1)) a.x = a.y = 0;
-        if (!(valid & 2)) a.z = a.w = 0;
-        auto lambda = [](uint32_t lo, uint32_t hi) {
-          uint32_t most = __vmaxu4(lo, hi & 0x00ffffff);
-          most = __vmaxu4(most, most >> 16);
-          return min(max((int)max(most & 0xff, (most >> 8) & 0xff) - 127 - 7, -60), 60);
-        };
-        lam[0] = lambda(a.x, a.y);
-        lam[1] = lambda(a.z, a.w);
-        auto scale = [](uint32_t word, int k, int lam) {
-          const int byte = (word >> (8 * (k & 3))) & 0xff;
-          return byte == 255 ? NAN : pow2i(max(byte - 127 - lam, -126));
-        };
-#pragma unroll
-        for (int k = 0; k < 7; k++)
-          put(k, pack<false>(scale(k < 4 ? a.x : a.y, k, lam[0]),
-                             scale(k < 4 ? a.z : a.w, k, lam[1])));
-      }
-      // the RoPE columns are bf16, and so is their factor
-      put(R::kScales, (uint32_t)(127 - lam[0]) << 7 | (uint32_t)(127 - lam[1]) << 23);
-      if constexpr (K::kExactly) {
-        const uint32_t odd = __ballot_sync(~0u, strange);
-        if (r == 0)
-          sm.odd[slot] = (odd >> (8 * stage) & 0xff ? kOddRows : 0) | (odd ? kOddBlock : 0);
-      }
+      for (int k = 0; k < 7; k++)
+        put(k,
+            pack<false>(scale(k < 4 ? a.x : a.y, k, lam[0]), scale(k < 4 ? a.z : a.w, k, lam[1])));
     }
-    *reinterpret_cast<float4*>(&sm.row[slot][r]) =
-        make_float4(pow2i(lam[0]), valid & 1 ? (float)lam[0] : -INFINITY, pow2i(lam[1]),
-                    valid & 2 ? (float)lam[1] : -INFINITY);
+    // the RoPE columns are bf16, and so is their factor
+    put(R::kScales, (uint32_t)(127 - lam[0]) << 7 | (uint32_t)(127 - lam[1]) << 23);
+    if constexpr (K::kExactly) {
+      const uint32_t odd = __ballot_sync(~0u, strange);
+      if (r == 0) sm.odd[slot] = (odd >> (8 * stage) & 0xff ? kOddRows : 0) | (odd ? kOddBlock : 0);
+    }
+  }
+  *reinterpret_cast<float4*>(&sm.row[slot][r]) =
+      make_float4(pow2i(lam[0]), valid & 1 ? (float)lam[0] : -INFINITY, pow2i(lam[1]),
+                  valid & 2 ? (float)lam[1] : -INFINITY);
+}
+
+// The fourth copying warp: finds the rows of the blocks ahead, and describes those that arrive.
+template <class R, int N>
+__device__ __forceinline__ void look_ahead(Smem<R, N>& sm, const Args& p, const Span& sp, int index,
+                                           int list) {
+  using K = Config<R, N>;
+  const int lane = thread_here() & 31;
+  struct Indices {  // a lane's two of a block
+    int v[2], list[2];
+  };
+  const auto load = [&](int block) {
+    Indices x;
+#pragma unroll
+    for (int k = 0; k < 2; k++)
+      x.v[k] = index_at(p, sp, sp.begin + block * K::kBlock + lane + 32 * k, x.list[k]);
+    return x;
+  };
+  const auto tell = [&](int block, const Indices& x) {
+    if (block >= sp.blocks) return;
+#pragma unroll
+    for (int k = 0; k < 2; k++)
+      sm.place[(block - 1) % K::kAhead][lane + 32 * k] = place_of(p, sp, x.list[k], x.v[k]);
+    mb_arrive(&sm.placed[(block - 1) % K::kAhead]);
+  };
+  Indices next[K::kAhead];
+#pragma unroll
+  for (int k = 0; k < K::kAhead; k++) next[k] = load(k + 1);
+  if (sp.blocks > 0) fill<R, N>(sm, p, 3, 1, list, place_of(p, sp, list, index));
+#pragma unroll
+  for (int k = 0; k < K::kAhead; k++) tell(k + 1, next[k]);
+  int slot = lane >> 3, ph = 0;
+  Indices later = load(K::kAhead + 1);
+#pragma unroll 1
+  for (int i = 0; i < sp.blocks; i++) {
+    mb_wait_all(&sm.full[slot], ph);
+    describe<R, N>(sm, slot);
     mb_arrive(&sm.ready[i % kReady]);
     slot += 4;
     if (slot >= K::kStages) {
       slot -= K::kStages;
       ph ^= 1;
+    }
+    if (i > 0) {  // block i has been copied, and what was known of it is no longer needed
+      tell(i + K::kAhead, later);
+      later = load(i + 1 + K::kAhead);
     }
   }
 }

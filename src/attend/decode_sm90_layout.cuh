@@ -76,13 +76,19 @@ struct Config {
   static constexpr int kQBytes = kQTiles * N * 128, kPBytes = kPKinds * 64 * 128;
   static constexpr int kYBytes = N * 256;
   static constexpr int kSide = R::kSideBytes ? R::kSideBytes * kRows : 8;
-  static constexpr int kMisc = N * 4 * 13 + 200;
+  // Blocks whose rows are looked up ahead: as many as may be on their way.
+  static constexpr int kAhead = N <= 32 ? 4 : 2;
+  static constexpr int kMisc = N * 4 * 9 + kAhead * (kBlock * 8 + 8) + 200;
   static constexpr int kLimit = 232448;
   static constexpr int kFit = (kLimit - kQBytes - kPBytes - kYBytes - kMisc) /
                               (kStageBytes + kSide + kSc * kRows * 2 + kRows * 8 + 24);
   static constexpr int kStages = kFit > 20 ? 20 : kFit;
   static_assert(kStages >= 8, "scores run one block ahead of the output");
   static_assert(kStages * kStageBytes >= N * 1040, "the output tile is staged in the ring");
+};
+// Where a row's record is: a page, -1 where there is no token, and the place in it.
+struct Place {
+  int page, offset;
 };
 // More than the blocks a ring holds, so that a barrier's phase is read before the next begins.
 constexpr int kReady = 8;
@@ -99,19 +105,21 @@ struct alignas(1024) Smem {
   float2 row[K::kStages][K::kRows];
   uint8_t side[K::kStages][K::kSide];
   uint16_t sc[K::kStages][K::kSc][K::kRows];
-  float m[N], alpha[N], wmax[4][N], wsum[4][N], factor[N], top[N], sum[N];
+  Place place[K::kAhead][K::kBlock];                            // of block i at (i - 1) mod kAhead
+  float m[N], alpha[N], warp[4][N], factor[N], top[N], sum[N];  // warp: each warp's maxima or sums
   uint32_t valid[K::kStages];
   uint32_t odd[K::kStages];  // kOddRows, kOddBlock
   uint64_t full[K::kStages], empty[K::kStages];
   uint64_t ready[kReady];  // of block i, the barrier i mod kReady: its rows are there and described
+  uint64_t placed[K::kAhead];
   uint64_t yfull, yempty;
   uint64_t inbox, notes;    // units, statistics that the splits of the cluster send
   uint32_t qmax, moved[2];  // moved: whether block i moves the reference, by i mod 2
   // The barriers from `full` on, in their order, and how many arrive at the b-th.
-  static constexpr int kBarriers = 2 * K::kStages + kReady + 4;
+  static constexpr int kBarriers = 2 * K::kStages + kReady + K::kAhead + 4;
   static constexpr __device__ int arrivals(int b) {
     if (b < K::kStages) return R::kSideBytes ? 33 : 32;
-    const int k = b - 2 * K::kStages - kReady;
+    const int k = b - 2 * K::kStages - kReady - K::kAhead;
     return b < 2 * K::kStages ? 8 : k < 0 ? 32 : k == 0 ? 128 : k == 1 ? 256 : 1;
   }
 };
@@ -125,7 +133,7 @@ constexpr int kScoreSets = 3;  // fragment sets: one is made while the others mu
 struct Span {
   int token, head0, heads;  // of its N heads, those that exist
   int n0, total;            // positions of the first list, of both
-  int begin, blocks;        // this split's first position and block count
+  int begin, end, blocks;   // this split's first position, the one behind its last, block count
 };
 
 // Which token and heads a CTA has: clusters go over the groups of a token's heads first. The grid

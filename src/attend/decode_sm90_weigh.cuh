@@ -89,11 +89,11 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
           b = fmaxf(b, __shfl_xor_sync(~0u, b, d));
         }
         if (r == 0 && mine(j))
-          *reinterpret_cast<float2*>(&sm.wmax[w][8 * (j0 + j) + 2 * quad]) = make_float2(a, b);
+          *reinterpret_cast<float2*>(&sm.warp[w][8 * (j0 + j) + 2 * quad]) = make_float2(a, b);
       }
       both();
       const int h = owner ? head : 0;
-      return fmaxf(fmaxf(sm.wmax[0][h], sm.wmax[1][h]), fmaxf(sm.wmax[2][h], sm.wmax[3][h]));
+      return fmaxf(fmaxf(sm.warp[0][h], sm.warp[1][h]), fmaxf(sm.warp[2][h], sm.warp[3][h]));
     };
     if (p.max_logit) {  // on request only: the true maximum; NaN where there is no token
       const float x = column_max(-c0.y, -c1.y);
@@ -288,11 +288,11 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
 #pragma unroll
     for (int j = 0; j < kJ; j++)
       if (mine(j))
-        *reinterpret_cast<float2*>(&sm.wsum[w][8 * (j0 + j) + 2 * quad]) =
+        *reinterpret_cast<float2*>(&sm.warp[w][8 * (j0 + j) + 2 * quad]) =
             make_float2(l[2 * j], l[2 * j + 1]);
   meet<3, K::kMath>();
   if (const int h = 8 * j0 + t; t < 8 * kJ && h < N) {
-    sm.sum[h] = (sm.wsum[0][h] + sm.wsum[1][h]) + (sm.wsum[2][h] + sm.wsum[3][h]);
+    sm.sum[h] = (sm.warp[0][h] + sm.warp[1][h]) + (sm.warp[2][h] + sm.warp[3][h]);
     if (p.splits == 1)
       sm.factor[h] = finish(p, sp.token, sp.head0 + h, sm.m[h], sm.sum[h], sm.top[h], true);
   }

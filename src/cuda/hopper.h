@@ -41,6 +41,17 @@ __device__ __forceinline__ void mb_wait(uint64_t* b, uint32_t ph) {
       "r"(ph)
       : "memory");
 }
+// A warp whose lanes wait for several barriers, without diverging.
+__device__ __forceinline__ void mb_wait_all(uint64_t* b, uint32_t ph) {
+  int ok;
+  do {
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p,[%1],%2;\nselp.b32 %0,1,0,p;\n}"
+        : "=r"(ok)
+        : "r"(s32(b)), "r"(ph)
+        : "memory");
+  } while (!__all_sync(~0u, ok));
+}
 __device__ __forceinline__ void mb_wait_cluster(uint64_t* b, uint32_t ph) {  // what peers stored
   asm volatile(
       "{\n.reg .pred p;\nW: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 "
