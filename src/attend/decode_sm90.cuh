@@ -95,13 +95,8 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
     }
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsCopy<R>));
-    const int w = __shfl_sync(~0u, thread_here() / 32 & 3, 0);
-    if (w == 3) {
-      look_ahead<R, N>(sm, p, ahead, first, list);
-    } else if (ahead.blocks > 0) {
-      fill<R, N>(sm, p, w, 1, list, place_of(p, ahead, list, first));
-      copy_on<R, N>(sm, p, ahead);
-    }
+    copy<R, N>(sm, p, ahead, first, list);
+    if ((thread_here() & 96) == 96) look_ahead<R, N>(sm, p, ahead);
     if (p.splits > 1) cluster_meet();
   }
 }

@@ -42,12 +42,11 @@ __device__ __forceinline__ int index_at(const Args& p, const Span& sp, int pos, 
   const ListView& L = p.lists[list];
   return __ldg(L.indices + (int64_t)sp.token * L.index_stride + (pos - (list ? sp.n0 : 0)));
 }
-// That of a copying warp's lane in the first block: a stage a warp, a row a lane.
+// That of a copying warp's lane in the first two blocks: a stage a warp of each, a row a lane.
 template <class K>
 __device__ __forceinline__ int first_index(const Args& p, const Span& sp, int& list) {
-  const int t = thread_here(), lane = t & 31;
-  const int v = index_at(p, sp, sp.begin + (t / 32 & 3) * K::kRows + (lane & 15), list);
-  return lane < 16 ? v : -1;
+  const int t = thread_here(), stage = (t / 16 & 1) * 4 + (t / 32 & 3);
+  return index_at(p, sp, sp.begin + stage * K::kRows + (t & 15), list);
 }
 
 __device__ __forceinline__ Place place_of(const Args& p, const Span& sp, int list, int index) {
@@ -135,22 +134,35 @@ __device__ __forceinline__ void fill(Smem<R, N>& sm, const Args& p, int slot, in
   }
 }
 
-// Three warps copy stage after stage of the blocks but the first, where the fourth one has found
-// their rows. Looking them up here as well took the copying warps half of their time, and with 128
-// heads everything waited for them.
+// The copies of the rows, a stage of 16 rows a warp. Four warps share the first two blocks, whose
+// rows they look up themselves (`index`, `list`: a lane's); then three go on where the fourth one
+// has found the rows. Looking all of them up here took half of the time of the copying warps, and
+// with 128 heads everything waited for them.
 template <class R, int N>
-__device__ __forceinline__ void copy_on(Smem<R, N>& sm, const Args& p, const Span& sp) {
+__device__ __forceinline__ void copy(Smem<R, N>& sm, const Args& p, const Span& sp, int index,
+                                     int list) {
   using K = Config<R, N>;
-  const int tid = thread_here(), lane = tid & 31, w = __shfl_sync(~0u, (tid / 32) & 3, 0);
-  int slot = 4 + w, ph = 1;
+  const int tid = thread_here(), lane = tid & 31;
+  const int w = __shfl_sync(~0u, (tid / 32) & 3, 0);  // uniform, and so is what comes of it
+  const Place first = place_of(p, sp, list, index);
+  int slot = w, ph = 1;
 #pragma unroll 1
-  for (int n = 4 + w; n < sp.blocks * 4; n += 3) {
-    const int known = n / 4 - 1, row = n % 4 * K::kRows + (lane & 15);
-    mb_wait(&sm.placed[known % K::kAhead], known / K::kAhead & 1);
-    const Place at = sm.place[known % K::kAhead][row];
-    const int list = sp.begin + (known + 1) * K::kBlock + row >= sp.n0;
-    fill<R, N>(sm, p, slot, ph, list, {lane < 16 ? at.page : -1, at.offset});
-    slot += 3;
+  for (int n = w; n < sp.blocks * 4;) {
+    const int row = n % 4 * K::kRows + (lane & 15), here = (n & 4) * 4 + (lane & 15);
+    Place at;
+    if (n < 8) {
+      at = {__shfl_sync(~0u, first.page, here), __shfl_sync(~0u, first.offset, here)};
+    } else {
+      const unsigned known = n / 4 - 2;
+      mb_wait(&sm.placed[known % K::kAhead], known / K::kAhead & 1);
+      at = sm.place[known % K::kAhead][row];
+    }
+    if (lane >= 16) at.page = -1;
+    fill<R, N>(sm, p, slot, ph, sp.begin + n / 4 * K::kBlock + row >= sp.n0, at);
+    if (w == 3 && n >= 4) break;
+    const int step = n < 8 ? 4 : 3;
+    n += step;
+    slot += step;
     if (slot >= K::kStages) {
       slot -= K::kStages;
       ph ^= 1;
@@ -219,37 +231,40 @@ __device__ __forceinline__ void describe(Smem<R, N>& sm, int slot) {
                   valid & 2 ? (float)lam[1] : -INFINITY);
 }
 
-// The fourth copying warp: finds the rows of the blocks ahead, and describes those that arrive.
+// What the fourth copying warp does then: finds the rows of the blocks ahead, and describes those
+// that arrive.
 template <class R, int N>
-__device__ __forceinline__ void look_ahead(Smem<R, N>& sm, const Args& p, const Span& sp, int index,
-                                           int list) {
+__device__ __forceinline__ void look_ahead(Smem<R, N>& sm, const Args& p, const Span& sp) {
   using K = Config<R, N>;
   const int lane = thread_here() & 31;
   struct Indices {  // a lane's two of a block
-    int v[2], list[2];
+    int v[2];
+  };
+  const auto position = [&](int block, int k) {
+    return sp.begin + block * K::kBlock + lane + 32 * k;
   };
   const auto load = [&](int block) {
     Indices x;
+    int list;
 #pragma unroll
-    for (int k = 0; k < 2; k++)
-      x.v[k] = index_at(p, sp, sp.begin + block * K::kBlock + lane + 32 * k, x.list[k]);
+    for (int k = 0; k < 2; k++) x.v[k] = index_at(p, sp, position(block, k), list);
     return x;
   };
   const auto tell = [&](int block, const Indices& x) {
     if (block >= sp.blocks) return;
+    const unsigned at = (block - 2) % unsigned{K::kAhead};
 #pragma unroll
     for (int k = 0; k < 2; k++)
-      sm.place[(block - 1) % K::kAhead][lane + 32 * k] = place_of(p, sp, x.list[k], x.v[k]);
-    mb_arrive(&sm.placed[(block - 1) % K::kAhead]);
+      sm.place[at][lane + 32 * k] = place_of(p, sp, position(block, k) >= sp.n0, x.v[k]);
+    mb_arrive(&sm.placed[at]);
   };
   Indices next[K::kAhead];
 #pragma unroll
-  for (int k = 0; k < K::kAhead; k++) next[k] = load(k + 1);
-  if (sp.blocks > 0) fill<R, N>(sm, p, 3, 1, list, place_of(p, sp, list, index));
+  for (int k = 0; k < K::kAhead; k++) next[k] = load(k + 2);
 #pragma unroll
-  for (int k = 0; k < K::kAhead; k++) tell(k + 1, next[k]);
+  for (int k = 0; k < K::kAhead; k++) tell(k + 2, next[k]);
   int slot = lane >> 3, ph = 0;
-  Indices later = load(K::kAhead + 1);
+  Indices later = load(K::kAhead + 2);
 #pragma unroll 1
   for (int i = 0; i < sp.blocks; i++) {
     mb_wait_all(&sm.full[slot], ph);
@@ -260,7 +275,7 @@ __device__ __forceinline__ void look_ahead(Smem<R, N>& sm, const Args& p, const 
       slot -= K::kStages;
       ph ^= 1;
     }
-    if (i > 0) {  // block i has been copied, and what was known of it is no longer needed
+    if (i >= 2) {  // block i has been copied, and what was known of it is no longer needed
       tell(i + K::kAhead, later);
       later = load(i + 1 + K::kAhead);
     }
