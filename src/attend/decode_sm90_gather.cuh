@@ -231,40 +231,33 @@ __device__ __forceinline__ void describe(Smem<R, N>& sm, int slot) {
                   valid & 2 ? (float)lam[1] : -INFINITY);
 }
 
-// What the fourth copying warp does then: finds the rows of the blocks ahead, and describes those
-// that arrive.
+// What the fourth copying warp does then: describes block after block as they arrive, and finds the
+// rows of the kAhead-th one behind it.
 template <class R, int N>
 __device__ __forceinline__ void look_ahead(Smem<R, N>& sm, const Args& p, const Span& sp) {
   using K = Config<R, N>;
   const int lane = thread_here() & 31;
-  struct Indices {  // a lane's two of a block
-    int v[2];
-  };
   const auto position = [&](int block, int k) {
     return sp.begin + block * K::kBlock + lane + 32 * k;
   };
-  const auto load = [&](int block) {
-    Indices x;
+  const auto load = [&](int block) {  // a lane's two indices
     int list;
-#pragma unroll
-    for (int k = 0; k < 2; k++) x.v[k] = index_at(p, sp, position(block, k), list);
-    return x;
+    const int x = index_at(p, sp, position(block, 0), list);
+    return make_int2(x, index_at(p, sp, position(block, 1), list));
   };
-  const auto tell = [&](int block, const Indices& x) {
+  const auto tell = [&](int block, int2 x) {  // over what was known of the block that has arrived
     if (block >= sp.blocks) return;
     const unsigned at = (block - 2) % unsigned{K::kAhead};
-#pragma unroll
-    for (int k = 0; k < 2; k++)
-      sm.place[at][lane + 32 * k] = place_of(p, sp, position(block, k) >= sp.n0, x.v[k]);
+    sm.place[at][lane] = place_of(p, sp, position(block, 0) >= sp.n0, x.x);
+    sm.place[at][lane + 32] = place_of(p, sp, position(block, 1) >= sp.n0, x.y);
     mb_arrive(&sm.placed[at]);
   };
-  Indices next[K::kAhead];
-#pragma unroll
-  for (int k = 0; k < K::kAhead; k++) next[k] = load(k + 2);
-#pragma unroll
-  for (int k = 0; k < K::kAhead; k++) tell(k + 2, next[k]);
   int slot = lane >> 3, ph = 0;
-  Indices later = load(K::kAhead + 2);
+  int2 next = load(K::kAhead), first[K::kAhead - 2];
+#pragma unroll
+  for (int k = 0; k < K::kAhead - 2; k++) first[k] = load(k + 2);
+#pragma unroll
+  for (int k = 0; k < K::kAhead - 2; k++) tell(k + 2, first[k]);
 #pragma unroll 1
   for (int i = 0; i < sp.blocks; i++) {
     mb_wait_all(&sm.full[slot], ph);
@@ -275,10 +268,8 @@ __device__ __forceinline__ void look_ahead(Smem<R, N>& sm, const Args& p, const 
       slot -= K::kStages;
       ph ^= 1;
     }
-    if (i >= 2) {  // block i has been copied, and what was known of it is no longer needed
-      tell(i + K::kAhead, later);
-      later = load(i + 1 + K::kAhead);
-    }
+    tell(i + K::kAhead, next);
+    next = load(i + 1 + K::kAhead);
   }
 }
 
