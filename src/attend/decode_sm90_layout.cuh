@@ -76,9 +76,7 @@ struct Config {
   static constexpr int kQBytes = kQTiles * N * 128, kPBytes = kPKinds * 64 * 128;
   static constexpr int kYBytes = N * 256;
   static constexpr int kSide = R::kSideBytes ? R::kSideBytes * kRows : 8;
-  // Blocks whose rows are found ahead: all that a ring holds, or nearly. With three instead of four
-  // 16 heads take 3 % longer, 64 heads of 32 tokens 8 %.
-  static constexpr int kAhead = N <= 32 ? 4 : 3;
+  static constexpr int kAhead = 3;  // blocks whose rows are found ahead
   static constexpr int kMisc = N * 4 * 9 + kAhead * (kBlock * 8 + 8) + 112;
   static constexpr int kLimit = 232448;
   static constexpr int kFit = (kLimit - kQBytes - kPBytes - kYBytes - kMisc) /
