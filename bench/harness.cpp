@@ -53,12 +53,15 @@ class Flush {
 
 std::vector<double> time_on_cpu(const std::function<void()>& run, const Method& method) {
   static Flush flush;
-  run();  // page faults, threads, first-use tables
+  constexpr double kSlice = 0.002;  // seconds from one sample of the roof to the next
+  run();                            // page faults, threads, first-use tables
   std::vector<double> us;
   const auto begin = Clock::now();
+  auto slice = begin - std::chrono::seconds(1);
   while (static_cast<int64_t>(us.size()) < method.max_runs &&
          (static_cast<int64_t>(us.size()) < method.min_runs ||
           seconds_since(begin) < method.seconds)) {
+    if (method.between && seconds_since(slice) > kSlice) method.between(), slice = Clock::now();
     if (method.cold) flush();
     const auto start = Clock::now();
     run();
@@ -68,8 +71,13 @@ std::vector<double> time_on_cpu(const std::function<void()>& run, const Method& 
 }
 
 std::vector<Backend>& backends() {
-  static std::vector<Backend> list = {
-      {"cpu", time_on_cpu, measure_cpu_roofs, [] { return cpu_name(); }, false}};
+  static std::vector<Backend> list = {{.device = "cpu",
+                                       .time = time_on_cpu,
+                                       .roofs = measure_cpu_roofs,
+                                       .machine = [] { return cpu_name(); },
+                                       .use_median = false,
+                                       .roof = sample_cpu_roof,
+                                       .rounds = 4}};
   return list;
 }
 
@@ -117,11 +125,12 @@ std::vector<std::string> sets() {
 }
 
 std::vector<Result> run_suites(Runner& runner, const std::vector<std::string>& only) {
-  for (const std::string& stage : only.empty() ? stages() : only) {
-    runner.begin(stage);
-    for (const Registered& r : registry())
-      if (r.stage == stage && r.set == runner.options().set) r.run(runner);
-  }
+  for (int round = 0; round < runner.rounds(); ++round)
+    for (const std::string& stage : only.empty() ? stages() : only) {
+      runner.begin(stage, round);
+      for (const Registered& r : registry())
+        if (r.stage == stage && r.set == runner.options().set) r.run(runner);
+    }
   return runner.finish();
 }
 
@@ -147,57 +156,78 @@ bool Runner::wants(const Case& c) const {
   return c.name.find(options_.filter) != std::string::npos;
 }
 
-// A kernel is held against the unit it uses: its name ends in the instruction set. Memory counts
-// when nothing is cached.
-double Runner::at_the_roof(const Case& c, bool cold) const {
-  double compute = roofs_.fma;
-  if (c.kernel.find("amx") != std::string::npos) compute = roofs_.amx;
-  else if (c.kernel.find("bf16") != std::string::npos) compute = roofs_.bf16_dot;
-  else if (c.kernel.find("sm90") != std::string::npos) compute = roofs_.tensor * (c.fp8 ? 2 : 1);
-  const double arithmetic = compute > 0 ? c.flops / compute : 0;
-  const double memory = roofs_.read > 0 && cold ? c.bytes / roofs_.read : 0;
+// A kernel is held against the unit it uses: as it was sampled between the runs, or in the whole
+// run where that is not done. Memory counts when nothing is cached.
+double Runner::at_the_roof(const Result& r) const {
+  const double unit = r.roof > 0 ? r.roof : roofs_.*unit_of(r.of.kernel);
+  const double compute = unit * (r.of.fp8 && r.device == "cuda" ? 2 : 1);
+  const double arithmetic = compute > 0 ? r.of.flops / compute : 0;
+  const double memory = roofs_.read > 0 && r.cold ? r.of.bytes / roofs_.read : 0;
   return std::max(arithmetic, memory);
 }
 
-// Neighbours on a virtual machine slow a roof as they slow a case: the better of the two
-// measurements, before and after the cases, is nearer the truth.
+// Neighbours on a virtual machine slow a roof as they slow a case: the best of all measurements is
+// nearest the truth.
 const std::vector<Result>& Runner::finish() {
-  if (results_.empty()) return results_;
+  if (rows_.empty()) return results_;
   const Roofs again = backend_->roofs();
   for (double Roofs::*unit :
        {&Roofs::fma, &Roofs::bf16_dot, &Roofs::amx, &Roofs::tensor, &Roofs::read})
     roofs_.*unit = std::max(roofs_.*unit, again.*unit);
-  for (Result& r : results_) r.roof_share = at_the_roof(r.of, r.cold) / (1e-6 * r.us);
+  for (Row& row : rows_) {
+    Result& r = row.result;
+    double& unit = roofs_.*unit_of(r.of.kernel);
+    unit = std::max(unit, r.roof);
+    std::sort(row.us.begin(), row.us.end());
+    r.best = row.us.front(), r.median = percentile(row.us, 0.5);
+    r.spread = (percentile(row.us, 0.9) - percentile(row.us, 0.1)) / r.median;
+    r.us = backend_->use_median ? r.median : r.best;
+    r.runs = static_cast<int64_t>(row.us.size());
+    find_peer(r);
+  }
+  for (Row& row : rows_) {
+    row.result.roof_share = at_the_roof(row.result) / (1e-6 * row.result.us);
+    results_.push_back(std::move(row.result));
+  }
+  rows_.clear();
   return results_;
+}
+
+Runner::Row& Runner::row_of(const Case& c, bool cold) {
+  const std::string name = c.name + (cold ? " cold" : " warm");
+  for (Row& row : rows_)
+    if (row.result.stage == stage_ && row.result.of.name == name &&
+        row.result.of.kernel == c.kernel)
+      return row;
+  Result r{.of = c, .stage = stage_, .device = options_.device, .cold = cold};
+  r.of.name = name;
+  return rows_.emplace_back(Row{.result = std::move(r), .us = {}});
 }
 
 void Runner::measure(const Case& c, const std::function<void()>& run) {
   if (!wants(c)) return;
-  if (results_.empty()) roofs_ = backend_->roofs();
+  if (rows_.empty()) roofs_ = backend_->roofs();
   for (const bool cold : {true, false}) {
     if (!(cold ? options_.cold : options_.warm)) continue;
     Method method = options_.method;
     method.cold = cold;
+    double roof = 0;
+    if (backend_->roof && c.flops > 0)
+      method.between = [&] { roof = std::max(roof, backend_->roof(c.kernel)); };
     std::vector<double> us;
     try {
       us = backend_->time(run, method);
     } catch (const Error& e) {
       if (e.code() != ErrorCode::kUnsupported) throw;
-      std::fprintf(stderr, "left out: %s: %s\n", c.name.c_str(), e.what());
+      if (round_ == 0) std::fprintf(stderr, "left out: %s: %s\n", c.name.c_str(), e.what());
       return;
     }
-    std::sort(us.begin(), us.end());
-    Result r{.of = c, .stage = stage_, .device = options_.device, .cold = cold};
-    r.of.name += cold ? " cold" : " warm";
-    r.best = us.front(), r.median = percentile(us, 0.5);
-    r.spread = (percentile(us, 0.9) - percentile(us, 0.1)) / r.median;
-    r.us = backend_->use_median ? r.median : r.best;
-    r.runs = static_cast<int64_t>(us.size());
-    find_peer(r);
+    Row& row = row_of(c, cold);
+    row.result.roof = std::max(row.result.roof, roof);
+    row.us.insert(row.us.end(), us.begin(), us.end());
     if (isatty(STDERR_FILENO))
-      std::fprintf(stderr, "\r\033[K%s %s %s: %.1f us", stage_.c_str(), r.of.name.c_str(),
-                   c.kernel.c_str(), r.us);
-    results_.push_back(std::move(r));
+      std::fprintf(stderr, "\r\033[K%s %s %s: %.1f us", stage_.c_str(), row.result.of.name.c_str(),
+                   c.kernel.c_str(), *std::min_element(row.us.begin(), row.us.end()));
   }
   if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K");
 }

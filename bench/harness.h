@@ -36,6 +36,7 @@ struct Result {
   double us = 0;  // best on the CPU (noisy neighbours only add), median on devices
   double best = 0, median = 0, spread = 0;  // spread: (90th - 10th percentile) / median
   int64_t runs = 0;
+  double roof = 0;        // FLOP/s of the kernel's unit, best of the samples taken between the runs
   double roof_share = 0;  // time at the roofs / time; 0: no roof applies
   std::string peer;
   double peer_us = 0;
@@ -47,11 +48,12 @@ struct Roofs {
   double read = 0;                                    // B/s
 };
 
-// How one sample is taken.
+// How a case is timed in one visit.
 struct Method {
   bool cold = true;
-  int64_t min_runs = 5, max_runs = 100;
-  double seconds = 0.4;  // stop after this once min_runs are done
+  int64_t min_runs = 3, max_runs = 100;
+  double seconds = 0.1;           // stop after this once min_runs are done
+  std::function<void()> between;  // on the CPU called every few milliseconds, between two runs
 };
 
 // What the harness needs to know of a device. The CPU's is built in; the CUDA build adds one whose
@@ -62,6 +64,8 @@ struct Backend {
   std::function<Roofs()> roofs;
   std::function<std::string()> machine;  // "NVIDIA H200, driver 580.159"; "" when there is none
   bool use_median = true;
+  std::function<double(const std::string& kernel)> roof;  // one short sample, FLOP/s; may be empty
+  int rounds = 1;  // over all cases, if the options do not say
 };
 void add_backend(Backend backend);
 const Backend* find_backend(const std::string& device);
@@ -72,6 +76,7 @@ struct Options {
   std::string filter;  // cases whose name contains it
   bool cold = true, warm = true;
   Method method;
+  int rounds = 0;  // over all cases; 0: what the device asks for
 };
 
 class Runner {
@@ -85,21 +90,30 @@ class Runner {
   bool on_cuda() const { return options_.device == "cuda"; }
   // Whether the options ask for this case: to spare the set-up of one that they do not.
   bool wants(const Case& c) const;
-  // Times `run` cold and warm. A kernel that refuses the shape is noted on stderr and left out.
+  // Times `run` cold and warm, once more in every round. A kernel that refuses the shape is noted
+  // on stderr and left out.
   void measure(const Case& c, const std::function<void()>& run);
 
-  void begin(const std::string& stage) { stage_ = stage; }
+  void begin(const std::string& stage, int round) { stage_ = stage, round_ = round; }
+  int rounds() const { return options_.rounds > 0 ? options_.rounds : backend_->rounds; }
   const Roofs& roofs() const { return roofs_; }
-  // Measures the roofs once more, fills in the shares, and gives the results.
+  // Measures the roofs once more, fills in times and shares, and gives the results.
   const std::vector<Result>& finish();
 
  private:
-  double at_the_roof(const Case& c, bool cold) const;  // seconds
+  struct Row {
+    Result result;
+    std::vector<double> us;  // of all rounds
+  };
+  Row& row_of(const Case& c, bool cold);
+  double at_the_roof(const Result& r) const;  // seconds
 
   Options options_;
   const Backend* backend_;
   Roofs roofs_;
   std::string stage_;
+  int round_ = 0;
+  std::vector<Row> rows_;
   std::vector<Result> results_;
 };
 

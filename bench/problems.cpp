@@ -1,7 +1,10 @@
 #include "problems.h"
 
 #include <algorithm>
+#include <deque>
 #include <numeric>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "random.h"
@@ -30,9 +33,25 @@ Paging::Paging(Placement& memory, const Sizes& s, int64_t context)
 }
 
 FilledCache::FilledCache(Placement& placement, Cache shape, uint64_t seed) : cache(shape) {
+  using Key = std::tuple<CacheFormat, int64_t, int32_t, uint64_t>;
+  static std::deque<std::pair<Key, decltype(memory)>> kept;
+  const Key key(cache.format, cache.pages, cache.page, seed);
+  for (const auto& [of, filled] : kept)
+    if (placement.on_host() && of == key) memory = filled;
+  if (memory) {
+    cache.data = memory->data();
+    return;
+  }
+  fill(placement, seed);
+  if (!placement.on_host()) return;
+  kept.emplace_back(key, memory);
+  if (kept.size() > 2) kept.pop_front();
+}
+
+void FilledCache::fill(Placement& placement, uint64_t seed) {
   const int64_t bytes = cache.pages * page_bytes(cache.format, cache.page);
-  const Tensor room = placement.room(memory, {bytes});
-  cache.data = room.data;
+  memory = std::make_shared<tools::Buffer<std::byte>>();
+  cache.data = placement.room(*memory, {bytes}).data;
   // On a device a block of rows is written over and over: making them takes the longest.
   const int64_t d = record_dim(cache.format), all = cache.pages * cache.page;
   const int64_t block = std::min<int64_t>(all, placement.on_host() ? 1024 : 16384);

@@ -36,6 +36,7 @@ json object_of(const Result& r) {
           {"us", rounded(r.us)},
           {"tflops", number(rounded(r.of.flops / seconds * 1e-12))},
           {"gbps", number(rounded(r.of.bytes / seconds * 1e-9))},
+          {"roof_tflops", number(rounded(r.roof * 1e-12))},
           {"roof_share", number(rounded(r.roof_share))},
           {"peer", word(r.peer)},
           {"peer_us", number(r.peer_us)},

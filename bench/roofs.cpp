@@ -1,4 +1,4 @@
-// Each roof is the best of many samples of a few milliseconds, all workers at once: short enough
+// Each roof is the best of many samples of a millisecond or two, all workers at once: short enough
 // that some fall between the neighbours' turns on a busy machine.
 #include "roofs.h"
 
@@ -20,26 +20,57 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// FLOP/s of `unit` on all workers.
-double arithmetic(double (*unit)(int64_t) noexcept) {
-  int64_t rounds = 1000;
-  for (;; rounds *= 2) {  // until they take a millisecond on one worker
-    const auto start = Clock::now();
-    unit(rounds);
-    if (seconds_since(start) > 0.001) break;
+// FLOP/s of a unit on all workers.
+class Arithmetic {
+ public:
+  explicit Arithmetic(double (*unit)(int64_t) noexcept) : unit_(unit) {
+    for (;; rounds_ *= 2) {  // until they take a millisecond on one worker
+      const auto start = Clock::now();
+      unit(rounds_);
+      if (seconds_since(start) > 0.001) break;
+    }
   }
-  double best = 0;
-  const int64_t workers = host::threads();
-  for (int i = 0; i < kSamples; ++i) {
+  double sample() const {
+    const int64_t workers = host::threads();
     std::unique_ptr<double[]> flops(new double[workers]);
     const auto start = Clock::now();
-    host::parallel_for(workers, [&](int64_t w, int) { flops[w] = unit(2 * rounds); });
+    host::parallel_for(workers, [&](int64_t w, int) { flops[w] = unit_(rounds_); });
     const double seconds = seconds_since(start);
     double sum = 0;
     for (int64_t w = 0; w < workers; ++w) sum += flops[w];
-    best = std::max(best, sum / seconds);
+    return sum / seconds;
   }
-  return best;
+  double best() const {
+    double best = 0;
+    for (int i = 0; i < kSamples; ++i) best = std::max(best, sample());
+    return best;
+  }
+
+ private:
+  double (*unit_)(int64_t) noexcept;
+  int64_t rounds_ = 1000;
+};
+
+// Made when it is first asked for; null where the machine has no such unit.
+const Arithmetic* arithmetic(double Roofs::*unit) {
+#if defined(__x86_64__)
+  const host::Isa& isa = host::isa();
+  if (unit == &Roofs::amx && isa.amx_bf16) {
+    static const Arithmetic amx(matrix_amx);
+    return &amx;
+  }
+  if (unit == &Roofs::bf16_dot && isa.avx512_bf16) {
+    static const Arithmetic dot(bf16_dot_avx512bf16);
+    return &dot;
+  }
+#endif
+  if (unit != &Roofs::fma) return nullptr;
+#if defined(__x86_64__)
+  static const Arithmetic fma(isa.avx512 ? fma_avx512 : isa.avx2 ? fma_avx2 : fma_portable);
+#else
+  static const Arithmetic fma(fma_portable);
+#endif
+  return &fma;
 }
 
 uint64_t sum_of(const uint64_t* data, int64_t count) {
@@ -88,17 +119,22 @@ double fma_portable(int64_t rounds) noexcept {
   return 2.0 * kLanes * static_cast<double>(rounds);
 }
 
+double Roofs::*unit_of(const std::string& kernel) {
+  if (kernel.find("amx") != std::string::npos) return &Roofs::amx;
+  if (kernel.find("bf16") != std::string::npos) return &Roofs::bf16_dot;
+  if (kernel.find("sm90") != std::string::npos) return &Roofs::tensor;
+  return &Roofs::fma;
+}
+
+double sample_cpu_roof(const std::string& kernel) {
+  const Arithmetic* unit = arithmetic(unit_of(kernel));
+  return unit ? unit->sample() : 0;
+}
+
 Roofs measure_cpu_roofs() {
   Roofs r;
-  const host::Isa& isa = host::isa();
-  (void)isa;
-#if defined(__x86_64__)
-  r.fma = arithmetic(isa.avx512 ? fma_avx512 : isa.avx2 ? fma_avx2 : fma_portable);
-  if (isa.avx512_bf16) r.bf16_dot = arithmetic(bf16_dot_avx512bf16);
-  if (isa.amx_bf16) r.amx = arithmetic(matrix_amx);
-#else
-  r.fma = arithmetic(fma_portable);
-#endif
+  for (double Roofs::*unit : {&Roofs::fma, &Roofs::bf16_dot, &Roofs::amx})
+    if (const Arithmetic* a = arithmetic(unit)) r.*unit = a->best();
   r.read = read_bandwidth();
   return r;
 }

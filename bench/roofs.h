@@ -2,12 +2,18 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "harness.h"
 
 namespace winnow::bench {
 
+// The unit that a kernel is held against: its name ends in the instruction set.
+double Roofs::*unit_of(const std::string& kernel);
+
 Roofs measure_cpu_roofs();
+// One sample of a kernel's unit on all workers, about a millisecond.
+double sample_cpu_roof(const std::string& kernel);
 
 // `rounds` rounds of independent operations in registers; each returns the FLOP it did. Those of an
 // instruction set are compiled for it alone and may be called only where it exists.

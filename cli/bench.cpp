@@ -61,6 +61,7 @@ void run_bench(BenchOptions o) {
   if (!o.save.empty()) check_place(o.save), check_place(beside(o.save));
   o.options.cold = o.cache != "warm", o.options.warm = o.cache != "cold";
   if (o.quick) o.options.method = {.min_runs = 3, .max_runs = 10, .seconds = 0.05};
+  if (o.quick && o.options.rounds == 0) o.options.rounds = 1;
   bench::Machine machine = bench::describe_machine();
   if (!o.commit.empty()) machine.commit = o.commit;
   bench::Runner runner(o.options);
@@ -84,6 +85,7 @@ void add_bench(CLI::App& app, Outcome&) {
       app.add_subcommand("bench", "Time the stages: µs, TFLOP/s, GB/s, share of the roof");
   cmd->footer(
       "Best of many runs on the CPU, median on a device; roofs are measured in the same run.\n"
+      "A case is timed in every round, and its roof between its runs: a machine has bad moments.\n"
       "Examples:\n"
       "  winnow bench                             every stage\n"
       "  winnow bench attend --filter h128        some cases of one\n"
@@ -106,12 +108,15 @@ void add_bench(CLI::App& app, Outcome&) {
   cmd->add_option("--cache", o->cache, "State of the CPU caches before a run")
       ->check(CLI::IsMember({"cold", "warm", "both"}))
       ->capture_default_str();
-  cmd->add_option("--runs", o->options.method.max_runs, "At most this many runs a case")
+  cmd->add_option("--runs", o->options.method.max_runs, "At most this many runs a case and round")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
-  cmd->add_option("--seconds", o->options.method.seconds, "At most about this long a case")
+  cmd->add_option("--seconds", o->options.method.seconds,
+                  "At most about this long a case and round")
       ->check(CLI::Range(1e-6, 1e6))
       ->capture_default_str();
+  cmd->add_option("--rounds", o->options.rounds, "Rounds over all cases (4 on the CPU, else 1)")
+      ->check(CLI::Range(1, 1000));
   cmd->add_option("--commit", o->commit, "Commit to name, where the build could not know it");
   cmd->add_flag("--quick", o->quick, "Few runs: to see that everything works");
   cmd->callback([o] { run_bench(*o); });
