@@ -34,21 +34,65 @@ struct Bf16Dot : VectorEngine<Bf16Dot> {
     pack_keys<R, Bf16Dot>(keys, n, {m.k, m.v, m.scales});
   }
 
+  // The two P as they are multiplied with the values of scale t, rounded to a pair.
+  template <class R>
+  WINNOW_INLINE static __m512i weights(const Block<Bf16Dot>& b, int key, int t,
+                                       const __m512 (&p)[2]) {
+    if constexpr (!kFloatScales<R>) return pair_bf16(p[0], p[1]);
+    const float* s = b.m.scales + key * 4 + t;
+    return pair_bf16(_mm512_mul_ps(p[0], splat(s[0])), _mm512_mul_ps(p[1], splat(s[4])));
+  }
+
   // P of two keys as a pair; one plane for each fp32 scale of the values.
   template <class R>
   WINNOW_INLINE static void store_p(const Block<Bf16Dot>& b, int hb, int key,
                                     const __m512 (&p)[2]) {
     uint32_t* to = b.m.p + (hb * (kBlock / 2) + key / 2) * 16;
-    if constexpr (kFloatScales<R>) {
-      const int64_t plane = int64_t{head_blocks(b.heads)} * (kBlock / 2) * 16;
-      const float* s = b.m.scales + key * 4;
+    const int64_t plane = int64_t{head_blocks(b.heads)} * (kBlock / 2) * 16;
 #pragma GCC unroll 4
-      for (int t = 0; t < 4; ++t)
-        _mm512_store_si512(to + t * plane, pair_bf16(_mm512_mul_ps(p[0], splat(s[t])),
-                                                     _mm512_mul_ps(p[1], splat(s[t + 4]))));
-    } else {
-      _mm512_store_si512(to, pair_bf16(p[0], p[1]));
+    for (int t = 0; t < (kFloatScales<R> ? 4 : 1); ++t)
+      _mm512_store_si512(to + t * plane, weights<R>(b, key, t, p));
+  }
+
+  // What rounding added to the sum of a block's weights, of some of 16 heads: for each scale by
+  // itself, in units of P. Scales without an inverse (0, infinite) add nothing, nor do infinite
+  // products.
+  template <class R>
+  static void count_rounding(const Block<Bf16Dot>& b, int hb, const float* logits,
+                             __mmask16 heads) {
+    const __m512 m = _mm512_loadu_ps(b.m.state->m + hb * 16);
+    for (int t = 0; t < 4; ++t) {
+      float* extra = b.m.state->extra[t] + hb * 16;
+      __m512 sum = _mm512_loadu_ps(extra);
+      for (int key = 0; key < b.n; key += 2) {
+        const bool both = key + 1 < b.n;
+        const __m512 p[2] = {pow2(_mm512_sub_ps(_mm512_load_ps(logits + key * 32), m)),
+                             both ? pow2(_mm512_sub_ps(_mm512_load_ps(logits + key * 32 + 32), m))
+                                  : _mm512_setzero_ps()};
+        const __m512i pair = weights<R>(b, key, t, p);
+        for (int i = 0; i < (both ? 2 : 1); ++i) {
+          const __m512 scale = splat(kFloatScales<R> ? b.m.scales[(key + i) * 4 + t] : 1.0f);
+          const __m512 rounded = i ? high_half(pair) : low_half(pair);
+          const __m512 share =
+              _mm512_div_ps(_mm512_sub_ps(rounded, _mm512_mul_ps(p[i], scale)), scale);
+          const auto finite = _mm512_cmp_ps_mask(_mm512_abs_ps(share), splat(FLT_MAX), _CMP_LE_OQ);
+          sum = _mm512_mask_add_ps(sum, heads & finite, sum, share);
+        }
+      }
+      _mm512_storeu_ps(extra, sum);
     }
+  }
+
+  // O as if its weights had not been rounded on the whole: what one that dominates lost falls out.
+  static void finish(Block<Bf16Dot>& b) {
+    for (int h = 0; h < b.heads && !b.first; ++h)
+      for (int t = 0; t < 4; ++t) {
+        const float l = b.m.state->l[h], extra = b.m.state->extra[t][h];
+        if (extra == 0) continue;
+        float* o = b.o + h * kORow + t * kPanel;
+        for (int i = 0; i < kPanel; i += 16)
+          _mm512_store_ps(o + i, _mm512_mul_ps(_mm512_load_ps(o + i), splat(l / (l + extra))));
+      }
   }
 };
 

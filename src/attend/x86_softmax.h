@@ -23,9 +23,11 @@ inline constexpr float kLag = 8.0f;
 
 // Softmax state of every head, logits in log2 units.
 struct State {
-  float m[128];       // subtracted from the logits
-  float l[128];       // sum of 2^(s - m)
-  float w[128];       // the same of the weights as rounded, if the engine keeps it
+  float m[128];  // subtracted from the logits
+  float l[128];  // sum of 2^(s - m)
+  float w[128];  // the same of the weights as rounded, if the engine keeps it
+  // What rounding added to l; one for each 128 dims, whose fp32 scales are rounded with P.
+  float extra[4][128];
   float top[128];     // true maximum
   float factor[128];  // what O must be multiplied by when m grew
 };
@@ -120,6 +122,8 @@ inline bool raise_maximum(State& st, int head, __m512 top, bool first) {
     _mm512_storeu_ps(st.m + head, finite);
     _mm512_storeu_ps(st.l + head, _mm512_setzero_ps());
     _mm512_storeu_ps(st.w + head, _mm512_setzero_ps());
+    for (float* e : {st.extra[0], st.extra[1], st.extra[2], st.extra[3]})
+      _mm512_storeu_ps(e + head, _mm512_setzero_ps());
     return false;
   }
   const __m512 m = _mm512_loadu_ps(st.m + head);
@@ -131,6 +135,8 @@ inline bool raise_maximum(State& st, int head, __m512 top, bool first) {
   _mm512_storeu_ps(st.factor + head, f);
   _mm512_storeu_ps(st.l + head, _mm512_mul_ps(_mm512_loadu_ps(st.l + head), f));
   _mm512_storeu_ps(st.w + head, _mm512_mul_ps(_mm512_loadu_ps(st.w + head), f));
+  for (float* e : {st.extra[0], st.extra[1], st.extra[2], st.extra[3]})
+    _mm512_storeu_ps(e + head, _mm512_mul_ps(_mm512_loadu_ps(e + head), f));
   _mm512_storeu_ps(st.m + head, raised);
   return true;
 }

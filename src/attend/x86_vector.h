@@ -113,6 +113,13 @@ struct VectorEngine {
       }
       sum = _mm512_add_ps(_mm512_loadu_ps(st.l + hb * 16), _mm512_add_ps(sum, sum1));
       _mm512_storeu_ps(st.l + hb * 16, sum);
+      // A weight above a quarter of the sum so far: its rounding would show in the output.
+      if constexpr (E::kPairs) {
+        const __m512 largest = pow2(_mm512_sub_ps(top, m));
+        const __mmask16 heavy =
+            _mm512_cmp_ps_mask(largest, _mm512_mul_ps(sum, splat(0.25f)), _CMP_GT_OQ);
+        if (heavy) E::template count_rounding<R>(b, hb, s, heavy);
+      }
     }
   }
 
