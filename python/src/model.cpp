@@ -93,7 +93,8 @@ void make_cache(PyCache* self, nb::object data, std::string_view format,
   if (a.other_dtype && std::string_view(a.other_dtype) == "int8")
     a.other_dtype = nullptr, a.tensor.dtype = DType::kU8;
   static std::byte nothing alignas(64);  // an empty cache is a cache, though its data may be null
-  if (!a.tensor.data && a.tensor.size() == 0) a.tensor.data = &nothing;
+  if (!a.tensor.data && a.tensor.size() == 0 && a.origin.device == DeviceKind::kCpu)
+    a.tensor.data = &nothing;
   if (a.other_dtype) invalid(std::string("Cache: data: expected uint8, found ") + a.other_dtype);
   const Cache cache = Layout{a.tensor, format_of(format), page}.cache();
   new (self) PyCache{cache, a.origin, a.read_only, std::move(data)};
