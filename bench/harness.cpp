@@ -55,17 +55,22 @@ std::vector<double> time_on_cpu(const std::function<void()>& run, const Method& 
   static Flush flush;
   constexpr double kSlice = 0.002;  // seconds from one sample of the roof to the next
   run();                            // page faults, threads, first-use tables
+  if (method.between) method.between(0);
   std::vector<double> us;
   const auto begin = Clock::now();
-  auto slice = begin - std::chrono::seconds(1);
+  auto slice = begin;
+  double best = 0;  // of this slice
   while (static_cast<int64_t>(us.size()) < method.max_runs &&
          (static_cast<int64_t>(us.size()) < method.min_runs ||
           seconds_since(begin) < method.seconds)) {
-    if (method.between && seconds_since(slice) > kSlice) method.between(), slice = Clock::now();
     if (method.cold) flush();
     const auto start = Clock::now();
     run();
     us.push_back(1e6 * seconds_since(start));
+    best = best > 0 ? std::min(best, us.back()) : us.back();
+    if (!method.between || seconds_since(slice) < kSlice) continue;
+    method.between(best);
+    best = 0, slice = Clock::now();
   }
   return us;
 }
@@ -156,13 +161,17 @@ bool Runner::wants(const Case& c) const {
   return c.name.find(options_.filter) != std::string::npos;
 }
 
-// A kernel is held against the unit it uses: as it was sampled between the runs, or in the whole
-// run where that is not done. Memory counts when nothing is cached.
-double Runner::at_the_roof(const Result& r) const {
-  const double unit = r.roof > 0 ? r.roof : roofs_.*unit_of(r.of.kernel);
-  const double compute = unit * (r.of.fp8 && r.device == "cuda" ? 2 : 1);
-  const double arithmetic = compute > 0 ? r.of.flops / compute : 0;
-  const double memory = roofs_.read > 0 && r.cold ? r.of.bytes / roofs_.read : 0;
+// A kernel is held against the unit it uses, in the whole run or as it was sampled between the
+// runs. Then the lower of two estimates counts: best run and best sample may be of different
+// moments, and of slices the highest are those whose samples alone were slowed. Memory counts when
+// nothing is cached.
+double Runner::share_of(const Row& row) const {
+  const Result& r = row.result;
+  const double whole = roofs_.*unit_of(r.of.kernel) * (r.of.fp8 && r.device == "cuda" ? 2 : 1);
+  const double unit = r.roof > 0 ? r.roof : whole;
+  double arithmetic = unit > 0 ? r.of.flops / unit / (1e-6 * r.us) : 0;
+  if (!row.shares.empty()) arithmetic = std::min(arithmetic, percentile(row.shares, 0.9));
+  const double memory = roofs_.read > 0 && r.cold ? r.of.bytes / roofs_.read / (1e-6 * r.us) : 0;
   return std::max(arithmetic, memory);
 }
 
@@ -179,6 +188,7 @@ const std::vector<Result>& Runner::finish() {
     double& unit = roofs_.*unit_of(r.of.kernel);
     unit = std::max(unit, r.roof);
     std::sort(row.us.begin(), row.us.end());
+    std::sort(row.shares.begin(), row.shares.end());
     r.best = row.us.front(), r.median = percentile(row.us, 0.5);
     r.spread = (percentile(row.us, 0.9) - percentile(row.us, 0.1)) / r.median;
     r.us = backend_->use_median ? r.median : r.best;
@@ -186,7 +196,7 @@ const std::vector<Result>& Runner::finish() {
     find_peer(r);
   }
   for (Row& row : rows_) {
-    row.result.roof_share = at_the_roof(row.result) / (1e-6 * row.result.us);
+    row.result.roof_share = share_of(row);
     results_.push_back(std::move(row.result));
   }
   rows_.clear();
@@ -201,7 +211,7 @@ Runner::Row& Runner::row_of(const Case& c, bool cold) {
       return row;
   Result r{.of = c, .stage = stage_, .device = options_.device, .cold = cold};
   r.of.name = name;
-  return rows_.emplace_back(Row{.result = std::move(r), .us = {}});
+  return rows_.emplace_back(Row{.result = std::move(r), .us = {}, .shares = {}});
 }
 
 void Runner::measure(const Case& c, const std::function<void()>& run) {
@@ -211,10 +221,16 @@ void Runner::measure(const Case& c, const std::function<void()>& run) {
     if (!(cold ? options_.cold : options_.warm)) continue;
     Method method = options_.method;
     method.cold = cold;
-    double roof = 0;
+    double last = 0, best = 0;  // samples of the roof
+    std::vector<double> us, shares;
+    // A slice is held against the better of the samples around it: moments in which only one of
+    // them was slowed do not raise the share.
     if (backend_->roof && c.flops > 0)
-      method.between = [&] { roof = std::max(roof, backend_->roof(c.kernel)); };
-    std::vector<double> us;
+      method.between = [&](double slice_us) {
+        const double now = backend_->roof(c.kernel), roof = std::max(last, now);
+        if (slice_us > 0 && roof > 0) shares.push_back(c.flops / roof / (1e-6 * slice_us));
+        last = now, best = std::max(best, now);
+      };
     try {
       us = backend_->time(run, method);
     } catch (const Error& e) {
@@ -223,8 +239,9 @@ void Runner::measure(const Case& c, const std::function<void()>& run) {
       return;
     }
     Row& row = row_of(c, cold);
-    row.result.roof = std::max(row.result.roof, roof);
+    row.result.roof = std::max(row.result.roof, best);
     row.us.insert(row.us.end(), us.begin(), us.end());
+    row.shares.insert(row.shares.end(), shares.begin(), shares.end());
     if (isatty(STDERR_FILENO))
       std::fprintf(stderr, "\r\033[K%s %s %s: %.1f us", stage_.c_str(), row.result.of.name.c_str(),
                    c.kernel.c_str(), *std::min_element(row.us.begin(), row.us.end()));

@@ -52,8 +52,10 @@ struct Roofs {
 struct Method {
   bool cold = true;
   int64_t min_runs = 3, max_runs = 100;
-  double seconds = 0.1;           // stop after this once min_runs are done
-  std::function<void()> between;  // on the CPU called every few milliseconds, between two runs
+  double seconds = 0.1;  // stop after this once min_runs are done
+  // On the CPU: called before the first run, and then every few milliseconds with the best time
+  // since the last call, in us.
+  std::function<void(double us)> between;
 };
 
 // What the harness needs to know of a device. The CPU's is built in; the CUDA build adds one whose
@@ -103,10 +105,10 @@ class Runner {
  private:
   struct Row {
     Result result;
-    std::vector<double> us;  // of all rounds
+    std::vector<double> us, shares;  // runs of all rounds; shares of the unit's roof
   };
   Row& row_of(const Case& c, bool cold);
-  double at_the_roof(const Result& r) const;  // seconds
+  double share_of(const Row& row) const;
 
   Options options_;
   const Backend* backend_;
