@@ -11,7 +11,7 @@
 // each panel of 128 dims leaves 4 KB of sums, 20 KB in all, which stay in L1 as K and Q are
 // streamed past it, and which become logits with their fp32 scales, so that K is exact. The values
 // wait for kSteps steps of 32 keys, as O (256 KB) is loaded and stored once for all of them; V is
-// scaled and rounded to bf16 when it is packed.
+// scaled and rounded to bf16 when it is packed. Up to 16 heads take V from the rows of K instead.
 //
 // Budget, per key and 16 heads, V3.2 (one TDPBF16PS in 16 cycles): scores 18, values 16 cycles;
 // softmax about 30 vector operations. Per key: 11 lines gathered, 34 written.
@@ -161,6 +161,8 @@ struct Amx {
   // A block of keys. It may wait for its values until the next, or until finish().
   template <class R>
   static void attend(Block<Amx>& b, const KeyRef* keys, Prefetcher<R>& fetch) {
+    if constexpr (kFloatScales<R>)
+      if (b.narrow) return attend_narrow<R>(b, keys, fetch);
     const int steps = (b.n + 31) / 32, blocks = head_blocks(b.heads);
     if (b.end + steps > kSteps) values(b);
     if (b.begin == b.end) b.begin = b.end = 0;
@@ -224,8 +226,109 @@ struct Amx {
     b.begin = b.end, b.rescale = 0, b.first = false;
   }
 
-  static void output(const Scratch<Amx>& m, int head, float* o) {
-    restore_order(m.o + head / 16 * kBlockO + head % 16 * 16, kTileCells, o);
+  static void output(const Block<Amx>& b, int head, float* o) {
+    const float* from = b.m.o + head / 16 * kBlockO + head % 16 * 16;
+    if (!b.narrow) return restore_order(from, kTileCells, o);
+    for (int i = 0; i < kValueDim; i += 32, from += 2 * kTileCells) {
+      const __m512 even = _mm512_load_ps(from), odd = _mm512_load_ps(from + kTileCells);
+      _mm512_store_ps(o + i, _mm512_unpacklo_ps(even, odd));
+      _mm512_store_ps(o + i + 16, _mm512_unpackhi_ps(even, odd));
+    }
+    restore_order(o, 16, o);
+  }
+
+  // Up to 16 heads: packing takes longer than everything else, and half of it is the pairs of V.
+  // The rows of K serve as V instead, as B tiles [16 keys][32 dims]: what a product takes for two
+  // keys of a pair are two dims of one key, so P is spread over even or odd cells, zeros between:
+  // one tile makes the even dims of O, the other the odd ones. Twice the products of the values;
+  // 16 lines a key less to write. The fp32 scales are in P, a plane for each panel. Only for
+  // e4m3: a zero times an infinity would spread it to the dim beside it.
+  static bool narrow(const Params& p) {
+    bool all = p.heads <= 16;
+    for (int i = 0; i < p.list_count; ++i)
+      with_latent(p.lists[i].format, [&]<class R>(R) { all = all && kFloatScales<R>; });
+    return all;
+  }
+
+  template <class R>
+  static void attend_narrow(Block<Amx>& b, const KeyRef* keys, Prefetcher<R>& fetch) {
+    pack_keys<R, Amx, false>(keys, b.n, {b.m.k, nullptr, b.m.scales});
+    __m512 top = splat(-kInf);
+    for (int unit = 0; unit * 64 < b.n; ++unit) {
+      for (int panel = 0; panel < Panels<R, Amx>::kCount; ++panel) {
+        score_unit<R, 1>(b, 0, panel, unit);
+        for (int i = 0; i < kUnitSteps; ++i) fetch.step();
+      }
+      for (int i = 0; i < 4; ++i)
+        top = logits<R>(b, b.m.sums + i * kTileCells, unit * 64 + i * 16,
+                        b.m.s + (unit * 64 + i * 16) * 16, top);
+    }
+    if (raise_maximum(*b.m.state, 0, top, b.first)) rescale_sums(b, 0);
+    weights(b, fetch);
+    for (int panel = 0; panel < kValueDim / kPanel; ++panel) {
+      spread(b, panel);
+      for (int half = 0; half < 2; ++half) narrow_unit<R>(b, panel, half);
+    }
+    b.first = false;
+  }
+
+  // Weights in fp32 as [16 keys][head][key], and their sum.
+  template <class R>
+  static void weights(const Block<Amx>& b, Prefetcher<R>& fetch) {
+    State& st = *b.m.state;
+    const __m512 m = _mm512_loadu_ps(st.m);
+    __m512 even = _mm512_loadu_ps(st.l), odd = _mm512_setzero_ps();
+    for (int key = 0; key < b.n; key += 16) {
+      __m512i rows[16];
+#pragma GCC unroll 8
+      for (int j = 0; j < 16; j += 2) {
+        fetch.step();
+        const float* s = b.m.s + (key + j) * 16;
+        const __m512 x = pow2(_mm512_sub_ps(_mm512_load_ps(s), m));
+        const __m512 y = pow2(_mm512_sub_ps(_mm512_load_ps(s + 16), m));
+        even = _mm512_add_ps(even, x), odd = _mm512_add_ps(odd, y);
+        rows[j] = _mm512_castps_si512(x), rows[j + 1] = _mm512_castps_si512(y);
+      }
+      transpose(rows);
+#pragma GCC unroll 16
+      for (int j = 0; j < 16; ++j) _mm512_store_si512(b.m.p + (key + j) * 16, rows[j]);
+    }
+    _mm512_storeu_ps(st.l, _mm512_add_ps(even, odd));
+    _mm512_storeu_ps(st.w, _mm512_add_ps(even, odd));
+  }
+
+  // P of a panel, as A tiles: [16 keys][even, odd].
+  static void spread(const Block<Amx>& b, int panel) {
+    const __m512i lanes = _mm512_mullo_epi32(
+        _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), splat(4));
+    for (int key = 0; key < b.n; key += 16) {
+      const __m512 scale = _mm512_i32gather_ps(lanes, b.m.scales + key * 4 + panel, 4);
+      const float* from = reinterpret_cast<const float*>(b.m.p) + key * 16;
+      uint32_t* to = b.m.v + key * 32;
+#pragma GCC unroll 4
+      for (int h = 0; h < 16; ++h) {
+        const __m512 x = _mm512_mul_ps(_mm512_load_ps(from + h * 16), scale);
+        const __m512i r = _mm512_add_epi32(_mm512_castps_si512(x), splat(0x8000));
+        _mm512_store_si512(to + h * 16, _mm512_srli_epi32(r, 16));
+        _mm512_store_si512(to + kTileCells + h * 16, _mm512_and_si512(r, splat(int(0xffff0000))));
+      }
+    }
+  }
+
+  // O of 64 dims: [32 dims][even, odd][head][16].
+  template <class R>
+  WINNOW_INLINE static void narrow_unit(const Block<Amx>& b, int panel, int half) {
+    const uint32_t *p = b.m.v, *k = b.m.k + Panels<R, Amx>::start(panel) + half * 2 * kTileCells;
+    float* o = b.m.o + (panel * 2 + half) * 4 * kTileCells;
+    float *o1 = o + kTileCells, *o2 = o + 2 * kTileCells, *o3 = o + 3 * kTileCells;
+    if (b.first) zero_sums();
+    else tile_load<0>(o, 64), tile_load<1>(o1, 64), tile_load<2>(o2, 64), tile_load<3>(o3, 64);
+    for (int key = 0; key < b.n; key += 16, p += 2 * kTileCells, k += kPageCells) {
+      tile_load<4>(p, 64), tile_stream<6>(k, 64), tile_dot<0, 4, 6>();
+      tile_load<5>(p + kTileCells, 64), tile_dot<1, 5, 6>();
+      tile_stream<7>(k + kTileCells, 64), tile_dot<2, 4, 7>(), tile_dot<3, 5, 7>();
+    }
+    tile_store<0>(o, 64), tile_store<1>(o1, 64), tile_store<2>(o2, 64), tile_store<3>(o3, 64);
   }
 };
 

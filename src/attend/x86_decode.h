@@ -8,7 +8,7 @@
 // pairs of keys), kScaleInP (fp32 scales multiply P, not V), kTiled (AMX tiles: layout of
 // K and V, memory in whole pages, O in tiles of its own until the end), kWaiting (keys whose P is
 // kept), Session, store_q(to, cell, pairs of 16 heads), attend<R>(block, keys, fetch),
-// finish(block) after the last one, score_steps<R>, output(m, head, o).
+// finish(block) after the last one, score_steps<R>, output(block, head, o), narrow(params).
 #pragma once
 
 #include <cstring>
@@ -70,6 +70,7 @@ struct Block {
   bool first;              // O holds nothing yet
   unsigned rescale;        // bit per 16 heads: O must be multiplied by state->factor first
   int begin = 0, end = 0;  // tiled: steps of 32 keys packed in v and p whose values are not added
+  bool narrow = false;     // tiled: values straight from the rows of k
 };
 
 // Q as [16-head block][dim cells][16 heads], dims in the engine's order, missing heads 0.
@@ -155,6 +156,7 @@ void attend_tile(const Params& p, const TileJob& job, std::byte* memory) noexcep
     with_latent(p.lists[0].format, [&]<class R>(R) { pack_q<E, R>(p, job.token, m.q); });
   [[maybe_unused]] const typename E::Session session;
   Block<E> b{m, job.parts->o, p.heads, 0, p.scale * kLog2e, true, 0};
+  b.narrow = E::narrow(p);
   attend_keys<E>(p, job, b);
   Partial one;  // tiles of O are put in order where they stay in L1
   for (int h = 0; h < p.heads; ++h) {
@@ -163,7 +165,7 @@ void attend_tile(const Params& p, const TileJob& job, std::byte* memory) noexcep
       std::memset(part.o, 0, sizeof(part.o));
       part.m = kFloor, part.l = part.w = 0, part.max = -kInf;
     } else {
-      E::output(m, h, part.o);
+      E::output(b, h, part.o);
       part.m = m.state->m[h] * kLn2, part.max = m.state->top[h] * kLn2;
       part.l = m.state->l[h], part.w = (E::kTiled ? m.state->w : m.state->l)[h];
     }

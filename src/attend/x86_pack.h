@@ -67,8 +67,9 @@ struct PackedKeys {
   float* scales;
 };
 
-// Packs keys i and i + 1; the second, or both, may be missing: zeros in v, nothing else.
-template <class R, class E>
+// Packs keys i and i + 1; the second, or both, may be missing: zeros in v, nothing else. Without
+// kValues only k is written, with zeros for keys that are missing.
+template <class R, class E, bool kValues>
 WINNOW_INLINE void pack_pair(const Bf16Codes& codes, const KeyRef* keys, int i, int present,
                              const PackedKeys& to) {
   using P = Panels<R, E>;
@@ -82,18 +83,18 @@ WINNOW_INLINE void pack_pair(const Bf16Codes& codes, const KeyRef* keys, int i, 
   for (int g = 0; g < R::kDqk / 64; ++g) {
     Group x{zero, zero}, y{zero, zero};
     uint32_t* row = to.k + P::group(i, g);
-    if (present > 0) {
-      x = load_group<R>(codes, keys[i], g);
+    if (present > 0) x = load_group<R>(codes, keys[i], g);
+    if (!kValues || present > 0) {
       _mm512_store_si512(row, x.a);
       _mm512_store_si512(row + P::kHalf, x.b);
     }
-    if (present > 1) {
-      y = load_group<R>(codes, keys[i + 1], g);
-      row = to.k + P::group(i + 1, g);
+    row = to.k + P::group(i + 1, g);
+    if (present > 1) y = load_group<R>(codes, keys[i + 1], g);
+    if (!kValues || present > 1) {
       _mm512_store_si512(row, y.a);
       _mm512_store_si512(row + P::kHalf, y.b);
     }
-    if (g >= kValueDim / 64) continue;
+    if (!kValues || g >= kValueDim / 64) continue;
     __m512i pairs[4] = {_mm512_unpacklo_epi16(x.a, y.a), _mm512_unpackhi_epi16(x.a, y.a),
                         _mm512_unpacklo_epi16(x.b, y.b), _mm512_unpackhi_epi16(x.b, y.b)};
     if constexpr (kFloatScales<R> && !E::kScaleInP) {
@@ -110,17 +111,17 @@ WINNOW_INLINE void pack_pair(const Bf16Codes& codes, const KeyRef* keys, int i, 
 // Packs n keys and pads the values with zeros to a multiple of E::kValueStep keys. Zen 4 gains 2 %
 // when records are asked for once more, eight keys early; Emerald Rapids loses 1 to 4 %, and a
 // fifth where a thread has one block.
-template <class R, class E>
+template <class R, class E, bool kValues = true>
 void pack_keys(const KeyRef* keys, int n, const PackedKeys& to) {
   constexpr int kAhead = 8;
   const Bf16Codes codes;
   for (int i = 0; i + 2 <= n; i += 2) {
     for (int a = i + kAhead; !E::kTiled && a < std::min(n, i + kAhead + 2); ++a)
       prefetch<R>(keys[a]);
-    pack_pair<R, E>(codes, keys, i, 2, to);
+    pack_pair<R, E, kValues>(codes, keys, i, 2, to);
   }
   for (int i = n / 2 * 2; i % E::kValueStep != 0 || i < n; i += 2)
-    pack_pair<R, E>(codes, keys, i, std::max(n - i, 0), to);
+    pack_pair<R, E, kValues>(codes, keys, i, std::max(n - i, 0), to);
 }
 
 }  // namespace

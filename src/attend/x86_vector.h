@@ -10,12 +10,13 @@ namespace {
 template <class E>
 struct VectorEngine {
   struct Session {};
+  static bool narrow(const Params&) { return false; }
   static constexpr bool kTiled = false;
   // Keys of a score tile of NH x 16 heads: 24 accumulators, 6 or more cycles of latency covered.
   static constexpr int tile_keys(int nh) { return nh == 1 ? 24 : 12; }
 
   // Pairs leave the dims of O in their own order.
-  static void output(const Scratch<E>&, int, float* o) {
+  static void output(const Block<E>&, int, float* o) {
     if (E::kPairs) restore_order(o, 16, o);
   }
 
