@@ -50,7 +50,7 @@ struct Tensor {
   std::array<int64_t, 4> shape{};
   std::array<int64_t, 4> stride{};
 
-  explicit operator bool() const { return rank > 0; }
+  explicit operator bool() const { return rank > 0 || data != nullptr; }
   int64_t size() const {
     int64_t n = rank > 0 ? 1 : 0;
     for (int i = 0; i < rank; ++i) n *= shape[i];

@@ -61,6 +61,8 @@ TEST(Check, TensorAccepts) {
   EXPECT_FALSE(check.optional({}, "x", DType::kF32, {4}));
   EXPECT_TRUE(check.optional(tensor(x, {4}), "x", DType::kF32, {4}));
   expect_error([&] { check.optional(tensor(x, {5}), "x", DType::kF32, {4}); }, {"[4]", "[5]"});
+  // Data without a rank: a field forgotten.
+  expect_error([&] { check.optional(tensor(x, {}), "x", DType::kF32, {4}); }, {"[4]", "[] f32"});
 }
 
 TEST(Check, OutputsDoNotOverlap) {
