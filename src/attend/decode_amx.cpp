@@ -235,6 +235,14 @@ struct Amx {
       _mm512_store_ps(o + i + 16, _mm512_unpackhi_ps(even, odd));
     }
     restore_order(o, 16, o);
+    // As if the weights had not been rounded on the whole: what one that dominates lost falls out.
+    for (int panel = 0; panel < kValueDim / kPanel; ++panel) {
+      const float l = b.m.state->l[head], extra = b.m.state->extra[panel][head];
+      for (int i = 0; extra != 0 && i < kPanel; i += 16) {
+        float* at = o + panel * kPanel + i;
+        _mm512_store_ps(at, _mm512_mul_ps(_mm512_load_ps(at), splat(l / (l + extra))));
+      }
+    }
   }
 
   // Up to 16 heads: packing takes longer than everything else, and half of it is the pairs of V.
@@ -265,8 +273,12 @@ struct Amx {
     }
     if (raise_maximum(*b.m.state, 0, top, b.first)) rescale_sums(b, 0);
     weights(b, fetch);
+    // Heads with a weight above a quarter of the sum: its rounding would show in the output.
+    const __m512 largest = pow2(_mm512_sub_ps(top, _mm512_loadu_ps(b.m.state->m)));
+    const __m512 quarter = _mm512_mul_ps(_mm512_loadu_ps(b.m.state->l), splat(0.25f));
+    const __mmask16 heavy = _mm512_cmp_ps_mask(largest, quarter, _CMP_GT_OQ);
     for (int panel = 0; panel < kValueDim / kPanel; ++panel) {
-      spread(b, panel);
+      spread(b, panel, heavy);
       for (int half = 0; half < 2; ++half) narrow_unit<R>(b, panel, half);
     }
     b.first = false;
@@ -297,8 +309,9 @@ struct Amx {
     _mm512_storeu_ps(st.w, _mm512_add_ps(even, odd));
   }
 
-  // P of a panel, as A tiles: [16 keys][even, odd].
-  static void spread(const Block<Amx>& b, int panel) {
+  // P of a panel, as A tiles: [16 keys][even, odd]. For `heavy` heads, what rounding added to the
+  // sum of weights is counted.
+  static void spread(const Block<Amx>& b, int panel, unsigned heavy) {
     const __m512i lanes = _mm512_mullo_epi32(
         _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), splat(4));
     for (int key = 0; key < b.n; key += 16) {
@@ -310,7 +323,14 @@ struct Amx {
         const __m512 x = _mm512_mul_ps(_mm512_load_ps(from + h * 16), scale);
         const __m512i r = _mm512_add_epi32(_mm512_castps_si512(x), splat(0x8000));
         _mm512_store_si512(to + h * 16, _mm512_srli_epi32(r, 16));
-        _mm512_store_si512(to + kTileCells + h * 16, _mm512_and_si512(r, splat(int(0xffff0000))));
+        const __m512i high = _mm512_and_si512(r, splat(int(0xffff0000)));
+        _mm512_store_si512(to + kTileCells + h * 16, high);
+        if (heavy >> h & 1) [[unlikely]] {
+          const __m512 gain = _mm512_div_ps(_mm512_sub_ps(_mm512_castsi512_ps(high), x), scale);
+          // Scales without an inverse (0, infinite) add nothing, nor do infinite products.
+          const auto finite = _mm512_cmp_ps_mask(_mm512_abs_ps(gain), splat(FLT_MAX), _CMP_LE_OQ);
+          b.m.state->extra[panel][h] += _mm512_mask_reduce_add_ps(finite, gain);
+        }
       }
     }
   }
