@@ -2,7 +2,7 @@
 // - warpgroup 3 copies records as they are stored into a ring of 16-row stages, a bulk copy a row;
 //   its last warp tells the others what a block's rows are like;
 // - warpgroup 2 reads rows as matrix fragments, dequantises them in registers (fp8 to fp16, scales
-//   divided by the token's power of two), S^T = K Q^T with heads on the N side, and hands it on;
+//   divided by the token's power of two), S^T = K Q^T with heads on the N side, hands on log2 P;
 // - warpgroups 0, 1 make P of half of the heads each, read the same rows transposed, dequantise
 //   them again, O^T += V^T P^T, 256 columns each.
 // The splits of a token form a cluster and merge through distributed shared memory, each sending
@@ -64,9 +64,9 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
       mb_init(s32(sm.full) + 8 * b, Smem<R, N>::arrivals(b));
     fence_barrier_init();
   }
-  if (tid == 0) sm.qmax = sm.moved[0] = sm.moved[1] = 0;
+  if (tid == 0) sm.qmax = sm.moved[1] = 0, sm.moved[0] = 1;
   if (tid < N) {
-    sm.m[tid] = 0.f;
+    sm.m[tid] = sm.sum[tid] = 0.f;
     sm.top[tid] = -INFINITY;
   }
   __syncthreads();
@@ -74,12 +74,12 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
   // hundreds of cycles.
   if (wg < 2) {
     Span sp = job<N>(p);
-    const float unit = p.scale * kLog2e * load_q<R, N, false>(sm, p, sp);
+    load_q<R, N, false>(sm, p, sp);
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegsWeigh));
     cut_list<K>(p, sp);
-    if constexpr (!K::kRopeInV) weigh<R, N, -1>(sm, p, sp, {wg, unit});
-    else if (wg == 0) weigh<R, N, 0>(sm, p, sp, {0, unit});
-    else weigh<R, N, 1>(sm, p, sp, {1, unit});
+    if constexpr (!K::kRopeInV) weigh<R, N, -1>(sm, p, sp, wg);
+    else if (wg == 0) weigh<R, N, 0>(sm, p, sp, 0);
+    else weigh<R, N, 1>(sm, p, sp, 1);
     if (p.splits > 1) merge<R, N>(sm, p, sp, cluster_rank());
   } else if (wg == 2) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsScore<R>));

@@ -97,7 +97,7 @@ struct alignas(1024) Smem {
   using K = Config<R, N>;
   uint8_t q[K::kQBytes];
   uint8_t p[K::kPKinds][64 * 128];  // [token][head], 128-byte swizzle
-  float4 y[N / 8][128];             // S^T as the score warpgroup's threads hold it
+  float4 y[N / 8][128];             // log2 P as the score warpgroup's threads hold it
   uint8_t ring[K::kStages][K::kStageBytes];
   // what is known of a stage's rows: 2^lambda and lambda (-inf: no token), and scales / 2^lambda as
   // fp16, after them 2^-lambda as bf16
@@ -111,22 +111,22 @@ struct alignas(1024) Smem {
   uint64_t full[K::kStages], empty[K::kStages];
   uint64_t ready[kReady];  // of block i, the barrier i mod kReady: its rows are there and described
   uint64_t placed[K::kAhead];
-  uint64_t yfull, yempty;
-  uint64_t inbox, notes;    // units, statistics that the splits of the cluster send
-  uint32_t qmax, moved[2];  // moved: whether block i moves the reference, by i mod 2
+  uint64_t yfull, yempty, pempty;  // log2 P and P: made, taken over
+  uint64_t inbox, notes;           // units, statistics that the splits of the cluster send
+  uint32_t qmax, moved[2];         // moved: whether block i moves the reference, by i mod 2
   // The barriers from `full` on, in their order, and how many arrive at the b-th.
-  static constexpr int kBarriers = 2 * K::kStages + kReady + K::kAhead + 4;
+  static constexpr int kBarriers = 2 * K::kStages + kReady + K::kAhead + 5;
   static constexpr __device__ int arrivals(int b) {
     if (b < K::kStages) return R::kSideBytes ? 33 : 32;
     const int k = b - 2 * K::kStages - kReady - K::kAhead;
-    return b < 2 * K::kStages ? 8 : k < 0 ? 32 : k == 0 ? 128 : k == 1 ? 256 : 1;
+    return b < 2 * K::kStages ? 8 : k < 0 ? 32 : k == 0 ? 128 : k == 1 ? 256 : k == 2 ? 8 : 1;
   }
 };
 
 // fp16 does not carry the scales of some row: of this stage, of this block.
 constexpr uint32_t kOddRows = 1, kOddBlock = 2;
 constexpr float kLog2e = 1.44269504088896f;
-constexpr int kScoreSets = 3;  // fragment sets: one is made while the others multiply
+constexpr float kLag = 12.f;  // log2 P may be this far above the reference before that moves
 
 // What a CTA works on.
 struct Span {

@@ -1,4 +1,4 @@
-// Decode on Hopper: S^T = K Q^T of a block, handed on as it is.
+// Decode on Hopper: S^T = K Q^T of a block, handed on as log2 P.
 #pragma once
 
 #include "attend/decode_sm90_exact.cuh"
@@ -9,6 +9,7 @@ template <class R, int N>
 __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span& sp, float q_back) {
   using K = Config<R, N>;
   const int t = thread_here() & 127, lane = t & 31, w = t / 32, r = lane >> 2;
+  const float unit = p.scale * kLog2e * q_back;  // turns S into log2 P
   float y[N / 2];
   const uint32_t qa = s32(sm.q);
   const uint32_t lane_off = ((lane & 7) + 8 * ((lane >> 3) & 1)) * K::kPitch + (lane >> 4) * 16;
@@ -93,22 +94,46 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
     const int rows = slot;
     slot += 4;
     if (slot >= K::kStages) slot -= K::kStages;
-    wg_wait<0>();
-    hold(y);
+    // Weigh has loaded the last block, and moved the reference where that asked for it.
     if (i >= 1) mb_wait(&sm.yempty, (i - 1) & 1);
+    float2 c0 = sm.row[rows][r], c1 = sm.row[rows][r + 8], m[N / 8];
+#pragma unroll
+    for (int j = 0; j < N / 8; j++)
+      m[j] = *reinterpret_cast<const float2*>(&sm.m[8 * j + 2 * (lane & 3)]);
     bool odd = false;
     if constexpr (K::kExactly) odd = sm.odd[rows] & kOddRows;
-    if (odd) {
-      if constexpr (K::kExactly) exact_scores<R, N>(sm, p, rows);
-      if (lane < K::kRows) {  // their unit is not Q's, and lambda is 0
-        float2& c = sm.row[rows][lane];
-        c = make_float2(1 / q_back, c.y > -INFINITY ? 0.f : -INFINITY);
-      }
-    } else {
+    wg_wait<0>();
+    hold(y);
+    if constexpr (K::kExactly) {
+      if (odd) {  // their unit is not Q's, and lambda is 0
+        exact_scores<R, N>(sm, p, rows);
+        c0 = make_float2(1 / q_back, c0.y > -INFINITY ? 0.f : -INFINITY);
+        c1 = make_float2(1 / q_back, c1.y > -INFINITY ? 0.f : -INFINITY);
+        __syncwarp();
+        if ((lane & 3) == 0) sm.row[rows][r] = c0, sm.row[rows][r + 8] = c1;
 #pragma unroll
-      for (int j = 0; j < N / 8; j++)
-        sm.y[j][t] = make_float4(y[4 * j], y[4 * j + 1], y[4 * j + 2], y[4 * j + 3]);
+        for (int j = 0; j < N / 8; j++) {
+          const float4 v = sm.y[j][t];
+          y[4 * j] = v.x, y[4 * j + 1] = v.y, y[4 * j + 2] = v.z, y[4 * j + 3] = v.w;
+        }
+      }
     }
+    // log2(e^s * 2^lambda) - m; an invalid row is -inf
+    const float k0 = unit * c0.x, k1 = unit * c1.x;
+    float worst[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        float& v = y[4 * j + e];
+        v = fmaf(v, e < 2 ? k0 : k1, (e < 2 ? c0.y : c1.y) - (e & 1 ? m[j].y : m[j].x));
+        worst[e] = max_nan(worst[e], v);
+      }
+      sm.y[j][t] = make_float4(y[4 * j], y[4 * j + 1], y[4 * j + 2], y[4 * j + 3]);
+    }
+    // Too far above the reference: weigh moves it. A NaN asks for it too, and infinities that met.
+    if (!(max_nan(max_nan(worst[0], worst[1]), max_nan(worst[2], worst[3])) <= kLag))
+      sm.moved[i & 1] = 1;
     mb_arrive(&sm.yfull);
   }
 }

@@ -6,19 +6,13 @@
 
 namespace winnow::attention::sm90 {
 
-// Which warpgroup, and what turns S into log2 P: softmax scale, log2 e, Q's power of two.
-struct Part {
-  int which;
-  float unit;
-};
-
 // P of half of the heads, O^T += V^T P^T for 256 of the 512 columns. kG: the warpgroup, where their
 // code differs (V4's fp8 rows, whose last tile is bf16), else -1.
 template <class R, int N, int kG>
-__device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span& sp, Part part) {
-  const int g = kG < 0 ? part.which : kG;
+__device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span& sp, int which) {
+  const int g = kG < 0 ? which : kG;
   using K = Config<R, N>;
-  constexpr float kLag = 12.f, kTop = 4.f;
+  constexpr float kTop = 4.f;
   const int t = thread_here() & 127, lane = t & 31, w = t / 32, quad = lane & 3, r = lane >> 2;
   float o[4][N / 2];
 #pragma unroll
@@ -44,10 +38,20 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
     if constexpr (kG < 0) bar<4, 256>();
     else meet<4, 256>();
   };
-  // A thread keeps the reference of `head`; bare: that has had no logit above -inf.
-  const int head = 8 * j0 + t;
-  const bool owner = t < 8 * kJ && head < N;
-  bool bare = owner;
+  // A thread keeps the reference of a head: which it is, again rather than in a register.
+  struct Keeper {
+    int head;
+    bool some;
+  };
+  const auto keeper = [&]() -> Keeper {
+    const int own = thread_here() & 127, head = 8 * j0 + own;
+    return {head, own < 8 * kJ && head < N};
+  };
+  const auto drain = [&] {
+    wg_wait<0>();
+#pragma unroll
+    for (int m = 0; m < 4; m++) hold(o[m]);
+  };
   int slot = 0;
 #pragma unroll 1
   for (int i = 0; i < sp.blocks; i++) {
@@ -60,23 +64,14 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
     }
     const int at = slot + w < K::kStages ? slot + w : slot + w - K::kStages;
     const float2 c0 = sm.row[at][r], c1 = sm.row[at][r + 8];
-    mb_arrive(&sm.yempty);
-    // y = log2(e^s * 2^lambda) - m; an invalid row is -inf
+    const bool moved = sm.moved[i & 1];
+    bool exact = false;  // P is to be bf16, and itself
+    if constexpr (K::kExactly) exact = sm.odd[slot] & kOddBlock;
+    drain();  // the last block's products, behind the loads: 150 cycles less to wait for
+    if (i >= 1 && lane == 0) mb_arrive(&sm.pempty);
     const auto heads = [&](const float* of, int j) {  // two floats of eight j
       return *reinterpret_cast<const float2*>(&of[8 * (mine(j) ? j0 + j : 0) + 2 * quad]);
     };
-    const float k0 = part.unit * c0.x, k1 = part.unit * c1.x;
-    float worst[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-#pragma unroll
-    for (int j = 0; j < kJ; j++) {
-      const float2 m = heads(sm.m, j);
-#pragma unroll
-      for (int e = 0; e < 4; e++) {
-        float& v = y[4 * j + e];
-        v = fmaf(v, e < 2 ? k0 : k1, (e < 2 ? c0.y : c1.y) - (e & 1 ? m.y : m.x));
-        worst[e] = max_nan(worst[e], v);
-      }
-    }
     // maxima of this warpgroup's heads over the block, of y + shift of the row
     auto column_max = [&](float d0, float d1) {
 #pragma unroll
@@ -92,39 +87,33 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
           *reinterpret_cast<float2*>(&sm.warp[w][8 * (j0 + j) + 2 * quad]) = make_float2(a, b);
       }
       both();
-      const int h = owner ? head : 0;
+      const Keeper k = keeper();
+      const int h = k.some ? k.head : 0;
       return fmaxf(fmaxf(sm.warp[0][h], sm.warp[1][h]), fmaxf(sm.warp[2][h], sm.warp[3][h]));
     };
     if (p.max_logit) {  // on request only: the true maximum; NaN where there is no token
       const float x = column_max(-c0.y, -c1.y);
-      if (owner) sm.top[head] = fmaxf(sm.top[head], x + sm.m[head]);
-    }
-    // A NaN asks for it too, and infinities that met. Both warpgroups are done with the last
-    // block's P.
-    const bool vote =
-        !(max_nan(max_nan(worst[0], worst[1]), max_nan(worst[2], worst[3])) <= kLag) || bare;
-    bool moved;
-    if constexpr (kG < 0) {
-      moved = bar_any<4, 256>(vote);
-    } else {  // from two codes: compute-sanitizer does not follow a barrier that votes
-      if (vote) atomicOr(&sm.moved[i & 1], 1);
-      both();
-      moved = sm.moved[i & 1];
-      if (g == 0 && t == 0) sm.moved[~i & 1] = 0;
+      const auto [head, some] = keeper();
+      if (some) sm.top[head] = fmaxf(sm.top[head], x + sm.m[head]);
+      both();  // it is read before the next maxima
     }
     if (moved) {
       // rare: move the reference of every head to the maximum of the block in y. It stays finite:
       // +inf weighs 2^kTop against it, and nothing else does.
       const float x = column_max(0.f, 0.f);
-      if (owner) {
+      const auto [head, some] = keeper();
+      if (some) {
+        const bool bare = sm.sum[head] == 0;  // no logit above -inf has been seen
         const float old = sm.m[head],
                     up = bare ? (x > -INFINITY ? x - kTop : 0.f) : fmaxf(0.f, x - kTop);
         const float m = fminf(old + up, FLT_MAX);
         sm.m[head] = m;
         sm.factor[head] = m - old;
         sm.alpha[head] = bare ? 0.f : ex2(old - m);
-        bare = bare && !(x > -INFINITY);
+        if (x > -INFINITY) sm.sum[head] = 1;
+        else if (bare) sm.moved[~i & 1] = 1;
       }
+      if (g == 0 && t == 0) sm.moved[i & 1] = 0;
       both();
 #pragma unroll
       for (int j = 0; j < kJ; j++) {
@@ -137,9 +126,20 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
         l[2 * j] *= al.x;
         l[2 * j + 1] *= al.y;
       }
+      if (i > 0)
+#pragma unroll
+        for (int j = 0; j < N / 8; j++) {
+          const float2 al = *reinterpret_cast<const float2*>(&sm.alpha[8 * j + 2 * quad]);
+#pragma unroll
+          for (int m = 0; m < 4; m++) {
+            o[m][4 * j] *= al.x;
+            o[m][4 * j + 1] *= al.y;
+            o[m][4 * j + 2] *= al.x;
+            o[m][4 * j + 3] *= al.y;
+          }
+        }
     }
-    bool exact = false;  // P is to be bf16, and itself
-    if constexpr (K::kExactly) exact = sm.odd[slot] & kOddBlock;
+    mb_arrive(&sm.yempty);  // the reference that score reads next is the new one
     // 2^-lambda, 0 for a row without a token
     float i0 = c0.y > -INFINITY ? __uint_as_float((254u << 23) - __float_as_uint(c0.x)) : 0.f,
           i1 = c1.y > -INFINITY ? __uint_as_float((254u << 23) - __float_as_uint(c1.x)) : 0.f;
@@ -171,6 +171,8 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
         stsm2(dst, x0, x1);
       }
     };
+    // both warpgroups are done with the last block's P
+    if (i >= 1) mb_wait(&sm.pempty, (i - 1) & 1);
 #pragma unroll
     for (int j = 0; j < kJ; j++)
       if ((j & 1) || j == kJ - 1) {
@@ -222,23 +224,9 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
       make(0);
       load(1);
     };
-    // before the warpgroups meet where there is no second path, which would make registers short
-    if constexpr (!K::kExactly) begin();
+    begin();
     fence_async();
     both();
-    if (moved) {
-#pragma unroll
-      for (int j = 0; j < N / 8; j++) {
-        const float2 al = *reinterpret_cast<const float2*>(&sm.alpha[8 * j + 2 * quad]);
-#pragma unroll
-        for (int m = 0; m < 4; m++) {
-          o[m][4 * j] *= al.x;
-          o[m][4 * j + 1] *= al.y;
-          o[m][4 * j + 2] *= al.x;
-          o[m][4 * j + 3] *= al.y;
-        }
-      }
-    }
     uint32_t pd = desc(s32(sm.p[0]), 8192);
     if constexpr (K::kExactly)
       if (exact) {
@@ -258,7 +246,6 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
       }
       wg_commit();
     };
-    if constexpr (K::kExactly) begin();
 #pragma unroll
     for (int ks = 0; ks < 4; ks++, pd += 2048 >> 4) {
       multiply(0);
@@ -275,10 +262,8 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
         load(1);
       }
     }
-    wg_wait<0>();
-#pragma unroll
-    for (int m = 0; m < 4; m++) hold(o[m]);
   }
+  drain();
   // sums of each head over the 128 threads
 #pragma unroll
   for (int c = 0; c < 2 * kJ; c++)
