@@ -77,9 +77,7 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
     load_q<R, N, false>(sm, p, sp);
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegsWeigh));
     cut_list<K>(p, sp);
-    if constexpr (!K::kRopeInV) weigh<R, N, -1>(sm, p, sp, wg);
-    else if (wg == 0) weigh<R, N, 0>(sm, p, sp, 0);
-    else weigh<R, N, 1>(sm, p, sp, 1);
+    weigh<R, N>(sm, p, sp, wg);
     if (p.splits > 1) merge<R, N>(sm, p, sp, cluster_rank());
   } else if (wg == 2) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsScore<R>));

@@ -215,9 +215,15 @@ __device__ __forceinline__ void describe(Smem<R, N>& sm, int slot) {
         return byte == 255 ? NAN : pow2i(max(byte - 127 - lam, -126));
       };
 #pragma unroll
-      for (int k = 0; k < 7; k++)
-        put(k,
-            pack<false>(scale(k < 4 ? a.x : a.y, k, lam[0]), scale(k < 4 ? a.z : a.w, k, lam[1])));
+      for (int k = 0; k < 7; k++) {
+        const float x = scale(k < 4 ? a.x : a.y, k, lam[0]),
+                    y = scale(k < 4 ? a.z : a.w, k, lam[1]);
+        put(k, pack<false>(x, y));
+        // the fourth tile's again, for e4m3_b2, over the bytes that no one needs any more
+        if (k == 3)
+          *reinterpret_cast<uint32_t*>(sm.side[slot] + r * 2) =
+              pack<true>(x * 0x1p120f, y * 0x1p120f);
+      }
     }
     // the RoPE columns are bf16, and so is their factor
     put(R::kScales, (uint32_t)(127 - lam[0]) << 7 | (uint32_t)(127 - lam[1]) << 23);

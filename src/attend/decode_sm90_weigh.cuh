@@ -6,11 +6,12 @@
 
 namespace winnow::attention::sm90 {
 
-// P of half of the heads, O^T += V^T P^T for 256 of the 512 columns. kG: the warpgroup, where their
-// code differs (V4's fp8 rows, whose last tile is bf16), else -1.
-template <class R, int N, int kG>
-__device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span& sp, int which) {
-  const int g = kG < 0 ? which : kG;
+// P of half of the heads, O^T += V^T P^T for 256 of the 512 columns, the half that warpgroup g has.
+// One code for both: two of them did not fit the instruction cache (V4 waited 15 % of its time). So
+// the last tile of either is bf16 with V4's fp8 rows, whose last one is RoPE: e4m3 times a power of
+// two is exact there too.
+template <class R, int N>
+__device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span& sp, int g) {
   using K = Config<R, N>;
   constexpr float kTop = 4.f;
   const int t = thread_here() & 127, lane = t & 31, w = t / 32, quad = lane & 3, r = lane >> 2;
@@ -26,18 +27,15 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
   float l[2 * kJ];
 #pragma unroll
   for (int c = 0; c < 2 * kJ; c++) l[c] = 0;
-  const int prow = w * 16 + (lane & 7) + 8 * ((lane >> 3) & 1);  // this lane's row of P^T's tiles
-  // the one tile of V4's fp8 rows that is bf16
-  const auto rope = [&](int m) { return K::kRopeInV && m == 3 && g == 1; };
+  const int prow = w * 16 + (lane & 7) + 8 * ((lane >> 3) & 1);    // this lane's row of P^T's tiles
+  const auto wide = [&](int m) { return K::kRopeInV && m == 3; };  // the tile that is bf16
+  const auto rope = [&](int m) { return wide(m) && g == 1; };
   // lanes 0-7, 8-15, 16-23, 24-31 give the rows of the four 8x8 tiles
   const uint32_t off8 =
       ((lane & 7) + 8 * ((lane >> 3) & 1)) * K::kPitch + g * 256 + (lane >> 4) * 64 + w * 16;
   const uint32_t off16 =
       ((lane & 7) + 8 * (lane >> 4)) * K::kPitch + ((lane >> 3) & 1) * 16 + w * 32 + g * 512;
-  auto both = [] {
-    if constexpr (kG < 0) bar<4, 256>();
-    else meet<4, 256>();
-  };
+  auto both = [] { bar<4, 256>(); };
   // A thread keeps the reference of a head: which it is, again rather than in a register.
   struct Keeper {
     int head;
@@ -188,7 +186,13 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
         ldsm_t(raw, s32(sm.ring[slot]) + off8 + hf * 128);
 #pragma unroll
         for (int k = 0; k < kS; k++) {
-          const uint16_t* sc = &sm.sc[slot][kS * (2 * g + hf) + k][2 * quad];
+          // chosen by arithmetic: a branch between products would have ptxas wait for each of them
+          const int other = wide(2 * hf + k) && g == 0
+                                ? static_cast<int>(sm.side[slot] - reinterpret_cast<const uint8_t*>(
+                                                                       sm.sc[slot][K::kSc - 1]))
+                                : 32 * (kS * (2 * g + hf) + k - (K::kSc - 1));
+          const uint8_t* at = reinterpret_cast<const uint8_t*>(&sm.sc[slot][K::kSc - 1][2 * quad]);
+          const uint16_t* sc = reinterpret_cast<const uint16_t*>(at + other);
           scale[k][0] = *reinterpret_cast<const uint32_t*>(sc);
           scale[k][1] = *reinterpret_cast<const uint32_t*>(sc + 8);
         }
@@ -202,8 +206,10 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
         const uint32_t lo = scale[k2 % kS][0], hi = scale[k2 % kS][1];
         if (!R::kFp8) {
           ldsm_t(f, s32(sm.ring[slot]) + off16 + m * 128);
-        } else if (rope(m)) {
-          ldsm_t(f, s32(sm.ring[slot]) + off16 - 512 + R::kRopeOffset);
+        } else if (wide(m)) {
+#pragma unroll
+          for (int e = 0; e < 4; e++) f[e] = e4m3_b2(raw[2 + e / 2], e & 1);
+          ldsm_t_if(g, f, s32(sm.ring[slot]) + off16 - 512 + R::kRopeOffset);
           f[0] = mul_b2(f[0], lo);
           f[1] = mul_b2(f[1], lo);
           f[2] = mul_b2(f[2], hi);
@@ -241,7 +247,7 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
 #pragma unroll
       for (int k2 = 0; k2 < 2; k2++) {
         const int m = 2 * hf + k2;
-        if (!rope(m)) wgmma_rs<N, !R::kFp8, 1>(o[m], a[hf][k2], pk, 1);
+        if (!wide(m)) wgmma_rs<N, !R::kFp8, 1>(o[m], a[hf][k2], pk, 1);
         else wgmma_rs<N, true, 1>(o[m], a[hf][k2], pk + (8192 >> 4), 1);
       }
       wg_commit();

@@ -167,6 +167,15 @@ __device__ __forceinline__ void ldsm_t(uint32_t (&r)[4], uint32_t a) {
                : "r"(a)
                : "memory");
 }
+// The same where `on` is not 0; a is kept where it is.
+__device__ __forceinline__ void ldsm_t_if(int on, uint32_t (&a)[4], uint32_t addr) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p,%5,0;\n@p ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 "
+      "{%0,%1,%2,%3},[%4];\n}"
+      : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])
+      : "r"(addr), "r"(on)
+      : "memory");
+}
 __device__ __forceinline__ void stsm2(uint32_t a, uint32_t x, uint32_t y) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0],{%1,%2};" ::"r"(a), "r"(x), "r"(y)
                : "memory");
@@ -191,6 +200,11 @@ __device__ __forceinline__ uint32_t mul_b2(uint32_t a, uint32_t b) {
   uint32_t r;
   asm("mul.rn.bf16x2 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(b));
   return r;
+}
+// Bytes 0 and 2 of x, or 1 and 3, from e4m3 to bf16 / 2^120: exact, but a NaN is 480 there.
+__device__ __forceinline__ uint32_t e4m3_b2(uint32_t x, bool odd) {
+  const uint32_t high = __byte_perm(x, 0, odd ? 0x3414 : 0x2404);
+  return (high & 0x80008000) | ((high >> 4) & 0x07f007f0);
 }
 __device__ __forceinline__ float pow2i(int e) { return __int_as_float((e + 127) << 23); }
 
