@@ -118,17 +118,6 @@ template <int kId, int kThreads>
 __device__ __forceinline__ void meet() {
   asm volatile("barrier.cta.sync %0,%1;" ::"n"(kId), "n"(kThreads) : "memory");
 }
-template <int kId, int kThreads>
-__device__ __forceinline__ bool bar_any(bool x) {
-  int r;
-  asm volatile(
-      "{\n.reg .pred p,q;\nsetp.ne.b32 p,%1,0;\nbarrier.cta.red.or.pred q,%2,%3,p;\nselp.b32 "
-      "%0,1,0,q;\n}"
-      : "=r"(r)
-      : "r"((int)x), "n"(kId), "n"(kThreads)
-      : "memory");
-  return r;
-}
 __device__ __forceinline__ uint32_t fresh(uint32_t d) {  // computed here and not ahead of time
   asm volatile("" : "+r"(d));
   return d;
