@@ -56,16 +56,19 @@ __device__ __forceinline__ Place place_of(const Args& p, const Span& sp, int lis
   return {static_cast<int>(e.page), e.offset};
 }
 
+struct Found : Place {
+  int list;
+};
+
 // The copies of a stage once it is free, a row for each of the warp's lower lanes.
 template <class R, int N>
-__device__ __forceinline__ void fill(Smem<R, N>& sm, const Args& p, int slot, int ph, int list,
-                                     Place at) {
+__device__ __forceinline__ void fill(Smem<R, N>& sm, const Args& p, int slot, int ph, Found at) {
   using K = Config<R, N>;
   const int lane = thread_here() & 31;
   // The record's address, null when there is none; `side`: its scales', where the copy needs them.
   const std::byte *src = nullptr, *side = nullptr;
   if (at.page >= 0) {
-    const ListView& L = p.lists[list];
+    const ListView& L = p.lists[at.list];
     const std::byte* base = L.data + at.page * L.page_stride;
     src = base + R::Stored::row(at.offset, L.page);
     if constexpr (R::kSideBytes > 0) side = base + R::Stored::scales(at.offset, L.page);
@@ -158,7 +161,7 @@ __device__ __forceinline__ void copy(Smem<R, N>& sm, const Args& p, const Span& 
       at = sm.place[known % K::kAhead][row];
     }
     if (lane >= 16) at.page = -1;
-    fill<R, N>(sm, p, slot, ph, sp.begin + n / 4 * K::kBlock + row >= sp.n0, at);
+    fill<R, N>(sm, p, slot, ph, {at, sp.begin + n / 4 * K::kBlock + row >= sp.n0});
     if (w == 3 && n >= 4) break;
     const int step = n < 8 ? 4 : 3;
     n += step;

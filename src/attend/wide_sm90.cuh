@@ -49,7 +49,7 @@ template <class Rows>
 cudaError_t launch(const Args& p, int ctas, cudaStream_t stream) {
   using Memory = Smem<typename Rows::Family>;
   static_assert(sizeof(Memory) <= 232448);
-  static const cudaError_t ready = cudaFuncSetAttribute(
+  const cudaError_t ready = cudaFuncSetAttribute(  // of this device
       attend<Rows>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Memory));
   if (ready) return ready;
   cudaLaunchConfig_t c{};

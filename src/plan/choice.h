@@ -11,11 +11,9 @@
 
 namespace winnow::planning {
 
-// V3.2 on Hopper: from here on nearer to 128 heads, in factors of two, than to 16, with which
-// gathering wins nothing. Ways were measured with these two; between them only 64 heads with 4,096
-// tokens of 64k, where gathering saves 22 %. That 32 heads read the pages is not measured: see
-// docs/prefill-sm90.md for what they may lose by it.
-inline constexpr int32_t kManyHeads = 46;
+// V3.2 on Hopper: from here on nearer to 32 heads, in factors of two, than to 16, with which
+// nothing is gathered (route.cpp).
+inline constexpr int32_t kManyHeads = 23;
 
 // Of options as asked for: whether each prefill has its own way.
 bool chooses_routes(const PlanOptions& options) noexcept;

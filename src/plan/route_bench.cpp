@@ -195,7 +195,8 @@ const bench::Suite suite("plan", "routes", [](bench::Runner& runner) {
     if (runner.wants(c)) Prefill(runner.device(), s).measure(runner, c);
   };
   const bool cuda = runner.on_cuda();
-  for (const int64_t heads : cuda ? std::vector<int64_t>{128, 16} : std::vector<int64_t>{16})
+  for (const int64_t heads :
+       cuda ? std::vector<int64_t>{128, 64, 32, 16} : std::vector<int64_t>{16})
     for (const int64_t context : {256, 1024, 2048, 4096, 8192, 16384, 65536})
       for (const int64_t tokens : {16, 64, 256, 1024, 4096})
         if (tokens <= context && (cuda || tokens * context <= 1 << 20))

@@ -17,7 +17,7 @@ Route hopper(int32_t heads, int32_t tokens, int32_t context, bool mha) {
 }
 
 TEST(Route, FewTokensReadThePages) {
-  for (const int32_t heads : {8, 16, 64, 128})
+  for (const int32_t heads : {8, 16, 32, 64, 128})
     for (const int32_t context : {64, 256, 2048, 8192, 65536, 1 << 20})
       for (const bool mha : {false, true})
         EXPECT_EQ(hopper(heads, 16, context, mha), Route::kDirect) << heads << " " << context;
@@ -27,6 +27,12 @@ TEST(Route, ManyTokensGather) {
   for (const int32_t context : {4096, 8192, 16384, 65536})
     EXPECT_EQ(hopper(128, 4096, context, false), Route::kGathered) << context;
   EXPECT_EQ(hopper(128, 1024, 65536, false), Route::kGathered);
+  // With fewer heads it is won back later, with 16 never.
+  EXPECT_EQ(hopper(64, 512, 65536, false), Route::kDirect);
+  EXPECT_EQ(hopper(64, 1024, 65536, false), Route::kGathered);
+  EXPECT_EQ(hopper(32, 1024, 16384, false), Route::kGathered);
+  EXPECT_EQ(hopper(32, 4096, 65536, false), Route::kDirect);
+  EXPECT_EQ(hopper(16, 4096, 16384, false), Route::kDirect);
   // What gathering costs grows with the context.
   EXPECT_EQ(hopper(128, 512, 65536, false), Route::kGathered);
   EXPECT_EQ(hopper(128, 512, 1 << 20, false), Route::kDirect);
