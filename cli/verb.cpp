@@ -1,10 +1,12 @@
 #include "verb.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <new>
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
@@ -42,6 +44,11 @@ void add_model(CLI::App& cmd, VerbOptions& o) {
 }
 
 void resolve(VerbOptions& o) { o.sizes.model = model_of(o.model); }
+
+void require_memory(double bytes) {
+  if (bytes > static_cast<double>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE))
+    throw std::bad_alloc();
+}
 
 void time_trial(Trial& trial, const VerbOptions& options,
                 const std::function<void(const char*)>& call) {

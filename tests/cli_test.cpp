@@ -98,8 +98,8 @@ TEST_F(Cli, BadUsageIsNamed) {
   expect("plan --query-lens 4 --seq-lens 2", {"plan", "seq_lens"});
   expect("plan --model v4 --mha", {"plan", "mha"});
   expect("verify", {"path"});
-  expect("bench --runs 0", {"--runs", "not in range 1 to"});
-  expect("locate --repeat 0", {"--repeat", "not in range 1 to"});
+  expect("bench --runs 0", {"--runs", "not in range"});
+  expect("locate --repeat 0", {"--repeat", "not in range"});
   expect("attend --batch 1048576 --s-q 1048576", {"not enough memory"});
 }
 

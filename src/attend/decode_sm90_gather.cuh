@@ -204,6 +204,7 @@ __device__ __forceinline__ void describe(Smem<R, N>& sm, int slot) {
     } else {
       static_assert(R::kSideBytes == 8 && R::kScales == 7);
       uint4 a = *reinterpret_cast<const uint4*>(sm.side[slot] + r * 8);
+      __syncwarp();  // the fourth scales are written over them
       if (!(valid & 1)) a.x = a.y = 0;
       if (!(valid & 2)) a.z = a.w = 0;
       auto lambda = [](uint32_t lo, uint32_t hi) {
