@@ -1,12 +1,11 @@
 #include "verb.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
-#include <new>
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
@@ -43,11 +42,11 @@ void add_model(CLI::App& cmd, VerbOptions& o) {
       ->capture_default_str();
 }
 
-void resolve(VerbOptions& o) { o.sizes.model = model_of(o.model); }
-
-void require_memory(double bytes) {
-  if (bytes > static_cast<double>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE))
-    throw std::bad_alloc();
+void resolve(VerbOptions& o) {
+  o.sizes.model = model_of(o.model);
+  if (const int64_t tokens = o.sizes.batch * o.sizes.s_q; tokens > INT32_MAX)
+    throw CLI::ValidationError(
+        "--batch", fmt::format("{} tokens with --s-q, more than {}", tokens, INT32_MAX));
 }
 
 void time_trial(Trial& trial, const VerbOptions& options,

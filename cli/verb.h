@@ -26,10 +26,7 @@ struct VerbOptions {
 // itself.
 void add_common(CLI::App& cmd, VerbOptions& options);
 void add_model(CLI::App& cmd, VerbOptions& options);
-void resolve(VerbOptions& options);  // names -> values
-// Throws std::bad_alloc for more bytes than the machine has: where the system promises memory that
-// it lacks, whoever uses it is killed.
-void require_memory(double bytes);
+void resolve(VerbOptions& options);  // names -> values; refuses more tokens than int32 counts
 
 // One stage tried once: what went in and out, how long it took, how far it is from the reference.
 struct Trial {

@@ -53,9 +53,6 @@ int run_attend(VerbOptions o, bool topk_given) {
     throw CLI::ValidationError("--extra", "v32 has one list; use --topk");
   if (model.lists == 2 && o.sizes.extra < 0) o.sizes.extra = model.default_topk;
   o.sizes.extra = std::max<int64_t>(o.sizes.extra, 0);
-  const double row = 2.0 * static_cast<double>(o.sizes.heads * (model.d_qk + model.d_v)) +
-                     4.0 * static_cast<double>(o.sizes.topk + o.sizes.extra);
-  require_memory(static_cast<double>(o.sizes.batch) * static_cast<double>(o.sizes.s_q) * row);
   bench::AttendProblem p(o.sizes);
   Trial trial{.stage = "attend", .flops = p.flops(), .bytes = p.bytes()};
   trial.tensors = {{"q", p.args.q}, {"slots", p.args.lists[0].indices}};
