@@ -87,6 +87,10 @@ inline std::vector<Case> cases() {
   // No tokens; many tokens; a long list that every worker shares.
   all.push_back({"no_tokens", 0, 4, {{kV32Fp8, 64, 1, 10}}});
   all.push_back({"many_tokens", 37, 2, {{kV4Fp8, 64, 3, 20, true, true}}, 1, true});
+  // More tokens than a device has multiprocessors, twice over.
+  all.push_back({"v32_rounds", 270, 9, {{kV32Fp8, 64, 3, 66, true}}, 1, true});
+  all.push_back(
+      {"v4_rounds", 270, 9, {{kV4Fp8, 64, 3, 33, true, true}, {kV4Fp8, 2, 70, 35, true}}, 2, true});
   all.push_back({"one_long_token", 1, 16, {{kV32Fp8, 64, 8, 2048}}, 1, true});
   all.push_back({"no_pages", 2, 4, {{kV32Fp8, 64, 0, 10}}, 1, true});
   // Logits.

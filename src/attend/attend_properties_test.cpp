@@ -165,6 +165,49 @@ TEST_P(AttendProperties, RepeatsBitForBit) {
   expect_same_bits(first.lse, second.lse);
 }
 
+// More tokens than workers or multiprocessors: what one leaves behind is nothing to the next.
+TEST_P(AttendProperties, TokensDoNotMeet) {
+  constexpr int kKinds = 7, kWidth = 20;
+  Case c{.name = "", .tokens = 280, .heads = 9, .list = {{CacheFormat::kV32Fp8, 64, 3, kWidth}}};
+  c.scale = 0x1p-17f;
+  Problem p(c);
+  auto& indices = *p.lists[0]->indices;
+  const auto scaled = [&](int64_t t, float by) {
+    for (int64_t i = 0; i < p.q_token; ++i) {
+      bf16& x = p.q[t * p.q_token + i];
+      x = to_bf16(to_float(x) * by);
+    }
+  };
+  scaled(1, 0x1p-20f), scaled(2, 0x1p15f);
+  const auto repeat = [&] {
+    for (int64_t t = kKinds; t < c.tokens; ++t) {
+      std::copy_n(p.q.data() + t % kKinds * p.q_token, p.q_token, p.q.data() + t * p.q_token);
+      std::copy_n(indices.data() + t % kKinds * kWidth, kWidth, indices.data() + t * kWidth);
+    }
+  };
+  std::fill_n(indices.data() + 3 * kWidth, kWidth, -1);  // nothing to attend to
+  repeat();
+  Answer want = p.expected();
+  Results r(c);
+  AttendArgs a = args(p, r);
+  attend_with_workspace(a);
+  expect_close(a, want);
+  for (const float strange : {1.f, kNan, kInf}) {
+    p.q[4 * p.q_token + 5] = to_bf16(strange);
+    p.q[5 * p.q_token + p.q_head + 5] = to_bf16(-strange);
+    repeat();
+    attend_with_workspace(a);
+    const int64_t row = c.heads * kValueDim;
+    for (int64_t t = kKinds; t < c.tokens; ++t) {
+      const int64_t of = t % kKinds;
+      ASSERT_EQ(0, std::memcmp(r.out.data() + t * row, r.out.data() + of * row, row * sizeof(bf16)))
+          << "token " << t << ", a value of " << strange;
+      ASSERT_EQ(0, std::memcmp(r.lse.data() + t * c.heads, r.lse.data() + of * c.heads,
+                               c.heads * sizeof(float)));
+    }
+  }
+}
+
 TEST_P(AttendProperties, EmptyRowsWithTheSwitch) {
   Case c = plain();
   c.list[0].lengths = true;  // token 1 has length 0

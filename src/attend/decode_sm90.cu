@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <climits>
 
 #include "attend/decode_sm90.h"
 #include "cuda/device.h"
@@ -10,6 +11,7 @@ namespace winnow::attention {
 namespace {
 
 using sm90::Args;
+using sm90::Share;
 
 // Heads of a CTA: the instantiated sizes, each a multiple of 8.
 constexpr int kSizes[] = {8, 16, 24, 32, 48, 64};
@@ -75,11 +77,19 @@ void sm90_decode(const Params& p) noexcept {
   const Cut c = cut(p, format == CacheFormat::kV32Bf16 ? 48 : 64, p.fixed_split);
   const auto splits = static_cast<unsigned>(c.splits);
   const Args a{{c.splits, (0x80000000u + splits - 1) / splits}, call_of(p, c.groups)};
+  // Without splits a CTA a multiprocessor, which goes from token to token. It counts stages of 16
+  // rows over all of them.
+  Share share{c.size, p.tokens};
+  if (c.splits == 1 && sm90::goes_on(format, c.size)) {
+    const int at_once = std::max(1, clusters(p.device.index, 1) / c.groups);
+    const int64_t rows = int64_t{p.lists[0].width} + (p.list_count > 1 ? p.lists[1].width : 0);
+    if ((rows / 16 + 4) * (p.tokens / at_once + 1) < INT_MAX) share.tokens = at_once;
+  }
   switch (format) {
-    case CacheFormat::kV32Fp8: sm90::decode_v32_fp8(a, c.size, p.device.stream); break;
-    case CacheFormat::kV32Bf16: sm90::decode_v32_bf16(a, c.size, p.device.stream); break;
-    case CacheFormat::kV4Fp8: sm90::decode_v4_fp8(a, c.size, p.device.stream); break;
-    default: sm90::decode_v4_bf16(a, c.size, p.device.stream); break;
+    case CacheFormat::kV32Fp8: sm90::decode_v32_fp8(a, share, p.device.stream); break;
+    case CacheFormat::kV32Bf16: sm90::decode_v32_bf16(a, share, p.device.stream); break;
+    case CacheFormat::kV4Fp8: sm90::decode_v4_fp8(a, share, p.device.stream); break;
+    default: sm90::decode_v4_bf16(a, share, p.device.stream); break;
   }
 }
 

@@ -1,4 +1,5 @@
-// Sparse decode attention on Hopper. A CTA takes one token, up to 64 heads, a part of its lists:
+// Sparse decode attention on Hopper. A CTA takes one token, up to 64 heads, a part of its lists, or
+// one token after the other, all of their lists:
 // - warpgroup 3 copies records as they are stored into a ring of 16-row stages, a bulk copy a row;
 //   its last warp tells the others what a block's rows are like;
 // - warpgroup 2 reads rows as matrix fragments, dequantises them in registers (fp8 to fp16, scales
@@ -14,7 +15,9 @@
 #include <algorithm>
 #include <atomic>
 
+#include "attend/decode_sm90.h"
 #include "attend/decode_sm90_gather.cuh"
+#include "attend/decode_sm90_query.cuh"
 #include "attend/decode_sm90_score.cuh"
 #include "attend/decode_sm90_weigh.cuh"
 
@@ -27,21 +30,8 @@ template <class R>
 constexpr int kRegsScore = R::kFp8 ? 104 : 96;
 constexpr int kRegsWeigh = 184;
 
-// This split's part of the token's lists.
-template <class K>
-__device__ __forceinline__ void cut_list(const Args& p, Span& sp) {
-  const unsigned split = cluster_rank();
-  sp.n0 = sp.total = columns(p.lists[0], sp.token);
-  if (p.list_count > 1) sp.total += columns(p.lists[1], sp.token);
-  // at most 2^25 blocks and 16 splits
-  const unsigned nb = (static_cast<unsigned>(sp.total) + K::kBlock - 1) / K::kBlock,
-                 first = over_splits(p, nb * split), last = over_splits(p, nb * (split + 1));
-  sp.begin = static_cast<int>(first) * K::kBlock;
-  sp.blocks = static_cast<int>(last - first);
-  sp.end = min(sp.total, sp.begin + sp.blocks * K::kBlock);
-}
-
-template <class R, int N>
+// kMany: without splits, a CTA goes from token to token.
+template <class R, int N, bool kMany>
 __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p) {
   using K = Config<R, N>;
   extern __shared__ __align__(1024) uint8_t raw_smem[];
@@ -77,14 +67,31 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
     load_q<R, N, false>(sm, p, sp);
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegsWeigh));
     cut_list<K>(p, sp);
-    weigh<R, N>(sm, p, sp, wg);
-    if (p.splits > 1) merge<R, N>(sm, p, sp, cluster_rank());
+    Progress at{};
+#pragma unroll 1
+    do weigh<R, N, kMany>(sm, p, sp, wg, at);
+    while (kMany && next_token<K>(p, sp));
+    if (!kMany && p.splits > 1) merge<R, N>(sm, p, sp, cluster_rank());
   } else if (wg == 2) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsScore<R>));
     Span sp = job<N>(p);
-    const float back = load_q<R, N, true>(sm, p, sp);
+    float back = load_q<R, N, true>(sm, p, sp);
     cut_list<K>(p, sp);
-    score<R, N>(sm, p, sp, back);
+    Progress at{thread_here() / 32 & 3};
+    if constexpr (kMany) {
+      // The next token's Q replaces this one's while weigh is at the last block; then weigh has
+      // made way for the token's statistics.
+#pragma unroll 1
+      for (uint32_t phase = 0;;) {
+        expect_q<R>(p, sp);
+        score<R, N>(sm, p, sp, back, at);
+        const bool some = sp.blocks > 0;
+        if (!next_token<K>(p, sp)) return;
+        if (sp.blocks > 0) back = reload_q(sm, p, sp.token, sp.head0);
+        if (some) mb_wait(&sm.inbox, phase), phase ^= 1;
+      }
+    }
+    score<R, N>(sm, p, sp, back, at);
     meet<3, K::kMath>();
     if (p.splits > 1) {
       cluster_meet();
@@ -93,14 +100,14 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
     }
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsCopy<R>));
-    copy<R, N>(sm, p, ahead, first, list);
-    if ((thread_here() & 96) == 96) look_ahead<R, N>(sm, p, ahead);
-    if (p.splits > 1) cluster_meet();
+    copy<R, N, kMany>(sm, p, ahead, first, list);
+    if ((thread_here() & 96) == 96) look_ahead<R, N, kMany>(sm, p, ahead);
+    if (!kMany && p.splits > 1) cluster_meet();
   }
 }
 
 // The kernel's attributes, set once a device.
-template <class R, int N>
+template <class R, int N, bool kMany>
 cudaError_t prepare() {
   static std::atomic<uint64_t> done{0};  // a bit for each device
   int device = 0;
@@ -108,21 +115,21 @@ cudaError_t prepare() {
   const uint64_t bit = uint64_t{1} << (device & 63);
   if (done.load(std::memory_order_relaxed) & bit) return cudaSuccess;
   if (const cudaError_t e = cudaFuncSetAttribute(
-          decode<R, N>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Smem<R, N>)))
+          decode<R, N, kMany>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Smem<R, N>)))
     return e;
-  if (const cudaError_t e =
-          cudaFuncSetAttribute(decode<R, N>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1))
+  if (const cudaError_t e = cudaFuncSetAttribute(decode<R, N, kMany>,
+                                                 cudaFuncAttributeNonPortableClusterSizeAllowed, 1))
     return e;
   done.fetch_or(bit, std::memory_order_relaxed);
   return cudaSuccess;
 }
 
 // A launch in clusters of `cluster`.
-template <class R, int N>
+template <class R, int N, bool kMany = false>
 struct Launch {
   cudaLaunchConfig_t config{};
   cudaLaunchAttribute attribute[1];
-  cudaError_t ready = prepare<R, N>();
+  cudaError_t ready = prepare<R, N, kMany>();
 
   Launch(dim3 grid, unsigned cluster, cudaStream_t stream) {
     config.gridDim = grid;
@@ -137,26 +144,35 @@ struct Launch {
   }
 };
 
-template <class R, int N>
-cudaError_t launch(const Args& p, cudaStream_t stream) {
-  const auto splits = static_cast<unsigned>(p.splits), tokens = static_cast<unsigned>(p.tokens);
+template <class R, int N, bool kMany>
+cudaError_t launch(const Args& p, unsigned tokens, cudaStream_t stream) {
+  const auto splits = static_cast<unsigned>(p.splits);
   const dim3 grid(splits * static_cast<unsigned>(p.groups), std::min<unsigned>(tokens, kTokensY),
                   (tokens + kTokensY - 1) / kTokensY);
-  const Launch<R, N> l(grid, splits, stream);
-  return l.ready ? l.ready : cudaLaunchKernelEx(&l.config, decode<R, N>, p);
+  const Launch<R, N, kMany> l(grid, splits, stream);
+  return l.ready ? l.ready : cudaLaunchKernelEx(&l.config, decode<R, N, kMany>, p);
+}
+
+// From token to token only with the sizes that many tokens have: a kernel more to compile.
+template <class R, int N>
+cudaError_t launch(const Args& p, int at_once, cudaStream_t stream) {
+  if constexpr (goes_on(R::Stored::kFormat, N))
+    if (at_once < p.tokens) return launch<R, N, true>(p, at_once, stream);
+  return launch<R, N, false>(p, p.tokens, stream);
 }
 
 // The instantiation whose CTA has `size` heads.
 template <class R, int kMax>
-void launch_size(const Args& p, int size, cudaStream_t stream) {
-  switch (size) {
-    case 8: launch<R, 8>(p, stream); break;
-    case 16: launch<R, 16>(p, stream); break;
-    case 24: launch<R, 24>(p, stream); break;
-    case 32: launch<R, 32>(p, stream); break;
-    case 48: launch<R, 48>(p, stream); break;
+void launch_size(const Args& p, Share share, void* to) {
+  const auto stream = static_cast<cudaStream_t>(to);
+  switch (share.heads) {
+    case 8: launch<R, 8>(p, share.tokens, stream); break;
+    case 16: launch<R, 16>(p, share.tokens, stream); break;
+    case 24: launch<R, 24>(p, share.tokens, stream); break;
+    case 32: launch<R, 32>(p, share.tokens, stream); break;
+    case 48: launch<R, 48>(p, share.tokens, stream); break;
     default:
-      if constexpr (kMax >= 64) launch<R, 64>(p, stream);
+      if constexpr (kMax >= 64) launch<R, 64>(p, share.tokens, stream);
   }
 }
 

@@ -1,5 +1,7 @@
-// Decode on Hopper: the producer's copies and the loading of Q.
+// Decode on Hopper: the copies of the rows, and what is told of them.
 #pragma once
+
+#include <climits>
 
 #include "attend/decode_sm90_exact.cuh"
 
@@ -137,33 +139,45 @@ __device__ __forceinline__ void fill(Smem<R, N>& sm, const Args& p, int slot, in
   }
 }
 
+// Blocks of a CTA's first token whose rows the copying warps look up themselves.
+__device__ __forceinline__ int own_blocks(const Span& sp) { return min(sp.blocks, 2); }
+constexpr int kNoMore = -2;  // instead of a page: the CTA's last block lies before
+
 // The copies of the rows, a stage of 16 rows a warp. Four warps share the first two blocks, whose
 // rows they look up themselves (`index`, `list`: a lane's); then three go on where the fourth one
-// has found the rows. Looking all of them up here took half of the time of the copying warps, and
-// with 128 heads everything waited for them.
-template <class R, int N>
+// has found the rows, with kMany from token to token. Looking all of them up here took half of the
+// time of the copying warps, and with 128 heads everything waited for them.
+template <class R, int N, bool kMany>
 __device__ __forceinline__ void copy(Smem<R, N>& sm, const Args& p, const Span& sp, int index,
                                      int list) {
   using K = Config<R, N>;
   const int tid = thread_here(), lane = tid & 31;
   const int w = __shfl_sync(~0u, (tid / 32) & 3, 0);  // uniform, and so is what comes of it
+  const int own = kMany ? __shfl_sync(~0u, own_blocks(sp), 0) : 2;
   const Place first = place_of(p, sp, list, index);
   int slot = w, ph = 1;
+  if (kMany && w == 3 && own == 0) return;
 #pragma unroll 1
-  for (int n = w; n < sp.blocks * 4;) {
+  for (int n = w; kMany || n < sp.blocks * 4;) {
     const int row = n % 4 * K::kRows + (lane & 15), here = (n & 4) * 4 + (lane & 15);
     Place at;
-    if (n < 8) {
+    if (n < 4 * own) {
       at = {__shfl_sync(~0u, first.page, here), __shfl_sync(~0u, first.offset, here)};
     } else {
-      const unsigned known = n / 4 - 2;
+      const unsigned known = n / 4 - own;
       mb_wait(&sm.placed[known % K::kAhead], known / K::kAhead & 1);
       at = sm.place[known % K::kAhead][row];
+      if (kMany && __all_sync(~0u, at.page == kNoMore)) return;
     }
     if (lane >= 16) at.page = -1;
-    fill<R, N>(sm, p, slot, ph, {at, sp.begin + n / 4 * K::kBlock + row >= sp.n0});
-    if (w == 3 && n >= 4) break;
-    const int step = n < 8 ? 4 : 3;
+    int of = sp.begin + n / 4 * K::kBlock + row >= sp.n0;
+    if (kMany && n >= 4 * own) {
+      of = at.offset < 0;
+      at.offset &= INT_MAX;
+    }
+    fill<R, N>(sm, p, slot, ph, {at, of});
+    if (w == 3 && n >= 4 * (own - 1)) break;
+    const int step = n < 4 * own ? 4 : 3;
     n += step;
     slot += step;
     if (slot >= K::kStages) {
@@ -242,34 +256,53 @@ __device__ __forceinline__ void describe(Smem<R, N>& sm, int slot) {
 }
 
 // What the fourth copying warp does then: describes block after block as they arrive, and finds the
-// rows of the kAhead-th one behind it.
-template <class R, int N>
-__device__ __forceinline__ void look_ahead(Smem<R, N>& sm, const Args& p, const Span& sp) {
+// rows of the kAhead-th one behind it, with kMany of later tokens too.
+template <class R, int N, bool kMany>
+__device__ __forceinline__ void look_ahead(Smem<R, N>& sm, const Args& p, Span sp) {
   using K = Config<R, N>;
-  const int lane = thread_here() & 31;
+  const int lane = thread_here() & 31, own = kMany ? own_blocks(sp) : 2;
+  int before = 0, total = sp.blocks;  // blocks of the tokens before sp's, and with it
   const auto position = [&](int block, int k) {
-    return sp.begin + block * K::kBlock + lane + 32 * k;
+    return sp.begin + (block - before) * K::kBlock + lane + 32 * k;
   };
   const auto load = [&](int block) {  // a lane's two indices
+    if constexpr (kMany)
+      while (block >= total && next_token<K>(p, sp)) before = total, total += sp.blocks;
     int list;
     const int x = index_at(p, sp, position(block, 0), list);
     return make_int2(x, index_at(p, sp, position(block, 1), list));
   };
   const auto tell = [&](int block, int2 x) {  // over what was known of the block that has arrived
-    if (block >= sp.blocks) return;
-    const unsigned at = (block - 2) % unsigned{K::kAhead};
-    sm.place[at][lane] = place_of(p, sp, position(block, 0) >= sp.n0, x.x);
-    sm.place[at][lane + 32] = place_of(p, sp, position(block, 1) >= sp.n0, x.y);
+    if (block > total || (!kMany && block == total)) return;
+    const unsigned at = (block - own) % unsigned{K::kAhead};
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+      const int list = position(block, k) >= sp.n0;
+      Place place = place_of(p, sp, list, k ? x.y : x.x);
+      if constexpr (kMany) {
+        if (block == total) place.page = kNoMore;
+        place.offset |= list << 31;
+      }
+      sm.place[at][lane + 32 * k] = place;
+    }
     mb_arrive(&sm.placed[at]);
   };
   int slot = lane >> 3, ph = 0;
-  int2 next = load(K::kAhead), first[K::kAhead - 2];
-#pragma unroll
-  for (int k = 0; k < K::kAhead - 2; k++) first[k] = load(k + 2);
-#pragma unroll
-  for (int k = 0; k < K::kAhead - 2; k++) tell(k + 2, first[k]);
+  int2 next;
+  if constexpr (kMany) {
 #pragma unroll 1
-  for (int i = 0; i < sp.blocks; i++) {
+    for (int block = own; block < K::kAhead; block++) tell(block, load(block));
+    next = load(K::kAhead);
+  } else {
+    int2 first[K::kAhead - 2];
+    next = load(K::kAhead);
+#pragma unroll
+    for (int k = 0; k < K::kAhead - 2; k++) first[k] = load(k + 2);
+#pragma unroll
+    for (int k = 0; k < K::kAhead - 2; k++) tell(k + 2, first[k]);
+  }
+#pragma unroll 1
+  for (int i = 0; i < total; i++) {
     mb_wait_all(&sm.full[slot], ph);
     describe<R, N>(sm, slot);
     mb_arrive(&sm.ready[i % kReady]);
@@ -281,77 +314,6 @@ __device__ __forceinline__ void look_ahead(Smem<R, N>& sm, const Args& p, const 
     tell(i + K::kAhead, next);
     next = load(i + 1 + K::kAhead);
   }
-}
-
-// Q in shared memory, columns permuted to match the rows' fragments.
-// The weigh warps take the NoPE part (a warp: heads w, w+8, ...), the score warps the RoPE part (a
-// warp: four heads a load).
-template <class R, int N, bool kRopePart>
-__device__ __forceinline__ float load_q(Smem<R, N>& sm, const Args& p, const Span& sp) {
-  using K = Config<R, N>;
-  const int tid = thread_here(), lane = tid & 31, w = (tid / 32) & 7;
-  constexpr int kLoads = kRopePart ? (N + 15) / 16 : N / 4;
-  const int h0 = kRopePart ? (w & 3) * 4 + lane / 8 : w;
-  uint4 v[kLoads];
-  const int64_t stride = kRopePart ? p.qr_head : p.q_head;
-  const bf16* at = (kRopePart ? p.q_rope + sp.token * p.qr_token + (lane & 7) * 8
-                              : p.q + sp.token * p.q_token + lane * 8) +
-                   (sp.head0 + h0) * stride;
-#pragma unroll
-  for (int i = 0; i < kLoads; i++) {
-    const int h = kRopePart ? h0 + 16 * i : h0 + 8 * (i / 2), half = kRopePart ? 0 : i & 1;
-    v[i] = make_uint4(0, 0, 0, 0);
-    if (h < sp.heads && (kRopePart || lane + 32 * half < R::kNope / 8))
-      v[i] = __ldg(reinterpret_cast<const uint4*>(at) + 32 * half);
-    if (kRopePart || half) at += (kRopePart ? 16 : 8) * stride;
-  }
-  float f = 1, back = 1;
-  if constexpr (R::kFp8) {
-    // one power of two for all heads brings Q into fp16's range
-    uint32_t mx = 0;
-#pragma unroll
-    for (int i = 0; i < kLoads; i++) {
-      mx = __vmaxu2(mx, __vmaxu2(v[i].x & 0x7fff7fff, v[i].y & 0x7fff7fff));
-      mx = __vmaxu2(mx, __vmaxu2(v[i].z & 0x7fff7fff, v[i].w & 0x7fff7fff));
-    }
-    mx = __reduce_max_sync(~0u, max(mx & 0xffff, mx >> 16));
-    if (lane == 0) atomicMax(&sm.qmax, mx);
-    meet<1, K::kMath>();
-    // an infinity or NaN is its head's own matter: 2^4 then keeps the others' up to 4,000
-    const uint32_t top = sm.qmax;
-    const int e = top >= 0x7f80 ? 9 : min(max((int)(top >> 7) - 127, -60), 100);
-    f = pow2i(13 - e);
-    back = pow2i(e - 13);
-  }
-#pragma unroll
-  for (int i = 0; i < kLoads; i++) {
-    const int h = kRopePart ? h0 + 16 * i : h0 + 8 * (i / 2),
-              c = kRopePart ? lane & 7 : lane + 32 * (i & 1);
-    if (h >= N || !(kRopePart || c < R::kNope / 8)) continue;
-    uint8_t* row = sm.q + (kRopePart ? K::kNopeTiles : c >> 3) * (N * 128) + h * 128;
-    uint32_t x[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
-    if constexpr (R::kFp8) {
-#pragma unroll
-      for (int k = 0; k < 4; k++)
-        x[k] = pack<kRopePart>(__uint_as_float(x[k] << 16) * f,
-                               __uint_as_float(x[k] & 0xffff0000) * f);
-    }
-    if constexpr (R::kFp8 && !kRopePart) {
-      // a 16-column step reads columns 4t,4t+1 as its k = 2t,2t+1 and 4t+2,4t+3 as its k =
-      // 2t+8,2t+9
-      const int step = (c & 7) >> 1, u = c & 1;
-      *reinterpret_cast<uint2*>(row + (((step * 2) ^ (h & 7)) << 4) + u * 8) =
-          make_uint2(x[0], x[2]);
-      *reinterpret_cast<uint2*>(row + (((step * 2 + 1) ^ (h & 7)) << 4) + u * 8) =
-          make_uint2(x[1], x[3]);
-    } else {
-      *reinterpret_cast<uint4*>(row + (((c & 7) ^ (h & 7)) << 4)) =
-          make_uint4(x[0], x[1], x[2], x[3]);
-    }
-  }
-  fence_async();
-  meet<1, K::kMath>();
-  return back;
 }
 
 }  // namespace winnow::attention::sm90

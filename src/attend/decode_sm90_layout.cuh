@@ -53,6 +53,12 @@ struct Splits {
 };
 struct Args : Splits, Call {};
 
+// Whether CTAs of n heads may take several tokens, one after the other.
+constexpr bool goes_on(CacheFormat format, int n) {
+  return (format == CacheFormat::kV32Fp8 || format == CacheFormat::kV4Fp8) &&
+         (n == 16 || n == 32 || n == 64);
+}
+
 // n / splits. Exact below 2^27; up to 2^29 it may be one more than the whole part, but not where n
 // is a multiple of the splits.
 __device__ __forceinline__ unsigned over_splits(const Args& p, unsigned n) {
@@ -77,7 +83,7 @@ struct Config {
   static constexpr int kYBytes = N * 256;
   static constexpr int kSide = R::kSideBytes ? R::kSideBytes * kRows : 8;
   static constexpr int kAhead = 3;  // blocks whose rows are found ahead
-  static constexpr int kMisc = N * 4 * 9 + kAhead * (kBlock * 8 + 8) + 112;
+  static constexpr int kMisc = N * 4 * 9 + kAhead * (kBlock * 8 + 8) + 136;
   static constexpr int kLimit = 232448;
   static constexpr int kFit = (kLimit - kQBytes - kPBytes - kYBytes - kMisc) /
                               (kStageBytes + kSide + kSc * kRows * 2 + kRows * 8 + 24);
@@ -114,6 +120,7 @@ struct alignas(1024) Smem {
   uint64_t yfull, yempty, pempty;  // log2 P and P: made, taken over
   uint64_t inbox, notes;           // units, statistics that the splits of the cluster send
   uint32_t qmax, moved[2];         // moved: whether block i moves the reference, by i mod 2
+  uint32_t qpart[4];               // largest of a later token's Q, by warp
   // The barriers from `full` on, in their order, and how many arrive at the b-th.
   static constexpr int kBarriers = 2 * K::kStages + kReady + K::kAhead + 5;
   static constexpr __device__ int arrivals(int b) {
@@ -135,8 +142,9 @@ struct Span {
   int begin, end, blocks;   // this split's first position, the one behind its last, block count
 };
 
-// Which token and heads a CTA has: clusters go over the groups of a token's heads first. The grid
-// is groups x splits, tokens up to kTokensY, the rest of them: no division before the first load.
+// Which token and heads a CTA begins with: clusters go over the groups of a token's heads first.
+// The grid is groups x splits, tokens up to kTokensY, the rest of them: no division before the
+// first load.
 constexpr int kTokensY = 32768;
 __device__ __forceinline__ int token_here() {
   return static_cast<int>(blockIdx.z) * kTokensY + static_cast<int>(blockIdx.y);
@@ -149,5 +157,33 @@ __device__ __forceinline__ Span job(const Args& p) {
   sp.heads = min(p.heads - sp.head0, N);
   return sp;
 }
+
+// This split's part of the token's lists.
+template <class K>
+__device__ __forceinline__ void cut_list(const Args& p, Span& sp) {
+  const unsigned split = cluster_rank();
+  sp.n0 = sp.total = columns(p.lists[0], sp.token);
+  if (p.list_count > 1) sp.total += columns(p.lists[1], sp.token);
+  // at most 2^25 blocks and 16 splits
+  const unsigned nb = (static_cast<unsigned>(sp.total) + K::kBlock - 1) / K::kBlock,
+                 first = over_splits(p, nb * split), last = over_splits(p, nb * (split + 1));
+  sp.begin = static_cast<int>(first) * K::kBlock;
+  sp.blocks = static_cast<int>(last - first);
+  sp.end = min(sp.total, sp.begin + sp.blocks * K::kBlock);
+}
+
+// The CTA's next token, false after its last, where it has several. Every role goes on by itself:
+// rows, blocks and the phases of barriers are counted over all tokens.
+template <class K>
+__device__ __forceinline__ bool next_token(const Args& p, Span& sp) {
+  if (p.tokens - sp.token <= static_cast<int>(gridDim.y)) return false;
+  sp.token += static_cast<int>(gridDim.y);
+  cut_list<K>(p, sp);
+  return true;
+}
+// How far the score or a weigh warpgroup is: the next block's first stage, its number.
+struct Progress {
+  int slot, block;
+};
 
 }  // namespace winnow::attention::sm90

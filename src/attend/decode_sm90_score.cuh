@@ -5,17 +5,20 @@
 
 namespace winnow::attention::sm90 {
 
+// A token's blocks from at.block on, a warp's first stage at at.slot; `at` goes on.
 template <class R, int N>
-__device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span& sp, float q_back) {
+__device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span& sp, float q_back,
+                                      Progress& at) {
   using K = Config<R, N>;
-  const int t = thread_here() & 127, lane = t & 31, w = t / 32, r = lane >> 2;
+  const int t = thread_here() & 127, lane = t & 31, r = lane >> 2;
   const float unit = p.scale * kLog2e * q_back;  // turns S into log2 P
   float y[N / 2];
   const uint32_t qa = s32(sm.q);
   const uint32_t lane_off = ((lane & 7) + 8 * ((lane >> 3) & 1)) * K::kPitch + (lane >> 4) * 16;
-  int slot = w;
+  int slot = at.slot;
+  const int behind = at.block + sp.blocks;
 #pragma unroll 1
-  for (int i = 0; i < sp.blocks; i++) {
+  for (int i = at.block; i < behind; i++) {
     mb_wait(&sm.ready[i % kReady], (i / kReady) & 1);
     const uint32_t base = s32(sm.ring[slot]) + lane_off;
     const uint16_t* sc = &sm.sc[slot][0][r];
@@ -106,7 +109,7 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
     hold(y);
     if constexpr (K::kExactly) {
       if (odd) {  // their unit is not Q's, and lambda is 0
-        exact_scores<R, N>(sm, p, rows);
+        exact_scores<R, N>(sm, p, sp.token, rows);
         c0 = make_float2(1 / q_back, c0.y > -INFINITY ? 0.f : -INFINITY);
         c1 = make_float2(1 / q_back, c1.y > -INFINITY ? 0.f : -INFINITY);
         __syncwarp();
@@ -136,6 +139,7 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
       sm.moved[i & 1] = 1;
     mb_arrive(&sm.yfull);
   }
+  at = {slot, behind};
 }
 
 }  // namespace winnow::attention::sm90

@@ -3,8 +3,8 @@
 
 namespace winnow::attention::sm90 {
 
-void decode_v32_bf16(const Args& args, int size, void* stream) {
-  launch_size<Row<V32Bf16>, 48>(args, size, static_cast<cudaStream_t>(stream));
+void decode_v32_bf16(const Args& args, Share share, void* stream) {
+  launch_size<Row<V32Bf16>, 48>(args, share, stream);
 }
 
 }  // namespace winnow::attention::sm90

@@ -3,15 +3,16 @@
 
 namespace winnow::attention::sm90 {
 
-void decode_v32_fp8(const Args& args, int size, void* stream) {
-  launch_size<Row<V32Fp8>, 64>(args, size, static_cast<cudaStream_t>(stream));
+void decode_v32_fp8(const Args& args, Share share, void* stream) {
+  launch_size<Row<V32Fp8>, 64>(args, share, stream);
 }
 
 int clusters_at_once(int size) {
   const Launch<Row<V32Fp8>, 64> l(static_cast<unsigned>(size), static_cast<unsigned>(size),
                                   nullptr);
   int n = 0;
-  if (l.ready || cudaOccupancyMaxActiveClusters(&n, decode<Row<V32Fp8>, 64>, &l.config)) n = 0;
+  if (l.ready || cudaOccupancyMaxActiveClusters(&n, decode<Row<V32Fp8>, 64, false>, &l.config))
+    n = 0;
   cudaGetLastError();
   return n;
 }

@@ -6,12 +6,48 @@
 
 namespace winnow::attention::sm90 {
 
+// O^T times the heads' factors, 256 columns, as bf16, for CTAs whose ring is being filled again.
+// The eight lanes of a head have 16 columns: a sector of 32 bytes. fp8 tiles hold dims 2i and 2i+1
+// of a warp's 16 in rows i and i+8, a bf16 tile (the last one, where `rope`) dims i and i+8, of
+// which neighbours exchange one.
+template <class R, int N>
+__device__ __forceinline__ void write_out(const Smem<R, N>& sm, const Args& p, int token,
+                                          float (&o)[4][N / 2], int g) {
+  const int t = thread_here() & 127, lane = t & 31, w = t / 32, quad = lane & 3, r = lane >> 2;
+  const Span sp = job<N>(p);  // again, rather than in registers of the loop over blocks
+  bf16* dst = p.out + token * p.out_token + (sp.head0 + 2 * quad) * p.out_head + g * 256 + w * 16;
+#pragma unroll
+  for (int j = 0; j < N / 8; j++, dst += 8 * p.out_head) {
+    const float2 f = *reinterpret_cast<const float2*>(&sm.factor[8 * j + 2 * quad]);
+    const int left = sp.heads - (8 * j + 2 * quad);
+#pragma unroll
+    for (int m = 0; m < 4; m++) {
+      uint32_t x[2] = {pack<true>(o[m][4 * j] * f.x, o[m][4 * j + 2] * f.x),
+                       pack<true>(o[m][4 * j + 1] * f.y, o[m][4 * j + 3] * f.y)};
+      int at = m * 64 + 2 * r;
+      if (Config<R, N>::kRopeInV && m == 3 && g == 1) {
+        at = m * 64 + (r & 1 ? r + 7 : r);
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+          const uint32_t z = __shfl_xor_sync(~0u, x[k], 4);
+          x[k] = r & 1 ? __byte_perm(z, x[k], 0x7632) : __byte_perm(x[k], z, 0x5410);
+        }
+      }
+      if (left > 0) __stcs(reinterpret_cast<uint32_t*>(dst + at), x[0]);
+      if (left > 1) __stcs(reinterpret_cast<uint32_t*>(dst + p.out_head + at), x[1]);
+    }
+    asm volatile("" ::: "memory");  // stores as they come
+  }
+}
+
 // P of half of the heads, O^T += V^T P^T for 256 of the 512 columns, the half that warpgroup g has.
 // One code for both: two of them did not fit the instruction cache (V4 waited 15 % of its time). So
 // the last tile of either is bf16 with V4's fp8 rows, whose last one is RoPE: e4m3 times a power of
 // two is exact there too.
-template <class R, int N>
-__device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span& sp, int g) {
+// A token's blocks from at.block on; `at` goes on. kMany: the CTA has more tokens.
+template <class R, int N, bool kMany>
+__device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span& sp, int g,
+                                      Progress& at) {
   using K = Config<R, N>;
   constexpr float kTop = 4.f;
   const int t = thread_here() & 127, lane = t & 31, w = t / 32, quad = lane & 3, r = lane >> 2;
@@ -50,9 +86,10 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
 #pragma unroll
     for (int m = 0; m < 4; m++) hold(o[m]);
   };
-  int slot = 0;
+  int slot = at.slot;
+  const int behind = at.block + sp.blocks;
 #pragma unroll 1
-  for (int i = 0; i < sp.blocks; i++) {
+  for (int i = at.block; i < behind; i++) {
     mb_wait(&sm.yfull, i & 1);
     float y[4 * kJ];
 #pragma unroll
@@ -281,6 +318,24 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
       if (mine(j))
         *reinterpret_cast<float2*>(&sm.warp[w][8 * (j0 + j) + 2 * quad]) =
             make_float2(l[2 * j], l[2 * j + 1]);
+  at = {slot, behind};
+  if constexpr (kMany) {
+    both();
+    if (const auto [head, some] = keeper(); some) {
+      const float sum =
+          (sm.warp[0][head] + sm.warp[1][head]) + (sm.warp[2][head] + sm.warp[3][head]);
+      sm.factor[head] =
+          finish(p, sp.token, job<N>(p).head0 + head, sm.m[head], sum, sm.top[head], true);
+      if (sp.blocks > 0) {  // as the next token is to find them, before its first scores
+        sm.m[head] = sm.sum[head] = 0.f;
+        sm.top[head] = -INFINITY;
+        sm.moved[behind & 1] = 1;
+      }
+    }
+    both();
+    if (sp.blocks > 0 && t == 0 && g == 0) mb_arrive(&sm.inbox);
+    return write_out(sm, p, sp.token, o, g);
+  }
   meet<3, K::kMath>();
   if (const int h = 8 * j0 + t; t < 8 * kJ && h < N) {
     sm.sum[h] = (sm.warp[0][h] + sm.warp[1][h]) + (sm.warp[2][h] + sm.warp[3][h]);

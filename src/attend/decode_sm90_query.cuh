@@ -1,0 +1,238 @@
+// Decode on Hopper: Q in shared memory, the first token's and later ones'.
+#pragma once
+
+#include "attend/decode_sm90_layout.cuh"
+
+namespace winnow::attention::sm90 {
+
+// Q times 2^(13 - e) is in fp16's range. e comes of the bits of Q's largest value, but is the usual
+// one wherever that loses nothing (2^-23 of the largest), so that a later token's Q is only
+// converted. An infinity or NaN is its head's own matter: 9 keeps the others' up to 4,000.
+constexpr int kUsual = 13;
+__device__ __forceinline__ int q_exponent(uint32_t most) {
+  const int e = static_cast<int>(most >> 7) - 127;
+  return most >= 0x7f80 ? 9 : e >= -2 && e <= 14 ? kUsual : min(max(e, -60), 100);
+}
+__device__ __forceinline__ uint32_t larger(uint32_t most, const uint4& v) {  // of two bf16 each
+  most = __vmaxu2(most, __vmaxu2(v.x & 0x7fff7fff, v.y & 0x7fff7fff));
+  return __vmaxu2(most, __vmaxu2(v.z & 0x7fff7fff, v.w & 0x7fff7fff));
+}
+__device__ __forceinline__ uint32_t largest(uint32_t most) {  // of a warp
+  return __reduce_max_sync(~0u, max(most & 0xffff, most >> 16));
+}
+
+// The larger of two pairs of fp16 by magnitude, NaN if one is.
+__device__ __forceinline__ uint32_t max_abs_nan_h2(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("{\n.reg .b32 x;\nabs.f16x2 x,%2;\nmax.NaN.f16x2 %0,%1,x;\n}" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+__device__ __forceinline__ void put_shared(uint32_t at, uint32_t x, uint32_t y) {
+  asm volatile("st.shared.v2.b32 [%0],{%1,%2};" ::"r"(at), "r"(x), "r"(y) : "memory");
+}
+
+// Eight columns of Q, times f, in shared memory: columns permuted to match the rows' fragments.
+template <class R, int N, bool kRopePart>
+__device__ __forceinline__ void put_q(Smem<R, N>& sm, int h, int c, const uint4& v, float f) {
+  using K = Config<R, N>;
+  uint8_t* row = sm.q + (kRopePart ? K::kNopeTiles : c >> 3) * (N * 128) + h * 128;
+  uint32_t x[4] = {v.x, v.y, v.z, v.w};
+  if constexpr (R::kFp8) {
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+      x[k] =
+          pack<kRopePart>(__uint_as_float(x[k] << 16) * f, __uint_as_float(x[k] & 0xffff0000) * f);
+  }
+  if constexpr (R::kFp8 && !kRopePart) {
+    // a 16-column step reads columns 4t,4t+1 as its k = 2t,2t+1 and 4t+2,4t+3 as its k = 2t+8,2t+9
+    const int step = (c & 7) >> 1, u = c & 1;
+    *reinterpret_cast<uint2*>(row + (((step * 2) ^ (h & 7)) << 4) + u * 8) = make_uint2(x[0], x[2]);
+    *reinterpret_cast<uint2*>(row + (((step * 2 + 1) ^ (h & 7)) << 4) + u * 8) =
+        make_uint2(x[1], x[3]);
+  } else {
+    *reinterpret_cast<uint4*>(row + (((c & 7) ^ (h & 7)) << 4)) =
+        make_uint4(x[0], x[1], x[2], x[3]);
+  }
+}
+
+// Q of the first token. The weigh warps take the NoPE part (a warp: heads w, w+8, ...), the score
+// warps the RoPE part (a warp: four heads a load).
+template <class R, int N, bool kRopePart>
+__device__ __forceinline__ float load_q(Smem<R, N>& sm, const Args& p, const Span& sp) {
+  using K = Config<R, N>;
+  const int tid = thread_here(), lane = tid & 31, w = (tid / 32) & 7;
+  constexpr int kLoads = kRopePart ? (N + 15) / 16 : N / 4;
+  const int h0 = kRopePart ? (w & 3) * 4 + lane / 8 : w;
+  uint4 v[kLoads];
+  const int64_t stride = kRopePart ? p.qr_head : p.q_head;
+  const bf16* at = (kRopePart ? p.q_rope + sp.token * p.qr_token + (lane & 7) * 8
+                              : p.q + sp.token * p.q_token + lane * 8) +
+                   (sp.head0 + h0) * stride;
+#pragma unroll
+  for (int i = 0; i < kLoads; i++) {
+    const int h = kRopePart ? h0 + 16 * i : h0 + 8 * (i / 2), half = kRopePart ? 0 : i & 1;
+    v[i] = make_uint4(0, 0, 0, 0);
+    if (h < sp.heads && (kRopePart || lane + 32 * half < R::kNope / 8))
+      v[i] = __ldg(reinterpret_cast<const uint4*>(at) + 32 * half);
+    if (kRopePart || half) at += (kRopePart ? 16 : 8) * stride;
+  }
+  float f = 1, back = 1;
+  if constexpr (R::kFp8) {
+    // one power of two for all heads brings Q into fp16's range
+    uint32_t mx = 0;
+#pragma unroll
+    for (int i = 0; i < kLoads; i++) mx = larger(mx, v[i]);
+    mx = largest(mx);
+    if (lane == 0) atomicMax(&sm.qmax, mx);
+    meet<1, K::kMath>();
+    const int e = q_exponent(sm.qmax);
+    f = pow2i(13 - e);
+    back = pow2i(e - 13);
+  }
+#pragma unroll
+  for (int i = 0; i < kLoads; i++) {
+    const int h = kRopePart ? h0 + 16 * i : h0 + 8 * (i / 2),
+              c = kRopePart ? lane & 7 : lane + 32 * (i & 1);
+    if (h < N && (kRopePart || c < R::kNope / 8)) put_q<R, N, kRopePart>(sm, h, c, v[i], f);
+  }
+  fence_async();
+  meet<1, K::kMath>();
+  return back;
+}
+
+// The largest value of all four score warps; they meet.
+template <class R, int N>
+__device__ __forceinline__ uint32_t largest_of_all(Smem<R, N>& sm, uint32_t most) {
+  const int t = thread_here() & 127;
+  most = __reduce_max_sync(~0u, most);
+  if ((t & 31) == 0) sm.qpart[t / 32] = most;
+  fence_async();
+  bar<2, 128>();
+  return max(max(sm.qpart[0], sm.qpart[1]), max(sm.qpart[2], sm.qpart[3]));
+}
+
+// Q of a later token where the usual power of two does not do: rare, and slow.
+template <class R, int N>
+__device__ __forceinline__ float reload_slowly(Smem<R, N>& sm, const Args& p, int token,
+                                               int head0) {
+  const int t = thread_here() & 127, heads = min(p.heads - head0, N);
+  constexpr int kUnits = R::kQk / 8;  // of a head
+  uint32_t most = 0;
+  float f = 1;
+  int e = kUsual;
+  bar<2, 128>();  // all have read what largest_of_all() found
+#pragma unroll 1
+  for (int pass = 0; pass < 2; pass++) {
+#pragma unroll 1
+    for (int k = t; k < N * kUnits; k += 128) {
+      const int h = k / kUnits, c = k % kUnits * 8;
+      const bf16* at =
+          c < R::kNope ? p.q + token * p.q_token + (head0 + h) * p.q_head + c
+                       : p.q_rope + token * p.qr_token + (head0 + h) * p.qr_head + (c - R::kNope);
+      const uint4 v =
+          h < heads ? __ldg(reinterpret_cast<const uint4*>(at)) : make_uint4(0, 0, 0, 0);
+      most = larger(most, v);
+      if (pass == 0) continue;
+      if (c < R::kNope) put_q<R, N, false>(sm, h, c / 8, v, f);
+      else put_q<R, N, true>(sm, h, (c - R::kNope) / 8, v, f);
+    }
+    e = q_exponent(largest_of_all(sm, max(most & 0xffff, most >> 16)));
+    f = pow2i(13 - e);
+  }
+  return pow2i(e - 13);
+}
+
+// Q of a later token, by the score warpgroup alone while the others are still at the last one:
+// 1,000 instructions a warp. It has heads w, w+4, ..., kHeads at once, the next of which are on
+// their way.
+template <class R, int N>
+__device__ __forceinline__ float reload_q(Smem<R, N>& sm, const Args& p, int token, int head0) {
+  static_assert(R::kFp8 && N % 16 == 0 && kUsual == 13);
+  constexpr int kHeads = N == 64 ? 4 : 2, kRope = N / 16;
+  const int t = thread_here() & 127, lane = t & 31, w = t / 32;
+  head0 = static_cast<int>(fresh(head0));
+  const bool half = lane + 32 < R::kNope / 8;  // has columns of the second half too
+  int left = min(p.heads - head0, N) - w;      // heads from its first one on
+  const bf16* at = p.q + token * p.q_token + (head0 + w) * p.q_head + lane * 8;
+  // where put_q() puts them: head k of a warp 512 k further, chunks of odd ones 64 bytes aside
+  uint32_t to =
+      s32(sm.q) + (lane >> 3) * (N * 128) + w * 128 + (((lane & 6) ^ w) << 4) + (lane & 1) * 8;
+  uint32_t most = 0;  // two fp16
+  uint4 v[2][kHeads][2];
+  const auto load = [&](uint4(&x)[kHeads][2]) {
+#pragma unroll
+    for (int i = 0; i < kHeads; i++) {
+      x[i][0] = x[i][1] = make_uint4(0, 0, 0, 0);
+      if (left > 4 * i) x[i][0] = __ldg(reinterpret_cast<const uint4*>(at));
+      if (left > 4 * i && half) x[i][1] = __ldg(reinterpret_cast<const uint4*>(at) + 32);
+      at += 4 * p.q_head;
+      asm volatile("" : "+l"(at));
+    }
+    left -= 4 * kHeads;
+  };
+  const auto put = [&](const uint4(&x)[kHeads][2]) {
+#pragma unroll
+    for (int i = 0; i < kHeads; i++)
+#pragma unroll
+      for (int k = 0; k < 2; k++) {
+        const uint32_t in[4] = {x[i][k].x, x[i][k].y, x[i][k].z, x[i][k].w};
+        uint32_t y[4];
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+          y[c] = pack<false>(__uint_as_float(in[c] << 16), __uint_as_float(in[c] & 0xffff0000));
+          most = max_abs_nan_h2(most, y[c]);
+        }
+        const uint32_t dst = (i & 1 ? to ^ 64 : to) + i * 512 + k * 4 * N * 128;
+        if (k == 0 || half) {
+          put_shared(dst, y[0], y[2]);
+          put_shared(dst ^ 16, y[1], y[3]);
+        }
+      }
+    to += kHeads * 512;
+  };
+  load(v[0]);
+  bar<2, 128>();  // all warps' products with the last Q are done
+#pragma unroll 1
+  for (int h = 0; h < N / 4; h += 2 * kHeads) {
+    load(v[1]);
+    put(v[0]);
+    load(v[0]);
+    put(v[1]);
+  }
+  const float2 two = __half22float2(*reinterpret_cast<const __half2*>(&most));
+  uint32_t all = max(__float_as_uint(two.x), __float_as_uint(two.y)) >> 16;
+  const int h0 = w * 4 + lane / 8;
+  const bf16* rope = p.q_rope + token * p.qr_token + (head0 + h0) * p.qr_head + (lane & 7) * 8;
+  uint8_t* row =
+      sm.q + Config<R, N>::kNopeTiles * (N * 128) + h0 * 128 + (((lane & 7) ^ (h0 & 7)) << 4);
+  uint32_t top = 0;
+#pragma unroll
+  for (int i = 0; i < kRope; i++) {
+    uint4 x = make_uint4(0, 0, 0, 0);
+    if (h0 + 16 * i < p.heads - head0)
+      x = __ldg(reinterpret_cast<const uint4*>(rope + i * 16 * p.qr_head));
+    top = larger(top, x);
+    *reinterpret_cast<uint4*>(row + i * 2048) = x;
+  }
+  all = largest_of_all(sm, max(all, max(top & 0xffff, top >> 16)));
+  if (all < 0x7f80 && q_exponent(all) == kUsual) return 1.f;
+  return reload_slowly(sm, p, token, head0);
+}
+
+// Asks for the next token's Q, long before it is read.
+template <class R>
+__device__ __forceinline__ void expect_q(const Args& p, const Span& sp) {
+  const int64_t token = int64_t{sp.token} + gridDim.y;
+  if (token >= p.tokens) return;
+  const int t = thread_here() & 127, line = t & 7;
+  const auto ask = [](const bf16* at) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at) : "memory");
+  };
+#pragma unroll 1
+  for (int h = t / 8; h < sp.heads; h += 16) {
+    if (line * 64 < R::kNope) ask(p.q + token * p.q_token + (sp.head0 + h) * p.q_head + line * 64);
+    if (line == 7) ask(p.q_rope + token * p.qr_token + (sp.head0 + h) * p.qr_head);
+  }
+}
+
+}  // namespace winnow::attention::sm90
