@@ -76,33 +76,38 @@ struct Amx {
     tile_store<2>(s + 2 * kTileCells, 64), tile_store<3>(s + 3 * kTileCells, 64);
   }
 
-  // Logits of up to 16 keys, from the sums of the panels and their fp32 scales; they are rounded,
-  // so that nothing is left when the maximum is subtracted from itself.
-  template <class R>
-  WINNOW_INLINE static __m512 logits(const Block<Amx>& b, const float* sums, int key, float* to,
-                                     __m512 top) {
-    const int end = std::clamp(b.n - key, 0, 16);
-    const float* f = b.m.scales + key * 4;
-    for (int i = 0; i < end; ++i, sums += 16, to += 16, f += 4) {
-      __m512 x = _mm512_load_ps(sums);
-      if constexpr (kFloatScales<R>) {
-        __m512 y = _mm512_load_ps(sums + 4 * kPageCells);
-        x = _mm512_mul_ps(x, splat(f[0]));
-        y = _mm512_fmadd_ps(_mm512_load_ps(sums + kPageCells), splat(f[1]), y);
-        x = _mm512_fmadd_ps(_mm512_load_ps(sums + 2 * kPageCells), splat(f[2]), x);
-        y = _mm512_fmadd_ps(_mm512_load_ps(sums + 3 * kPageCells), splat(f[3]), y);
-        x = _mm512_add_ps(x, y);
-      }
-      x = _mm512_mul_ps(x, splat(b.scale2));
-      top = _mm512_max_ps(top, x);
-      _mm512_store_ps(to, x);
-    }
-    for (int i = end; i < 16; ++i, to += 16) _mm512_store_ps(to, splat(-kInf));
-    return top;
-  }
-
   // S: [block of heads][key][16 heads].
   static constexpr int kBlockS = kBlock * 16;
+
+  // Logits of up to 16 keys and NH blocks of heads, from the sums of the panels and their fp32
+  // scales, which are loaded once for all blocks: it is loads that take the time here. Logits are
+  // rounded, so that nothing is left when the maximum is subtracted from itself.
+  template <class R, int NH>
+  WINNOW_INLINE static void logits(const Block<Amx>& b, const float* sums, int key,
+                                   __m512 (&top)[NH]) {
+    const int end = std::clamp(b.n - key, 0, 16);
+    const float* f = b.m.scales + key * 4;
+    float* to = b.m.s + key * 16;
+    for (int i = 0; i < end; ++i, sums += 16, to += 16, f += 4) {
+      const __m512 f0 = splat(f[0]), f1 = splat(f[1]), f2 = splat(f[2]), f3 = splat(f[3]);
+#pragma GCC unroll 2
+      for (int h = 0; h < NH; ++h) {
+        const float* from = sums + h * kTileCells;
+        __m512 x = _mm512_load_ps(from);
+        if constexpr (kFloatScales<R>) {
+          x = _mm512_fmadd_ps(x, f0, _mm512_load_ps(from + 4 * kPageCells));
+          x = _mm512_fmadd_ps(f1, _mm512_load_ps(from + kPageCells), x);
+          x = _mm512_fmadd_ps(f2, _mm512_load_ps(from + 2 * kPageCells), x);
+          x = _mm512_fmadd_ps(f3, _mm512_load_ps(from + 3 * kPageCells), x);
+        }
+        x = _mm512_mul_ps(x, splat(b.scale2));
+        top[h] = _mm512_max_ps(top[h], x);
+        _mm512_store_ps(to + h * kBlockS, x);
+      }
+    }
+    for (int i = end; i < 16; ++i, to += 16)
+      for (int h = 0; h < NH; ++h) _mm512_store_ps(to + h * kBlockS, splat(-kInf));
+  }
 
   // Scores and softmax of NH blocks of heads.
   template <class R, int NH>
@@ -116,9 +121,7 @@ struct Amx {
         for (int i = 0; NH == 1 && i < kUnitSteps; ++i) fetch.step();
       }
       for (int keys = 0; keys < kKeys; keys += 16)
-        for (int i = 0; i < NH; ++i)
-          top[i] = logits<R>(b, b.m.sums + (keys / 16 * NH + i) * kTileCells, unit * kKeys + keys,
-                             b.m.s + i * kBlockS + (unit * kKeys + keys) * 16, top[i]);
+        logits<R>(b, b.m.sums + keys / 16 * NH * kTileCells, unit * kKeys + keys, top);
     }
     for (int i = 0; i < NH; ++i) softmax<R>(b, hb + i, b.m.s + i * kBlockS, top[i], fetch);
   }
@@ -177,28 +180,75 @@ struct Amx {
   // O is kept as C tiles: [16-head block][vector of 16 dims][head][16].
   static constexpr int kBlockO = 16 * kValueDim;
 
-  // O += P V: four sums of two blocks of heads x 32 dims (the lower or upper `half` of 64), or of
-  // one block x 64.
-  template <int NH>
-  WINNOW_INLINE static void value_unit(const Block<Amx>& b, const uint32_t* p, const uint32_t* v,
-                                       float* o, int half) {
-    v += half * 2 * kTileCells, o += half * 2 * kTileCells;
-    float *o1 = o + kTileCells, *o2 = o + (NH == 2 ? kBlockO : 2 * kTileCells);
-    float* o3 = o2 + kTileCells;
+  // O += P V for two blocks of heads: the even tiles of 16 dims are summed in tiles 0 and 2, the
+  // odd ones in 1 and 3. Both need the same P at a step, and begin half of the steps apart: one
+  // pair of sums is multiplied for while the other is stored and the next of its kind loaded.
+  struct Streams {
+    const uint32_t *p, *even, *odd;  // of step 0
+  };
+  template <int X, int Y>
+  WINNOW_INLINE static void load_sums(const Block<Amx>& b, const float* o) {
+    if (b.first) tile_zero<X>(), tile_zero<Y>();
+    else tile_load<X>(o, 64), tile_load<Y>(o + kBlockO, 64);
+  }
+  template <int X, int Y>
+  WINNOW_INLINE static void store_sums(float* o) {
+    tile_store<X>(o, 64), tile_store<Y>(o + kBlockO, 64);
+  }
+  // Steps [begin, end). X and Y are the sums that go on from earlier steps, multiplied first; the
+  // other two have just been loaded.
+  template <int X, bool kBoth>
+  WINNOW_INLINE static void value_steps(const Streams& at, int begin, int end) {
+    constexpr int Y = X + 2, kX = 6 + X, kOther = 7 - X;
+    for (int step = begin; step < end; ++step) {
+      const uint32_t* a = at.p + step * kTileCells;
+      const uint32_t *x = X ? at.odd : at.even, *other = X ? at.even : at.odd;
+      tile_load<4>(a, 64), tile_load<kX>(x + step * kPageCells, 64), tile_dot<X, 4, kX>();
+      tile_load<5>(a + kBlockP, 64), tile_dot<Y, 5, kX>();
+      if constexpr (kBoth) {
+        tile_load<kOther>(other + step * kPageCells, 64);
+        tile_dot<1 - X, 4, kOther>(), tile_dot<3 - X, 5, kOther>();
+      }
+    }
+  }
+  static void value_pair(const Block<Amx>& b, int hb) {
+    constexpr int kTiles = kValueDim / 16;
+    const int half = b.begin + (b.end - b.begin) / 2;
+    const auto v = [&](int tile) {
+      return b.m.v + tile / 4 * kPairGroup<Amx> + tile % 4 * kTileCells;
+    };
+    float* o = b.m.o + hb * kBlockO;
+    Streams at{b.m.p + hb * kBlockP, v(0), nullptr};
+    load_sums<0, 2>(b, o);
+    value_steps<0, false>(at, b.begin, half);
+    for (int tile = 0; tile < kTiles; tile += 2, o += 2 * kTileCells) {
+      if (tile > 0) store_sums<1, 3>(o - kTileCells);
+      load_sums<1, 3>(b, o + kTileCells);
+      at.odd = v(tile + 1);
+      value_steps<0, true>(at, half, b.end);
+      store_sums<0, 2>(o);
+      if (tile + 2 == kTiles) break;
+      load_sums<0, 2>(b, o + 2 * kTileCells);
+      at.even = v(tile + 2);
+      value_steps<1, true>(at, b.begin, half);
+    }
+    value_steps<1, false>(at, b.begin, half);
+    store_sums<1, 3>(o + kTileCells);
+  }
+
+  // O += P V for the last block of heads: four sums of 64 dims.
+  WINNOW_INLINE static void value_unit(const Block<Amx>& b, int hb, int g) {
+    const uint32_t *p = b.m.p + hb * kBlockP, *v = b.m.v + g * kPairGroup<Amx>;
+    float* o = b.m.o + hb * kBlockO + g * 4 * kTileCells;
+    float *o1 = o + kTileCells, *o2 = o + 2 * kTileCells, *o3 = o + 3 * kTileCells;
     if (b.first) zero_sums();
     else tile_load<0>(o, 64), tile_load<1>(o1, 64), tile_load<2>(o2, 64), tile_load<3>(o3, 64);
     for (int step = b.begin; step < b.end; ++step) {
       const uint32_t *a = p + step * kTileCells, *c = v + step * kPageCells;
-      if constexpr (NH == 2) {
-        tile_load<4>(a, 64), tile_load<6>(c, 64), tile_dot<0, 4, 6>();
-        tile_load<7>(c + kTileCells, 64), tile_dot<1, 4, 7>();
-        tile_load<5>(a + kBlockP, 64), tile_dot<2, 5, 6>(), tile_dot<3, 5, 7>();
-      } else {
-        tile_load<4>(a, 64), tile_load<5>(c, 64), tile_dot<0, 4, 5>();
-        tile_load<6>(c + kTileCells, 64), tile_dot<1, 4, 6>();
-        tile_load<7>(c + 2 * kTileCells, 64), tile_dot<2, 4, 7>();
-        tile_load<5>(c + 3 * kTileCells, 64), tile_dot<3, 4, 5>();
-      }
+      tile_load<4>(a, 64), tile_load<5>(c, 64), tile_dot<0, 4, 5>();
+      tile_load<6>(c + kTileCells, 64), tile_dot<1, 4, 6>();
+      tile_load<7>(c + 2 * kTileCells, 64), tile_dot<2, 4, 7>();
+      tile_load<5>(c + 3 * kTileCells, 64), tile_dot<3, 4, 5>();
     }
     tile_store<0>(o, 64), tile_store<1>(o1, 64), tile_store<2>(o2, 64), tile_store<3>(o3, 64);
   }
@@ -216,13 +266,10 @@ struct Amx {
     const int blocks = head_blocks(b.heads);
     for (int hb = 0; b.rescale >> hb != 0; ++hb)
       if (b.rescale >> hb & 1) rescale_sums(b, hb);
-    for (int hb = 0; hb < blocks; hb += 2)
-      for (int g = 0; g < kValueDim / 64; ++g) {
-        const uint32_t *p = b.m.p + hb * kBlockP, *v = b.m.v + g * kPairGroup<Amx>;
-        float* o = b.m.o + hb * kBlockO + g * 4 * kTileCells;
-        if (hb + 1 < blocks) value_unit<2>(b, p, v, o, 0), value_unit<2>(b, p, v, o, 1);
-        else value_unit<1>(b, p, v, o, 0);
-      }
+    for (int hb = 0; hb < blocks; hb += 2) {
+      if (hb + 1 < blocks) value_pair(b, hb);
+      for (int g = 0; hb + 1 == blocks && g < kValueDim / 64; ++g) value_unit(b, hb, g);
+    }
     b.begin = b.end, b.rescale = 0, b.first = false;
   }
 
@@ -261,22 +308,22 @@ struct Amx {
   template <class R>
   static void attend_narrow(Block<Amx>& b, const KeyRef* keys, Prefetcher<R>& fetch) {
     pack_keys<R, Amx, false>(keys, b.n, {b.m.k, nullptr, b.m.scales});
-    __m512 top = splat(-kInf);
+    __m512 largest[1] = {splat(-kInf)};
     for (int unit = 0; unit * 64 < b.n; ++unit) {
       for (int panel = 0; panel < Panels<R, Amx>::kCount; ++panel) {
         score_unit<R, 1>(b, 0, panel, unit);
         for (int i = 0; i < kUnitSteps; ++i) fetch.step();
       }
       for (int i = 0; i < 4; ++i)
-        top = logits<R>(b, b.m.sums + i * kTileCells, unit * 64 + i * 16,
-                        b.m.s + (unit * 64 + i * 16) * 16, top);
+        logits<R>(b, b.m.sums + i * kTileCells, unit * 64 + i * 16, largest);
     }
+    const __m512 top = largest[0];
     if (raise_maximum(*b.m.state, 0, top, b.first)) rescale_sums(b, 0);
     weights(b, fetch);
     // Heads with a weight above a quarter of the sum: its rounding would show in the output.
-    const __m512 largest = pow2(_mm512_sub_ps(top, _mm512_loadu_ps(b.m.state->m)));
+    const __m512 weight = pow2(_mm512_sub_ps(top, _mm512_loadu_ps(b.m.state->m)));
     const __m512 quarter = _mm512_mul_ps(_mm512_loadu_ps(b.m.state->l), splat(0.25f));
-    const __mmask16 heavy = _mm512_cmp_ps_mask(largest, quarter, _CMP_GT_OQ);
+    const __mmask16 heavy = _mm512_cmp_ps_mask(weight, quarter, _CMP_GT_OQ);
     for (int panel = 0; panel < kValueDim / kPanel; ++panel) {
       spread(b, panel, heavy);
       for (int half = 0; half < 2; ++half) narrow_unit<R>(b, panel, half);
