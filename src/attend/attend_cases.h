@@ -95,8 +95,9 @@ inline std::vector<Case> cases() {
   all.push_back({"no_pages", 2, 4, {{kV32Fp8, 64, 0, 10}}, 1, true});
   // Logits.
   for (const auto& [format, name] : {formats[0], formats[3]}) {
-    const auto add = [&](const char* what, Logits logits, float scale) {
+    const auto add = [&](const char* what, Logits logits, float scale, int64_t tokens = 2) {
       all.push_back({.name = std::string(name) + "_" + what,
+                     .tokens = tokens,
                      .heads = 10,
                      .list = {{format, 64, 3, 150}},
                      .sink = true,
@@ -107,6 +108,7 @@ inline std::vector<Case> cases() {
     add("equal", Logits::kEqual, 0.04f);
     add("wide", Logits::kWide, 0.04f);
     add("huge", Logits::kHuge, 0.04f);
+    add("huge_uncut", Logits::kHuge, 0.04f, 140);  // three blocks a token, none cut on a device
     add("scale_zero", Logits::kPlain, 0.0f);
     add("scale_negative", Logits::kPlain, -0.05f);
     add("scale_tiny", Logits::kPlain, 1e-30f);

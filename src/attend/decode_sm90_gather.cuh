@@ -196,7 +196,7 @@ __device__ __forceinline__ void describe(Smem<R, N>& sm, int slot) {
   const uint32_t valid = sm.valid[slot] >> r;
   int lam[2] = {0, 0};
   if constexpr (R::kFp8) {
-    uint16_t* sc = &sm.sc[slot][0][r];
+    uint16_t* sc = &sm.sc[slot][0][scale_at(r)];
     auto put = [&](int k, uint32_t two) { *reinterpret_cast<uint32_t*>(sc + k * K::kRows) = two; };
     bool strange = false;
     if constexpr (R::kSideBytes == 0) {
@@ -239,7 +239,7 @@ __device__ __forceinline__ void describe(Smem<R, N>& sm, int slot) {
         put(k, pack<false>(x, y));
         // the fourth tile's again, for e4m3_b2, over the bytes that no one needs any more
         if (k == 3)
-          *reinterpret_cast<uint32_t*>(sm.side[slot] + r * 2) =
+          *reinterpret_cast<uint32_t*>(sm.side[slot] + scale_at(r) * 2) =
               pack<true>(x * 0x1p120f, y * 0x1p120f);
       }
     }

@@ -89,8 +89,12 @@ struct Config {
                               (kStageBytes + kSide + kSc * kRows * 2 + kRows * 8 + 24);
   static constexpr int kStages = kFit > 20 ? 20 : kFit;
   static_assert(kStages >= 8, "scores run one block ahead of the output");
-  static_assert(kStages * kStageBytes >= N * 1040, "the output tile is staged in the ring");
 };
+// Where a stage's scale of row r is: those of rows 2i, 2i+1, 2i+8, 2i+9 lie together, as weigh
+// reads them.
+__device__ __forceinline__ constexpr int scale_at(int r) {
+  return (r & 6) * 2 + (r >> 3) * 2 + (r & 1);
+}
 // Where a row's record is: a page, -1 where there is no token, and the place in it.
 struct Place {
   int page, offset;

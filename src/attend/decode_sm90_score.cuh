@@ -21,7 +21,7 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
   for (int i = at.block; i < behind; i++) {
     mb_wait(&sm.ready[i % kReady], (i / kReady) & 1);
     const uint32_t base = s32(sm.ring[slot]) + lane_off;
-    const uint16_t* sc = &sm.sc[slot][0][r];
+    const uint16_t* sc = &sm.sc[slot][0][scale_at(r)];
     // S^T in groups of 64 columns: the next one's fragments are made while this one multiplies
     constexpr int kGroups8 = R::kFp8 ? R::kNope / 64 : 0, kGroups = R::kQk / 64;
     constexpr int kPer = R::kFp8 ? R::kTile / 64 : 1;  // groups of a scale
@@ -32,8 +32,8 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
       ldsm(x[0], at);
       ldsm(x[1], at + 32);
       if (scale >= 0) {
-        n0 = sc[scale * K::kRows] * 0x10001u;
-        n1 = sc[scale * K::kRows + 8] * 0x10001u;
+        n0 = twice(sc[scale * K::kRows]);
+        n1 = twice(sc[scale * K::kRows + 2]);
       }
     };
     auto multiply = [&](auto kind, int g, int keep) {
@@ -121,7 +121,8 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
         }
       }
     }
-    // log2(e^s * 2^lambda) - m; an invalid row is -inf
+    // log2(e^s * 2^lambda) - m; an invalid row is -inf. The logit is rounded before m, which is one
+    // of them, is taken off: equal ones stay equal however large they are.
     const float k0 = unit * c0.x, k1 = unit * c1.x;
     float worst[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
 #pragma unroll
@@ -129,7 +130,7 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
 #pragma unroll
       for (int e = 0; e < 4; e++) {
         float& v = y[4 * j + e];
-        v = fmaf(v, e < 2 ? k0 : k1, (e < 2 ? c0.y : c1.y) - (e & 1 ? m[j].y : m[j].x));
+        v = fmaf(v, e < 2 ? k0 : k1, e < 2 ? c0.y : c1.y) - (e & 1 ? m[j].y : m[j].x);
         worst[e] = max_nan(worst[e], v);
       }
       sm.y[j][t] = make_float4(y[4 * j], y[4 * j + 1], y[4 * j + 2], y[4 * j + 3]);

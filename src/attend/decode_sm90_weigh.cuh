@@ -6,10 +6,10 @@
 
 namespace winnow::attention::sm90 {
 
-// O^T times the heads' factors, 256 columns, as bf16, for CTAs whose ring is being filled again.
-// The eight lanes of a head have 16 columns: a sector of 32 bytes. fp8 tiles hold dims 2i and 2i+1
-// of a warp's 16 in rows i and i+8, a bf16 tile (the last one, where `rope`) dims i and i+8, of
-// which neighbours exchange one.
+// O^T times the heads' factors, 256 columns, as bf16, straight from the registers: the ring may be
+// filled again, and through shared memory it took a microsecond more. The eight lanes of a head
+// have 16 columns: a sector of 32 bytes. fp8 tiles hold dims 2i and 2i+1 of a warp's 16 in rows i
+// and i+8, bf16 tiles dims i and i+8, of which neighbours exchange one.
 template <class R, int N>
 __device__ __forceinline__ void write_out(const Smem<R, N>& sm, const Args& p, int token,
                                           float (&o)[4][N / 2], int g) {
@@ -25,7 +25,7 @@ __device__ __forceinline__ void write_out(const Smem<R, N>& sm, const Args& p, i
       uint32_t x[2] = {pack<true>(o[m][4 * j] * f.x, o[m][4 * j + 2] * f.x),
                        pack<true>(o[m][4 * j + 1] * f.y, o[m][4 * j + 3] * f.y)};
       int at = m * 64 + 2 * r;
-      if (Config<R, N>::kRopeInV && m == 3 && g == 1) {
+      if (!R::kFp8 || (Config<R, N>::kRopeInV && m == 3 && g == 1)) {
         at = m * 64 + (r & 1 ? r + 7 : r);
 #pragma unroll
         for (int k = 0; k < 2; k++) {
@@ -65,7 +65,6 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
   for (int c = 0; c < 2 * kJ; c++) l[c] = 0;
   const int prow = w * 16 + (lane & 7) + 8 * ((lane >> 3) & 1);    // this lane's row of P^T's tiles
   const auto wide = [&](int m) { return K::kRopeInV && m == 3; };  // the tile that is bf16
-  const auto rope = [&](int m) { return wide(m) && g == 1; };
   // lanes 0-7, 8-15, 16-23, 24-31 give the rows of the four 8x8 tiles
   const uint32_t off8 =
       ((lane & 7) + 8 * ((lane >> 3) & 1)) * K::kPitch + g * 256 + (lane >> 4) * 64 + w * 16;
@@ -228,10 +227,9 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
                                 ? static_cast<int>(sm.side[slot] - reinterpret_cast<const uint8_t*>(
                                                                        sm.sc[slot][K::kSc - 1]))
                                 : 32 * (kS * (2 * g + hf) + k - (K::kSc - 1));
-          const uint8_t* at = reinterpret_cast<const uint8_t*>(&sm.sc[slot][K::kSc - 1][2 * quad]);
-          const uint16_t* sc = reinterpret_cast<const uint16_t*>(at + other);
-          scale[k][0] = *reinterpret_cast<const uint32_t*>(sc);
-          scale[k][1] = *reinterpret_cast<const uint32_t*>(sc + 8);
+          const uint8_t* at = reinterpret_cast<const uint8_t*>(&sm.sc[slot][K::kSc - 1][4 * quad]);
+          const uint2 x = *reinterpret_cast<const uint2*>(at + other);
+          scale[k][0] = x.x, scale[k][1] = x.y;
         }
       }
     };
@@ -343,40 +341,8 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
       sm.factor[h] = finish(p, sp.token, sp.head0 + h, sm.m[h], sm.sum[h], sm.top[h], true);
   }
   both();
-  // fp8 tiles hold dims 2i and 2i+1 of a warp's 16 in rows i and i+8, bf16 tiles dims i and i+8
   if (p.splits == 1) {
-    uint8_t* tile = sm.ring[0];
-    constexpr int kRow = 1040;
-#pragma unroll
-    for (int j = 0; j < N / 8; j++) {
-      const float2 f = *reinterpret_cast<const float2*>(&sm.factor[8 * j + 2 * quad]);
-#pragma unroll
-      for (int m = 0; m < 4; m++) {
-        uint8_t* at = tile + (8 * j + 2 * quad) * kRow + ((g * 4 + m) * 64 + w * 16) * 2;
-        const uint32_t x = pack<true>(o[m][4 * j] * f.x, o[m][4 * j + 2] * f.x),
-                       y = pack<true>(o[m][4 * j + 1] * f.y, o[m][4 * j + 3] * f.y);
-        if (R::kFp8 && !rope(m)) {
-          *reinterpret_cast<uint32_t*>(at + (lane >> 2) * 4) = x;
-          *reinterpret_cast<uint32_t*>(at + kRow + (lane >> 2) * 4) = y;
-        } else {
-          uint16_t* b = reinterpret_cast<uint16_t*>(at) + (lane >> 2);
-          b[0] = x & 0xffff;
-          b[8] = x >> 16;
-          b[kRow / 2] = y & 0xffff;
-          b[kRow / 2 + 8] = y >> 16;
-        }
-      }
-    }
-    both();
-    const int warp = g * 4 + w;
-    for (int h = warp; h < sp.heads; h += 8) {
-      uint4* dst = reinterpret_cast<uint4*>(p.out + (int64_t)sp.token * p.out_token +
-                                            (int64_t)(sp.head0 + h) * p.out_head);
-      const uint4* src = reinterpret_cast<const uint4*>(tile + h * kRow);
-      const uint4 x = src[lane], y = src[lane + 32];
-      dst[lane] = x;
-      dst[lane + 32] = y;
-    }
+    write_out(sm, p, sp.token, o, g);
   } else {
     // The sums go as bf16 to the CTAs that add them up, over their dead Q, P and rows. That is off
     // by 2^-9 sum p|v| at most, as much as the output's own rounding adds, and halves what the

@@ -180,6 +180,11 @@ __device__ __forceinline__ void e4m3x4(uint32_t w, uint32_t& lo, uint32_t& hi) {
       : "=r"(lo), "=r"(hi)
       : "r"(w));
 }
+__device__ __forceinline__ uint32_t twice(uint16_t x) {
+  uint32_t r;
+  asm("mov.b32 %0,{%1,%1};" : "=r"(r) : "h"(x));
+  return r;
+}
 __device__ __forceinline__ uint32_t mul_h2(uint32_t a, uint32_t b) {
   uint32_t r;
   asm("mul.rn.f16x2 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(b));
