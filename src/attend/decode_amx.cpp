@@ -51,31 +51,6 @@ struct Amx {
     tile_zero<0>(), tile_zero<1>(), tile_zero<2>(), tile_zero<3>();
   }
 
-  // Sums of one unit and one panel, to [tile of keys][block of heads].
-  template <class R, int NH>
-  WINNOW_INLINE static void score_unit(const Block<Amx>& b, int hb, int panel, int unit) {
-    using P = Panels<R, Amx>;
-    const uint32_t* q = b.m.q + hb * P::kQuery + panel * kPageCells;
-    const uint32_t* k = b.m.k + P::start(panel) + unit * (kUnitKeys<NH> / 16) * kPageCells;
-    if (kFloatScales<R> || panel == 0) zero_sums();
-    for (int at = 0; at < P::cells(panel) * 16; at += kTileCells) {
-      if constexpr (NH == 2) {
-        tile_stream<4>(k + at, 64), tile_stream<6>(q + at, 64), tile_dot<0, 4, 6>();
-        tile_stream<7>(q + P::kQuery + at, 64), tile_dot<1, 4, 7>();
-        tile_stream<5>(k + kPageCells + at, 64), tile_dot<2, 5, 6>(), tile_dot<3, 5, 7>();
-      } else {
-        tile_load<7>(q + at, 64), tile_stream<4>(k + at, 64), tile_dot<0, 4, 7>();
-        tile_stream<5>(k + kPageCells + at, 64), tile_dot<1, 5, 7>();
-        tile_stream<6>(k + 2 * kPageCells + at, 64), tile_dot<2, 6, 7>();
-        tile_stream<4>(k + 3 * kPageCells + at, 64), tile_dot<3, 4, 7>();
-      }
-    }
-    if (!kFloatScales<R> && panel + 1 < P::kCount) return;
-    float* s = b.m.sums + (kFloatScales<R> ? panel * kPageCells : 0);
-    tile_store<0>(s, 64), tile_store<1>(s + kTileCells, 64);
-    tile_store<2>(s + 2 * kTileCells, 64), tile_store<3>(s + 3 * kTileCells, 64);
-  }
-
   // S: [block of heads][key][16 heads].
   static constexpr int kBlockS = kBlock * 16;
 
@@ -109,20 +84,84 @@ struct Amx {
       for (int h = 0; h < NH; ++h) _mm512_store_ps(to + h * kBlockS, splat(-kInf));
   }
 
+  // A step of 32 dims of a unit of scores.
+  struct ScoreStep {
+    const uint32_t *k, *next_k, *next_q;
+    bool begins;  // sums; those of the last panel go to `done`, if there is one
+    float* done;
+  };
+  template <int T, int A, int B>
+  WINNOW_INLINE static void score_dot(const ScoreStep& s) {
+    if (s.begins && s.done) tile_store<T>(s.done + T * kTileCells, 64);
+    if (s.begins) tile_zero<T>();
+    tile_dot<T, A, B>();
+  }
+  // Multiplies what tiles 4 to 7 hold and loads each for the next step right after its last use:
+  // tile operations hardly overtake each other, and what is behind a store waits with it.
+  template <class R, int NH>
+  WINNOW_INLINE static void score_step(const ScoreStep& s) {
+    if constexpr (NH == 2) {
+      score_dot<0, 4, 6>(s), score_dot<1, 4, 7>(s), tile_stream<4>(s.next_k, 64);
+      score_dot<2, 5, 6>(s), tile_stream<6>(s.next_q, 64), score_dot<3, 5, 7>(s);
+      tile_stream<7>(s.next_q + Panels<R, Amx>::kQuery, 64);
+      tile_stream<5>(s.next_k + kPageCells, 64);
+    } else {
+      score_dot<0, 4, 7>(s), tile_stream<4>(s.k + 3 * kPageCells, 64);
+      score_dot<1, 5, 7>(s), tile_stream<5>(s.next_k + kPageCells, 64);
+      score_dot<2, 6, 7>(s), tile_stream<6>(s.next_k + 2 * kPageCells, 64);
+      score_dot<3, 4, 7>(s), tile_stream<4>(s.next_k, 64), tile_load<7>(s.next_q, 64);
+    }
+  }
+  template <class R, int NH>
+  WINNOW_INLINE static void first_operands(const uint32_t* k, const uint32_t* q) {
+    tile_stream<4>(k, 64), tile_stream<5>(k + kPageCells, 64);
+    if constexpr (NH == 2) tile_stream<6>(q, 64), tile_stream<7>(q + Panels<R, Amx>::kQuery, 64);
+    else tile_stream<6>(k + 2 * kPageCells, 64), tile_load<7>(q, 64);
+  }
+
+  // Logits of NH blocks of heads and their maxima, unit by unit; sums are [tile of keys][block of
+  // heads]. What is loaded after the last step, from memory behind the last unit, is not used.
+  template <class R, int NH>
+  WINNOW_INLINE static void score(const Block<Amx>& b, int hb, __m512 (&top)[NH],
+                                  Prefetcher<R>& fetch) {
+    using P = Panels<R, Amx>;
+    constexpr int kKeys = kUnitKeys<NH>, kUnit = kKeys / 16 * kPageCells;
+    const uint32_t *q = b.m.q + hb * P::kQuery, *k = b.m.k;
+    float* done = nullptr;
+    const auto unit_logits = [&](int unit) {
+      for (int i = 0; i < kKeys / 16; ++i)
+        logits<R>(b, b.m.sums + i * NH * kTileCells, unit * kKeys + i * 16, top);
+    };
+    first_operands<R, NH>(k, q);
+    const int units = (b.n + kKeys - 1) / kKeys;
+    for (int unit = 0; unit < units; ++unit, k += kUnit) {
+      for (int panel = 0; panel < P::kCount; ++panel) {
+        const bool begins = kFloatScales<R> || panel == 0, last = panel + 1 == P::kCount;
+        const uint32_t *pk = k + P::start(panel), *pq = q + panel * kPageCells;
+        for (int at = 0, next = kTileCells; at < P::cells(panel) * 16;
+             at = next, next += kTileCells) {
+          const bool more = next < P::cells(panel) * 16;
+          const uint32_t* next_k = more ? pk + next : last ? k + kUnit : k + P::start(panel + 1);
+          const uint32_t* next_q = more ? pq + next : last ? q : pq + kPageCells;
+          score_step<R, NH>({pk + at, next_k, next_q, begins && at == 0, done});
+          // The last unit's logits, behind products of this one.
+          if (at == 0 && panel == 0 && unit > 0) unit_logits(unit - 1);
+        }
+        done = b.m.sums + (kFloatScales<R> ? panel * kPageCells : 0);
+        for (int i = 0; NH == 1 && i < kUnitSteps; ++i) fetch.step();
+      }
+    }
+    tile_store<0>(done, 64), tile_store<1>(done + kTileCells, 64);
+    tile_store<2>(done + 2 * kTileCells, 64), tile_store<3>(done + 3 * kTileCells, 64);
+    unit_logits(units - 1);
+  }
+
   // Scores and softmax of NH blocks of heads.
   template <class R, int NH>
   static void scores(Block<Amx>& b, int hb, Prefetcher<R>& fetch) {
-    constexpr int kKeys = kUnitKeys<NH>;
     __m512 top[NH];
     for (__m512& t : top) t = splat(-kInf);
-    for (int unit = 0; unit * kKeys < b.n; ++unit) {
-      for (int panel = 0; panel < Panels<R, Amx>::kCount; ++panel) {
-        score_unit<R, NH>(b, hb, panel, unit);
-        for (int i = 0; NH == 1 && i < kUnitSteps; ++i) fetch.step();
-      }
-      for (int keys = 0; keys < kKeys; keys += 16)
-        logits<R>(b, b.m.sums + keys / 16 * NH * kTileCells, unit * kKeys + keys, top);
-    }
+    score<R>(b, hb, top, fetch);
     for (int i = 0; i < NH; ++i) softmax<R>(b, hb + i, b.m.s + i * kBlockS, top[i], fetch);
   }
 
@@ -309,14 +348,7 @@ struct Amx {
   static void attend_narrow(Block<Amx>& b, const KeyRef* keys, Prefetcher<R>& fetch) {
     pack_keys<R, Amx, false>(keys, b.n, {b.m.k, nullptr, b.m.scales});
     __m512 largest[1] = {splat(-kInf)};
-    for (int unit = 0; unit * 64 < b.n; ++unit) {
-      for (int panel = 0; panel < Panels<R, Amx>::kCount; ++panel) {
-        score_unit<R, 1>(b, 0, panel, unit);
-        for (int i = 0; i < kUnitSteps; ++i) fetch.step();
-      }
-      for (int i = 0; i < 4; ++i)
-        logits<R>(b, b.m.sums + i * kTileCells, unit * 64 + i * 16, largest);
-    }
+    score<R>(b, 0, largest, fetch);
     const __m512 top = largest[0];
     if (raise_maximum(*b.m.state, 0, top, b.first)) rescale_sums(b, 0);
     weights(b, fetch);
