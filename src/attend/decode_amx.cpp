@@ -222,57 +222,80 @@ struct Amx {
   // O += P V for two blocks of heads: the even tiles of 16 dims are summed in tiles 0 and 2, the
   // odd ones in 1 and 3. Both need the same P at a step, and begin half of the steps apart: one
   // pair of sums is multiplied for while the other is stored and the next of its kind loaded.
-  struct Streams {
-    const uint32_t *p, *even, *odd;  // of step 0
-  };
-  template <int X, int Y>
+  template <int X>
   WINNOW_INLINE static void load_sums(const Block<Amx>& b, const float* o) {
-    if (b.first) tile_zero<X>(), tile_zero<Y>();
-    else tile_load<X>(o, 64), tile_load<Y>(o + kBlockO, 64);
+    if (b.first) tile_zero<X>(), tile_zero<X + 2>();
+    else tile_load<X>(o, 64), tile_load<X + 2>(o + kBlockO, 64);
   }
-  template <int X, int Y>
+  template <int X>
   WINNOW_INLINE static void store_sums(float* o) {
-    tile_store<X>(o, 64), tile_store<Y>(o + kBlockO, 64);
+    tile_store<X>(o, 64), tile_store<X + 2>(o + kBlockO, 64);
   }
-  // Steps [begin, end). X and Y are the sums that go on from earlier steps, multiplied first; the
-  // other two have just been loaded.
-  template <int X, bool kBoth>
-  WINNOW_INLINE static void value_steps(const Streams& at, int begin, int end) {
-    constexpr int Y = X + 2, kX = 6 + X, kOther = 7 - X;
+  // Steps of one of the two alone: the first half of the first one, of the last one.
+  template <int X>
+  WINNOW_INLINE static void value_steps(const uint32_t* p, const uint32_t* v, int begin, int end) {
     for (int step = begin; step < end; ++step) {
-      const uint32_t* a = at.p + step * kTileCells;
-      const uint32_t *x = X ? at.odd : at.even, *other = X ? at.even : at.odd;
-      tile_load<4>(a, 64), tile_load<kX>(x + step * kPageCells, 64), tile_dot<X, 4, kX>();
-      tile_load<5>(a + kBlockP, 64), tile_dot<Y, 5, kX>();
-      if constexpr (kBoth) {
-        tile_load<kOther>(other + step * kPageCells, 64);
-        tile_dot<1 - X, 4, kOther>(), tile_dot<3 - X, 5, kOther>();
-      }
+      tile_load<4>(p + step * kTileCells, 64), tile_load<6>(v + step * kPageCells, 64);
+      tile_dot<X, 4, 6>();
+      tile_load<5>(p + kBlockP + step * kTileCells, 64), tile_dot<X + 2, 5, 6>();
     }
+  }
+  struct ValueStep {
+    const uint32_t *next_p, *next_even, *next_odd;
+    float *done, *o;  // where sums go, if they were there before, and come from; o null: no change
+  };
+  template <int T>
+  WINNOW_INLINE static void change_sum(const Block<Amx>& b, const ValueStep& s) {
+    if (!s.o) return;
+    constexpr int kAt = T / 2 * kBlockO;
+    if (s.done) tile_store<T>(s.done + kAt, 64);
+    if (b.first) tile_zero<T>();
+    else tile_load<T>(s.o + kAt, 64);
+  }
+  // A step: sums X and X + 2 go on, the others may change. As in score_step, tiles are loaded for
+  // the next step right after their last use.
+  template <int X>
+  WINNOW_INLINE static void value_step(const Block<Amx>& b, const ValueStep& s) {
+    constexpr int kV = 6 + X, kOther = 7 - X;
+    tile_dot<X, 4, kV>(), tile_dot<X + 2, 5, kV>(), tile_load<kV>(X ? s.next_odd : s.next_even, 64);
+    change_sum<1 - X>(b, s), tile_dot<1 - X, 4, kOther>(), tile_load<4>(s.next_p, 64);
+    change_sum<3 - X>(b, s), tile_dot<3 - X, 5, kOther>(), tile_load<5>(s.next_p + kBlockP, 64);
+    tile_load<kOther>(X ? s.next_even : s.next_odd, 64);
   }
   static void value_pair(const Block<Amx>& b, int hb) {
     constexpr int kTiles = kValueDim / 16;
     const int half = b.begin + (b.end - b.begin) / 2;
-    const auto v = [&](int tile) {
-      return b.m.v + tile / 4 * kPairGroup<Amx> + tile % 4 * kTileCells;
+    const uint32_t* p = b.m.p + hb * kBlockP;
+    const auto v = [&](int tile) {  // what would be loaded behind the last one is not used
+      return b.m.v + tile % kTiles / 4 * kPairGroup<Amx> + tile % 4 * kTileCells;
     };
     float* o = b.m.o + hb * kBlockO;
-    Streams at{b.m.p + hb * kBlockP, v(0), nullptr};
-    load_sums<0, 2>(b, o);
-    value_steps<0, false>(at, b.begin, half);
+    load_sums<0>(b, o);
+    value_steps<0>(p, v(0), b.begin, half);
+    tile_load<4>(p + half * kTileCells, 64), tile_load<5>(p + kBlockP + half * kTileCells, 64);
+    tile_load<6>(v(0) + half * kPageCells, 64), tile_load<7>(v(1) + half * kPageCells, 64);
     for (int tile = 0; tile < kTiles; tile += 2, o += 2 * kTileCells) {
-      if (tile > 0) store_sums<1, 3>(o - kTileCells);
-      load_sums<1, 3>(b, o + kTileCells);
-      at.odd = v(tile + 1);
-      value_steps<0, true>(at, half, b.end);
-      store_sums<0, 2>(o);
+      const auto step = [&](int next, bool turned) {  // the operands of step `next`
+        const uint32_t* odd = v(next == half ? tile + 3 : tile + 1);
+        return ValueStep{p + next * kTileCells, v(turned ? tile + 2 : tile) + next * kPageCells,
+                         odd + next * kPageCells, nullptr, nullptr};
+      };
+      for (int i = half; i < b.end; ++i) {
+        ValueStep s = step(i + 1 < b.end ? i + 1 : b.begin, i + 1 == b.end);
+        if (i == half) s.done = tile > 0 ? o - kTileCells : nullptr, s.o = o + kTileCells;
+        value_step<0>(b, s);
+      }
       if (tile + 2 == kTiles) break;
-      load_sums<0, 2>(b, o + 2 * kTileCells);
-      at.even = v(tile + 2);
-      value_steps<1, true>(at, b.begin, half);
+      if (half == b.begin) store_sums<0>(o), load_sums<0>(b, o + 2 * kTileCells);
+      for (int i = b.begin; i < half; ++i) {
+        ValueStep s = step(i + 1, true);
+        if (i == b.begin) s.done = o, s.o = o + 2 * kTileCells;
+        value_step<1>(b, s);
+      }
     }
-    value_steps<1, false>(at, b.begin, half);
-    store_sums<1, 3>(o + kTileCells);
+    store_sums<0>(o);
+    value_steps<1>(p, v(kTiles - 1), b.begin, half);
+    store_sums<1>(o + kTileCells);
   }
 
   // O += P V for the last block of heads: four sums of 64 dims.
