@@ -47,7 +47,9 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
     };
     if constexpr (R::kFp8) {
       // group g of the turn that begins at rows_at
-      auto group = [&](int g, uint32_t next, int keep) {
+      constexpr int kEarly = R::kTile == 64 ? 1 : 2;
+      uint32_t z[2][4];  // the second half of RoPE's rows
+      auto group = [&](int g, uint32_t next, int keep, bool last = false) {
         uint32_t(&f)[4][4] = a[g & 1];
         const uint32_t m0 = n0, m1 = n1;
 #pragma unroll
@@ -61,6 +63,9 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
           f[ks][3] = mul_h2(e3, m1);
         }
         load(next, (g + 1) % kPer == 0 ? (g + 1) / kPer : -1);
+        if (last)
+#pragma unroll
+          for (int k = 0; k < kEarly; k++) ldsm(z[k], next + 64 + 32 * k);
         multiply(std::false_type{}, g, keep);
       };
       load(base, 0);
@@ -68,23 +73,24 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
 #pragma unroll
       for (int turn = 0; turn < kTurns; turn++) {
         group(0, rows_at + 64, turn);
-        group(1, rows_at + 128 + (kGroups8 % 2 == 0 && turn == kTurns - 1 ? kSkip : 0), 1);
+        const bool end = kGroups8 % 2 == 0 && turn == kTurns - 1;
+        group(1, rows_at + 128 + (end ? kSkip : 0), 1, end);
         rows_at += 128;
         sc += 2 / kPer * K::kRows;
         qd += 2 * N * 128 >> 4;
       }
-      if constexpr (kGroups8 % 2) group(0, rows_at + 64 + kSkip, 1);
+      if constexpr (kGroups8 % 2) group(0, rows_at + 64 + kSkip, 1, true);
       // RoPE: the first half of its rows is in x
       constexpr int g = kGroups8 % 2;
       uint32_t(&f)[4][4] = a[g];
       rows_at += g * 64 + kSkip;
-      ldsm(f[2], rows_at + 64);
-      ldsm(f[3], rows_at + 96);
+#pragma unroll
+      for (int k = kEarly; k < 2; k++) ldsm(z[k], rows_at + 64 + 32 * k);
 #pragma unroll
       for (int ks = 0; ks < 4; ks++)
 #pragma unroll
         for (int k = 0; k < 4; k++)
-          f[ks][k] = mul_b2(ks < 2 ? x[ks][k] : f[ks][k], k & 1 ? n1 : n0);
+          f[ks][k] = mul_b2(ks < 2 ? x[ks][k] : z[ks - 2][k], k & 1 ? n1 : n0);
       multiply(std::true_type{}, g, 1);
     } else {
 #pragma unroll
