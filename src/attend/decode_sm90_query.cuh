@@ -27,8 +27,16 @@ __device__ __forceinline__ uint32_t max_abs_nan_h2(uint32_t a, uint32_t b) {
   asm("{\n.reg .b32 x;\nabs.f16x2 x,%2;\nmax.NaN.f16x2 %0,%1,x;\n}" : "=r"(r) : "r"(a), "r"(b));
   return r;
 }
-__device__ __forceinline__ void put_shared(uint32_t at, uint32_t x, uint32_t y) {
-  asm volatile("st.shared.v2.b32 [%0],{%1,%2};" ::"r"(at), "r"(x), "r"(y) : "memory");
+__device__ __forceinline__ void get_shared(uint32_t* x, uint32_t at) {
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3},[%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(at)
+               : "memory");
+}
+__device__ __forceinline__ void put_shared(uint32_t at, uint32_t x, uint32_t y, uint32_t z,
+                                           uint32_t u) {
+  asm volatile("st.shared.v4.b32 [%0],{%1,%2,%3,%4};" ::"r"(at), "r"(x), "r"(y), "r"(z), "r"(u)
+               : "memory");
 }
 
 // Eight columns of Q, times f, in shared memory: columns permuted to match the rows' fragments.
@@ -142,79 +150,81 @@ __device__ __forceinline__ float reload_slowly(Smem<R, N>& sm, const Args& p, in
   return pow2i(e - 13);
 }
 
-// Q of a later token, by the score warpgroup alone while the others are still at the last one:
-// 1,000 instructions a warp. It has heads w, w+4, ..., kHeads at once, the next of which are on
-// their way.
+// 16 bytes into shared memory, zeros where nothing is `there`.
+__device__ __forceinline__ void copy_16(uint32_t to, const bf16* from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(to), "l"(from), "r"(there * 16)
+               : "memory");
+}
+
+// Q of a later token, by the score warpgroup alone while the others are still at the last one. All
+// of it is asked for at once, to where it will be, and converted there: a warp has heads 2w and
+// 2w+1 of every eight, a lane two chunks of eight columns of one of them.
 template <class R, int N>
 __device__ __forceinline__ float reload_q(Smem<R, N>& sm, const Args& p, int token, int head0) {
+  using K = Config<R, N>;
   static_assert(R::kFp8 && N % 16 == 0 && kUsual == 13);
-  constexpr int kHeads = N == 64 ? 4 : 2, kRope = N / 16;
+  constexpr int kTile = N * 128, kTurns = N / 16, kRope = N / 16;
   const int t = thread_here() & 127, lane = t & 31, w = t / 32;
-  head0 = static_cast<int>(fresh(head0));
-  const bool half = lane + 32 < R::kNope / 8;  // has columns of the second half too
-  int left = min(p.heads - head0, N) - w;      // heads from its first one on
-  const bf16* at = p.q + token * p.q_token + (head0 + w) * p.q_head + lane * 8;
-  // where put_q() puts them: head k of a warp 512 k further, chunks of odd ones 64 bytes aside
-  uint32_t to =
-      s32(sm.q) + (lane >> 3) * (N * 128) + w * 128 + (((lane & 6) ^ w) << 4) + (lane & 1) * 8;
-  uint32_t most = 0;  // two fp16
-  uint4 v[2][kHeads][2];
-  const auto load = [&](uint4(&x)[kHeads][2]) {
-#pragma unroll
-    for (int i = 0; i < kHeads; i++) {
-      x[i][0] = x[i][1] = make_uint4(0, 0, 0, 0);
-      if (left > 4 * i) x[i][0] = __ldg(reinterpret_cast<const uint4*>(at));
-      if (left > 4 * i && half) x[i][1] = __ldg(reinterpret_cast<const uint4*>(at) + 32);
-      at += 4 * p.q_head;
-      asm volatile("" : "+l"(at));
-    }
-    left -= 4 * kHeads;
-  };
-  const auto put = [&](const uint4(&x)[kHeads][2]) {
-#pragma unroll
-    for (int i = 0; i < kHeads; i++)
-#pragma unroll
-      for (int k = 0; k < 2; k++) {
-        const uint32_t in[4] = {x[i][k].x, x[i][k].y, x[i][k].z, x[i][k].w};
-        uint32_t y[4];
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-          y[c] = pack<false>(__uint_as_float(in[c] << 16), __uint_as_float(in[c] & 0xffff0000));
-          most = max_abs_nan_h2(most, y[c]);
-        }
-        const uint32_t dst = (i & 1 ? to ^ 64 : to) + i * 512 + k * 4 * N * 128;
-        if (k == 0 || half) {
-          put_shared(dst, y[0], y[2]);
-          put_shared(dst ^ 16, y[1], y[3]);
-        }
-      }
-    to += kHeads * 512;
-  };
-  load(v[0]);
+  const int heads = min(p.heads - head0, N);
   bar<2, 128>();  // all warps' products with the last Q are done
+  // chunk lane of a head, and the one 32 further: those of odd heads lie 16 bytes aside
+  const bf16* from = p.q + token * p.q_token + (head0 + 2 * w) * p.q_head + lane * 8;
+  uint32_t to = s32(sm.q) + (lane >> 3) * kTile + 2 * w * 128 + (((lane & 7) ^ (2 * w)) << 4);
 #pragma unroll 1
-  for (int h = 0; h < N / 4; h += 2 * kHeads) {
-    load(v[1]);
-    put(v[0]);
-    load(v[0]);
-    put(v[1]);
+  for (int h = 2 * w; h < N; h += 16) {
+#pragma unroll
+    for (int k = 0; k < 4; k++) {  // heads h, h + 1, h + 8, h + 9
+      const bool there = h + k % 2 + k / 2 * 8 < heads;
+      const uint32_t at = (k & 1 ? (to ^ 16) + 128 : to) + k / 2 * 1024;
+      copy_16(at, from, there);
+      if (lane + 32 < R::kNope / 8) copy_16(at + 4 * kTile, from + 256, there);
+      from += (k & 1 ? 7 : 1) * p.q_head;
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    to += 2048;
   }
-  const float2 two = __half22float2(*reinterpret_cast<const __half2*>(&most));
-  uint32_t all = max(__float_as_uint(two.x), __float_as_uint(two.y)) >> 16;
   const int h0 = w * 4 + lane / 8;
-  const bf16* rope = p.q_rope + token * p.qr_token + (head0 + h0) * p.qr_head + (lane & 7) * 8;
-  uint8_t* row =
-      sm.q + Config<R, N>::kNopeTiles * (N * 128) + h0 * 128 + (((lane & 7) ^ (h0 & 7)) << 4);
+  const uint32_t rope =
+      s32(sm.q) + K::kNopeTiles * kTile + h0 * 128 + (((lane & 7) ^ (h0 & 7)) << 4);
+  from = p.q_rope + token * p.qr_token + (head0 + h0) * p.qr_head + (lane & 7) * 8;
+#pragma unroll
+  for (int i = 0; i < kRope; i++)
+    copy_16(rope + i * 2048, from + i * 16 * p.qr_head, h0 + 16 * i < heads);
+  uint32_t most = 0;  // two fp16
+  const int odd = 2 * w + (lane >> 2 & 1);
+  to = s32(sm.q) + (lane >> 3) * kTile + odd * 128 + (((lane & 3) * 2 ^ odd) << 4);
+#pragma unroll 1
+  for (int turn = 0; turn < kTurns; turn++) {
+    asm volatile("cp.async.commit_group;\ncp.async.wait_group %0;" ::"n"(kTurns) : "memory");
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const uint32_t at = to + k / 2 * 1024 + (k & 1) * 4 * kTile;
+      if (k & 1 && (lane >> 3) + 4 >= K::kNopeTiles) continue;
+      uint32_t x[8], y[8];
+      get_shared(x, at);
+      get_shared(x + 4, at ^ 16);
+#pragma unroll
+      for (int c = 0; c < 8; c++) {
+        y[c] = pack<false>(__uint_as_float(x[c] << 16), __uint_as_float(x[c] & 0xffff0000));
+        most = max_abs_nan_h2(most, y[c]);
+      }
+      put_shared(at, y[0], y[2], y[4], y[6]);
+      put_shared(at ^ 16, y[1], y[3], y[5], y[7]);
+    }
+    to += 2048;
+  }
+  asm volatile("cp.async.wait_all;" ::: "memory");
   uint32_t top = 0;
 #pragma unroll
   for (int i = 0; i < kRope; i++) {
-    uint4 x = make_uint4(0, 0, 0, 0);
-    if (h0 + 16 * i < p.heads - head0)
-      x = __ldg(reinterpret_cast<const uint4*>(rope + i * 16 * p.qr_head));
-    top = larger(top, x);
-    *reinterpret_cast<uint4*>(row + i * 2048) = x;
+    uint32_t x[4];
+    get_shared(x, rope + i * 2048);
+    top = larger(top, make_uint4(x[0], x[1], x[2], x[3]));
   }
-  all = largest_of_all(sm, max(all, max(top & 0xffff, top >> 16)));
+  const float2 two = __half22float2(*reinterpret_cast<const __half2*>(&most));
+  const uint32_t nope = max(__float_as_uint(two.x), __float_as_uint(two.y)) >> 16,
+                 all = largest_of_all(sm, max(nope, max(top & 0xffff, top >> 16)));
   if (all < 0x7f80 && q_exponent(all) == kUsual) return 1.f;
   return reload_slowly(sm, p, token, head0);
 }
