@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
     load_q<R, N, false>(sm, p, sp);
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegsWeigh));
     cut_list<K>(p, sp);
-    Progress at{};
+    Weighed<N> at{};
 #pragma unroll 1
     do weigh<R, N, kMany>(sm, p, sp, wg, at);
     while (kMany && next_token<K>(p, sp));

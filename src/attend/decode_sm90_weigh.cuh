@@ -6,37 +6,54 @@
 
 namespace winnow::attention::sm90 {
 
+// How far a weigh warpgroup is, and its sums.
+template <int N>
+struct Weighed : Progress {
+  float o[4][N / 2];
+};
+
 // O^T times the heads' factors, 256 columns, as bf16, straight from the registers: the ring may be
 // filled again, and through shared memory it took a microsecond more. The eight lanes of a head
 // have 16 columns: a sector of 32 bytes. fp8 tiles hold dims 2i and 2i+1 of a warp's 16 in rows i
-// and i+8, bf16 tiles dims i and i+8, of which neighbours exchange one.
-template <class R, int N>
+// and i+8, bf16 tiles dims i and i+8, of which neighbours exchange one. kMany: zeros for the next
+// token, here, since code behind a jump is in no cache.
+template <class R, int N, bool kMany>
 __device__ __forceinline__ void write_out(const Smem<R, N>& sm, const Args& p, int token,
                                           float (&o)[4][N / 2], int g) {
   const int t = thread_here() & 127, lane = t & 31, w = t / 32, quad = lane & 3, r = lane >> 2;
   const Span sp = job<N>(p);  // again, rather than in registers of the loop over blocks
-  bf16* dst = p.out + token * p.out_token + (sp.head0 + 2 * quad) * p.out_head + g * 256 + w * 16;
+  const bool plain = !R::kFp8 || (Config<R, N>::kRopeInV && g == 1);
+  const uint32_t mix = !plain ? 0x3210 : r & 1 ? 0x3276 : 0x5410;
+  const int aside = !plain ? 0 : r & 1 ? 7 - r : -r;  // of columns 2r and 2r + 1
+  bf16* to =
+      p.out + token * p.out_token + (sp.head0 + 2 * quad) * p.out_head + g * 256 + w * 16 + 2 * r;
+  const auto zero = [] {
+    float x;
+    asm volatile("mov.f32 %0,0f00000000;" : "=f"(x));
+    return x;
+  };
+  const auto put = [](bf16* at, uint32_t x, bool there) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p,%2,0;\n@p st.global.cs.b32 [%0],%1;\n}" ::"l"(at),
+                 "r"(x), "r"((int)there)
+                 : "memory");
+  };
 #pragma unroll
-  for (int j = 0; j < N / 8; j++, dst += 8 * p.out_head) {
+  for (int j = 0; j < N / 8; j++, to += 8 * p.out_head) {
     const float2 f = *reinterpret_cast<const float2*>(&sm.factor[8 * j + 2 * quad]);
     const int left = sp.heads - (8 * j + 2 * quad);
 #pragma unroll
-    for (int m = 0; m < 4; m++) {
-      uint32_t x[2] = {pack<true>(o[m][4 * j] * f.x, o[m][4 * j + 2] * f.x),
-                       pack<true>(o[m][4 * j + 1] * f.y, o[m][4 * j + 3] * f.y)};
-      int at = m * 64 + 2 * r;
-      if (!R::kFp8 || (Config<R, N>::kRopeInV && m == 3 && g == 1)) {
-        at = m * 64 + (r & 1 ? r + 7 : r);
+    for (int k = 0; k < 2; k++) {
+      bf16* const at = to + k * p.out_head;
+      const float by = k ? f.y : f.x;
 #pragma unroll
-        for (int k = 0; k < 2; k++) {
-          const uint32_t z = __shfl_xor_sync(~0u, x[k], 4);
-          x[k] = r & 1 ? __byte_perm(z, x[k], 0x7632) : __byte_perm(x[k], z, 0x5410);
-        }
+      for (int m = 0; m < 4; m++) {
+        uint32_t x = pack<true>(o[m][4 * j + k] * by, o[m][4 * j + k + 2] * by);
+        const bool bf = !R::kFp8 || (Config<R, N>::kRopeInV && m == 3);  // of either warpgroup
+        if (bf) x = __byte_perm(x, __shfl_xor_sync(~0u, x, 4), mix);
+        put((bf ? at + aside : at) + m * 64, x, left > k);
+        if constexpr (kMany) o[m][4 * j + k] = zero(), o[m][4 * j + k + 2] = zero();
       }
-      if (left > 0) __stcs(reinterpret_cast<uint32_t*>(dst + at), x[0]);
-      if (left > 1) __stcs(reinterpret_cast<uint32_t*>(dst + p.out_head + at), x[1]);
     }
-    asm volatile("" ::: "memory");  // stores as they come
   }
 }
 
@@ -47,15 +64,11 @@ __device__ __forceinline__ void write_out(const Smem<R, N>& sm, const Args& p, i
 // A token's blocks from at.block on; `at` goes on. kMany: the CTA has more tokens.
 template <class R, int N, bool kMany>
 __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span& sp, int g,
-                                      Progress& at) {
+                                      Weighed<N>& at) {
   using K = Config<R, N>;
   constexpr float kTop = 4.f;
   const int t = thread_here() & 127, lane = t & 31, w = t / 32, quad = lane & 3, r = lane >> 2;
-  float o[4][N / 2];
-#pragma unroll
-  for (int m = 0; m < 4; m++)
-#pragma unroll
-    for (int i = 0; i < N / 2; i++) o[m][i] = 0;
+  float(&o)[4][N / 2] = at.o;
   // eights of heads whose P this warpgroup makes: kJ from j0 on, one less where they are odd
   constexpr int kJ = (N / 8 + 1) / 2;
   const int j0 = g * kJ, end = N / 8 - j0;
@@ -316,14 +329,19 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
       if (mine(j))
         *reinterpret_cast<float2*>(&sm.warp[w][8 * (j0 + j) + 2 * quad]) =
             make_float2(l[2 * j], l[2 * j + 1]);
-  at = {slot, behind};
+  at.slot = slot;
+  at.block = behind;
   if constexpr (kMany) {
     both();
-    if (const auto [head, some] = keeper(); some) {
-      const float sum =
-          (sm.warp[0][head] + sm.warp[1][head]) + (sm.warp[2][head] + sm.warp[3][head]);
-      sm.factor[head] =
-          finish(p, sp.token, job<N>(p).head0 + head, sm.m[head], sum, sm.top[head], true);
+    const auto [head, some] = keeper();
+    float m = 0, sum = 0, top = 0;
+    const auto finished = [&](bool write) {
+      return finish(p, sp.token, job<N>(p).head0 + head, m, sum, top, write);
+    };
+    if (some) {
+      m = sm.m[head], top = sm.top[head];
+      sum = (sm.warp[0][head] + sm.warp[1][head]) + (sm.warp[2][head] + sm.warp[3][head]);
+      sm.factor[head] = finished(false);
       if (sp.blocks > 0) {  // as the next token is to find them, before its first scores
         sm.m[head] = sm.sum[head] = 0.f;
         sm.top[head] = -INFINITY;
@@ -332,7 +350,8 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
     }
     both();
     if (sp.blocks > 0 && t == 0 && g == 0) mb_arrive(&sm.inbox);
-    return write_out(sm, p, sp.token, o, g);
+    if (some) finished(true);
+    return write_out<R, N, true>(sm, p, sp.token, o, g);
   }
   meet<3, K::kMath>();
   if (const int h = 8 * j0 + t; t < 8 * kJ && h < N) {
@@ -342,7 +361,7 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
   }
   both();
   if (p.splits == 1) {
-    write_out(sm, p, sp.token, o, g);
+    write_out<R, N, false>(sm, p, sp.token, o, g);
   } else {
     // The sums go as bf16 to the CTAs that add them up, over their dead Q, P and rows. That is off
     // by 2^-9 sum p|v| at most, as much as the output's own rounding adds, and halves what the
