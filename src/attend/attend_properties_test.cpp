@@ -179,6 +179,7 @@ TEST_P(AttendProperties, TokensDoNotMeet) {
     }
   };
   scaled(1, 0x1p-20f), scaled(2, 0x1p15f);
+  scaled(4, 0x1p-5f), scaled(5, 0x1p10f), scaled(6, 0x1p-12f);
   const auto repeat = [&] {
     for (int64_t t = kKinds; t < c.tokens; ++t) {
       std::copy_n(p.q.data() + t % kKinds * p.q_token, p.q_token, p.q.data() + t * p.q_token);

@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
   if ((tid & 31) == 0) {
 #pragma unroll 1
     for (int b = tid / 32; b < Smem<R, N>::kBarriers; b += 16)
-      mb_init(s32(sm.full) + 8 * b, Smem<R, N>::arrivals(b));
+      mb_init(s32(sm.full) + 8 * b, Smem<R, N>::arrivals(b, kMany));
     fence_barrier_init();
   }
   if (tid == 0) sm.qmax = sm.moved[1] = 0, sm.moved[0] = 1;

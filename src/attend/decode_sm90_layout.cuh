@@ -127,9 +127,12 @@ struct alignas(1024) Smem {
   uint32_t qpart[4];               // largest of a later token's Q, by warp
   // The barriers from `full` on, in their order, and how many arrive at the b-th.
   static constexpr int kBarriers = 2 * K::kStages + kReady + K::kAhead + 5;
-  static constexpr __device__ int arrivals(int b) {
+  // `many`: a CTA has several tokens, and the keepers of its heads' sums arrive at `inbox` when
+  // they have set them back.
+  static constexpr __device__ int arrivals(int b, bool many) {
     if (b < K::kStages) return R::kSideBytes ? 33 : 32;
     const int k = b - 2 * K::kStages - kReady - K::kAhead;
+    if (many && k == 3) return N;
     return b < 2 * K::kStages ? 8 : k < 0 ? 32 : k == 0 ? 128 : k == 1 ? 256 : k == 2 ? 8 : 1;
   }
 };

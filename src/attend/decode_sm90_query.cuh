@@ -5,13 +5,10 @@
 
 namespace winnow::attention::sm90 {
 
-// Q times 2^(13 - e) is in fp16's range. e comes of the bits of Q's largest value, but is the usual
-// one wherever that loses nothing (2^-23 of the largest), so that a later token's Q is only
-// converted. An infinity or NaN is its head's own matter: 9 keeps the others' up to 4,000.
-constexpr int kUsual = 13;
+// Q times 2^(13 - e) is in fp16's range; e from the bits of Q's largest value. An infinity or NaN
+// is its head's own matter: 2^4 then keeps the others' up to 4,000.
 __device__ __forceinline__ int q_exponent(uint32_t most) {
-  const int e = static_cast<int>(most >> 7) - 127;
-  return most >= 0x7f80 ? 9 : e >= -2 && e <= 14 ? kUsual : min(max(e, -60), 100);
+  return most >= 0x7f80 ? 9 : min(max(static_cast<int>(most >> 7) - 127, -60), 100);
 }
 __device__ __forceinline__ uint32_t larger(uint32_t most, const uint4& v) {  // of two bf16 each
   most = __vmaxu2(most, __vmaxu2(v.x & 0x7fff7fff, v.y & 0x7fff7fff));
@@ -21,12 +18,6 @@ __device__ __forceinline__ uint32_t largest(uint32_t most) {  // of a warp
   return __reduce_max_sync(~0u, max(most & 0xffff, most >> 16));
 }
 
-// The larger of two pairs of fp16 by magnitude, NaN if one is.
-__device__ __forceinline__ uint32_t max_abs_nan_h2(uint32_t a, uint32_t b) {
-  uint32_t r;
-  asm("{\n.reg .b32 x;\nabs.f16x2 x,%2;\nmax.NaN.f16x2 %0,%1,x;\n}" : "=r"(r) : "r"(a), "r"(b));
-  return r;
-}
 __device__ __forceinline__ void get_shared(uint32_t* x, uint32_t at) {
   asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3},[%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
@@ -108,48 +99,6 @@ __device__ __forceinline__ float load_q(Smem<R, N>& sm, const Args& p, const Spa
   return back;
 }
 
-// The largest value of all four score warps; they meet.
-template <class R, int N>
-__device__ __forceinline__ uint32_t largest_of_all(Smem<R, N>& sm, uint32_t most) {
-  const int t = thread_here() & 127;
-  most = __reduce_max_sync(~0u, most);
-  if ((t & 31) == 0) sm.qpart[t / 32] = most;
-  fence_async();
-  bar<2, 128>();
-  return max(max(sm.qpart[0], sm.qpart[1]), max(sm.qpart[2], sm.qpart[3]));
-}
-
-// Q of a later token where the usual power of two does not do: rare, and slow.
-template <class R, int N>
-__device__ __forceinline__ float reload_slowly(Smem<R, N>& sm, const Args& p, int token,
-                                               int head0) {
-  const int t = thread_here() & 127, heads = min(p.heads - head0, N);
-  constexpr int kUnits = R::kQk / 8;  // of a head
-  uint32_t most = 0;
-  float f = 1;
-  int e = kUsual;
-  bar<2, 128>();  // all have read what largest_of_all() found
-#pragma unroll 1
-  for (int pass = 0; pass < 2; pass++) {
-#pragma unroll 1
-    for (int k = t; k < N * kUnits; k += 128) {
-      const int h = k / kUnits, c = k % kUnits * 8;
-      const bf16* at =
-          c < R::kNope ? p.q + token * p.q_token + (head0 + h) * p.q_head + c
-                       : p.q_rope + token * p.qr_token + (head0 + h) * p.qr_head + (c - R::kNope);
-      const uint4 v =
-          h < heads ? __ldg(reinterpret_cast<const uint4*>(at)) : make_uint4(0, 0, 0, 0);
-      most = larger(most, v);
-      if (pass == 0) continue;
-      if (c < R::kNope) put_q<R, N, false>(sm, h, c / 8, v, f);
-      else put_q<R, N, true>(sm, h, (c - R::kNope) / 8, v, f);
-    }
-    e = q_exponent(largest_of_all(sm, max(most & 0xffff, most >> 16)));
-    f = pow2i(13 - e);
-  }
-  return pow2i(e - 13);
-}
-
 // 16 bytes into shared memory, zeros where nothing is `there`.
 __device__ __forceinline__ void copy_16(uint32_t to, const bf16* from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0],[%1],16,%2;" ::"r"(to), "l"(from), "r"(there * 16)
@@ -157,12 +106,13 @@ __device__ __forceinline__ void copy_16(uint32_t to, const bf16* from, bool ther
 }
 
 // Q of a later token, by the score warpgroup alone while the others are still at the last one. All
-// of it is asked for at once, to where it will be, and converted there: a warp has heads 2w and
-// 2w+1 of every eight, a lane two chunks of eight columns of one of them.
+// of it is asked for at once, to where it will be, looked at for its largest value as it comes, and
+// converted there: a warp has heads 2w and 2w+1 of every eight, a lane two chunks of eight columns
+// of one of them. Some 1,000 instructions a warp.
 template <class R, int N>
 __device__ __forceinline__ float reload_q(Smem<R, N>& sm, const Args& p, int token, int head0) {
   using K = Config<R, N>;
-  static_assert(R::kFp8 && N % 16 == 0 && kUsual == 13);
+  static_assert(R::kFp8 && N % 16 == 0);
   constexpr int kTile = N * 128, kTurns = N / 16, kRope = N / 16;
   const int t = thread_here() & 127, lane = t & 31, w = t / 32;
   const int heads = min(p.heads - head0, N);
@@ -190,43 +140,62 @@ __device__ __forceinline__ float reload_q(Smem<R, N>& sm, const Args& p, int tok
 #pragma unroll
   for (int i = 0; i < kRope; i++)
     copy_16(rope + i * 2048, from + i * 16 * p.qr_head, h0 + 16 * i < heads);
-  uint32_t most = 0;  // two fp16
   const int odd = 2 * w + (lane >> 2 & 1);
-  to = s32(sm.q) + (lane >> 3) * kTile + odd * 128 + (((lane & 3) * 2 ^ odd) << 4);
+  const uint32_t first =
+      s32(sm.q) + (lane >> 3) * kTile + odd * 128 + (((lane & 3) * 2 ^ odd) << 4);
+  // this lane's chunks of heads h and h + 8, 32 bytes at a time
+  const auto each = [&](uint32_t from_here, auto f) {
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+      if (k % 2 == 0 || (lane >> 3) + 4 < K::kNopeTiles)
+        f(from_here + k / 2 * 1024 + (k & 1) * 4 * kTile);
+  };
+  uint32_t most = 0, x[8];
+  to = first;
 #pragma unroll 1
-  for (int turn = 0; turn < kTurns; turn++) {
+  for (int turn = 0; turn < kTurns; turn++, to += 2048) {
     asm volatile("cp.async.commit_group;\ncp.async.wait_group %0;" ::"n"(kTurns) : "memory");
     __syncwarp();
+    each(to, [&](uint32_t at) {
+      get_shared(x, at);
+      get_shared(x + 4, at ^ 16);
+      most = larger(larger(most, make_uint4(x[0], x[1], x[2], x[3])),
+                    make_uint4(x[4], x[5], x[6], x[7]));
+    });
+  }
+  asm volatile("cp.async.wait_all;" ::: "memory");
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
-      const uint32_t at = to + k / 2 * 1024 + (k & 1) * 4 * kTile;
-      if (k & 1 && (lane >> 3) + 4 >= K::kNopeTiles) continue;
-      uint32_t x[8], y[8];
+  for (int i = 0; i < kRope; i++) {
+    get_shared(x, rope + i * 2048);
+    most = larger(most, make_uint4(x[0], x[1], x[2], x[3]));
+  }
+  most = largest(most);
+  if (lane == 0) sm.qpart[w] = most;
+  bar<2, 128>();
+  const int e = q_exponent(max(max(sm.qpart[0], sm.qpart[1]), max(sm.qpart[2], sm.qpart[3])));
+  const uint32_t f = (140 - e) * 0x800080u;  // 2^(13 - e), twice, as bf16: exact times Q
+  to = first;
+#pragma unroll 1
+  for (int turn = 0; turn < kTurns; turn++, to += 2048)
+    each(to, [&](uint32_t at) {
       get_shared(x, at);
       get_shared(x + 4, at ^ 16);
 #pragma unroll
       for (int c = 0; c < 8; c++) {
-        y[c] = pack<false>(__uint_as_float(x[c] << 16), __uint_as_float(x[c] & 0xffff0000));
-        most = max_abs_nan_h2(most, y[c]);
+        x[c] = mul_b2(x[c], f);
+        x[c] = pack<false>(__uint_as_float(x[c] << 16), __uint_as_float(x[c] & 0xffff0000));
       }
-      put_shared(at, y[0], y[2], y[4], y[6]);
-      put_shared(at ^ 16, y[1], y[3], y[5], y[7]);
-    }
-    to += 2048;
-  }
-  asm volatile("cp.async.wait_all;" ::: "memory");
-  uint32_t top = 0;
+      put_shared(at, x[0], x[2], x[4], x[6]);
+      put_shared(at ^ 16, x[1], x[3], x[5], x[7]);
+    });
 #pragma unroll
   for (int i = 0; i < kRope; i++) {
-    uint32_t x[4];
     get_shared(x, rope + i * 2048);
-    top = larger(top, make_uint4(x[0], x[1], x[2], x[3]));
+    put_shared(rope + i * 2048, mul_b2(x[0], f), mul_b2(x[1], f), mul_b2(x[2], f), mul_b2(x[3], f));
   }
-  const float2 two = __half22float2(*reinterpret_cast<const __half2*>(&most));
-  const uint32_t nope = max(__float_as_uint(two.x), __float_as_uint(two.y)) >> 16,
-                 all = largest_of_all(sm, max(nope, max(top & 0xffff, top >> 16)));
-  if (all < 0x7f80 && q_exponent(all) == kUsual) return 1.f;
-  return reload_slowly(sm, p, token, head0);
+  fence_async();
+  bar<2, 128>();
+  return pow2i(e - 13);
 }
 
 // Asks for the next token's Q, long before it is read.

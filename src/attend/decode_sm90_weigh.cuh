@@ -345,11 +345,11 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
       if (sp.blocks > 0) {  // as the next token is to find them, before its first scores
         sm.m[head] = sm.sum[head] = 0.f;
         sm.top[head] = -INFINITY;
-        sm.moved[behind & 1] = 1;
+        if (head == 0) sm.moved[behind & 1] = 1;
+        mb_arrive(&sm.inbox);
       }
     }
     both();
-    if (sp.blocks > 0 && t == 0 && g == 0) mb_arrive(&sm.inbox);
     if (some) finished(true);
     return write_out<R, N, true>(sm, p, sp.token, o, g);
   }
