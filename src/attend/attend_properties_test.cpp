@@ -316,6 +316,43 @@ TEST_P(AttendLogits, LogitsAtTheEndOfTheRange) {
   }
 }
 
+// Many tokens whose positions lie far apart: a device takes them in an order of its own. Ids beyond
+// the few pages there are mean the same records over and over.
+TEST_P(AttendLogits, FarPositions) {
+  constexpr int64_t kTable = 2048, kPage = 64;
+  struct {
+    int64_t tokens, heads, width;
+    bool lengths;
+  } const sizes[] = {{300, 2, 150, true}, {200, 1, 2047, true}, {270, 1, 2048, false}};
+  const Target target = testing::target("attend", GetParam());
+  for (const auto& s : sizes) {
+    if (target.device.kind == DeviceKind::kCpu && s.width > 1000) continue;  // the reference's time
+    Problem p({.name = "",
+               .tokens = s.tokens,
+               .heads = s.heads,
+               .list = {{CacheFormat::kV32Bf16, kPage, 3, s.width, s.lengths, true}}});
+    Answer want = p.expected();
+    attention::ProblemList& l = *p.lists[0];
+    Guarded<int32_t> table(2 * kTable);
+    for (int64_t i = 0; i < 2 * kTable; ++i)
+      table[i] = (*l.table)[i / kTable * l.table_width + i % kTable % l.c.pages];
+    const int64_t slots = l.c.pages * kPage, most = kTable / l.c.pages - 1;
+    for (int32_t& id : *l.indices)
+      if (id >= slots) id = std::max<int32_t>(id, kTable * kPage);
+      else if (id >= 0) id += static_cast<int32_t>(slots * testing::draw(p.rng, 0, most));
+    Results r(p.c), again(p.c);
+    AttendArgs a = p.args();
+    a.lists[0].block_table = tensor(table.data(), {2, kTable});
+    a.target = target;
+    again.attach(a);
+    attend_with_workspace(a);
+    r.attach(a);
+    attend_with_workspace(a);
+    expect_close(a, want);
+    expect_same_bits(r.out, again.out);
+  }
+}
+
 // fp8 records with scales that no writer makes: a reader accepts them all.
 TEST_P(AttendProperties, StrangeScales) {
   Case c{.name = "", .tokens = 1, .heads = 4, .list = {{CacheFormat::kV32Fp8, 8, 1, 4}}};

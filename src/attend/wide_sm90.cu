@@ -11,14 +11,29 @@ wide::Args args_of(const Params& p) {
   return {call_of(p, groups), p.tokens * groups};
 }
 
+// Positions that a list's entries may mean.
+int64_t positions(const ListView& l) {
+  return int64_t{l.page} * (l.block_table ? l.table_width : l.pages);
+}
+
+// Whether rows are taken in sweeps: within their limits, and where the L2 does not hold the rows
+// anyway (32k of them, 38 MB, take as long either way). A sweep's direction depends on the token's
+// place in the batch.
+bool swept(const Params& p) {
+  const ListView& l = p.lists[0];
+  return p.list_count == 1 && !p.fixed_split && l.width <= wide::kSweepBlocks * wide::kBlock &&
+         positions(l) > 40960 && positions(l) <= wide::kSweepRows;
+}
+
 }  // namespace
 
 void sm90_wide(const Params& p) noexcept {
   if (p.tokens == 0) return;
   const int ctas = gpu::multiprocessors(p.device.index);
-  if (p.lists[0].format == CacheFormat::kV32Bf16)
-    wide::attend_v32_bf16(args_of(p), ctas, p.device.stream);
-  else wide::attend_v4_bf16(args_of(p), ctas, p.device.stream);
+  if (p.lists[0].format != CacheFormat::kV32Bf16)
+    wide::attend_v4_bf16(args_of(p), ctas, p.device.stream);
+  else if (swept(p)) wide::attend_v32_bf16_swept(args_of(p), ctas, p.device.stream);
+  else wide::attend_v32_bf16(args_of(p), ctas, p.device.stream);
 }
 
 bool sm90_wide_is_better(const Params& p) {

@@ -6,6 +6,8 @@
 namespace winnow::attention::wide {
 
 void attend_v32_bf16(const Args& args, int ctas, void* stream);
+// Rows in the order of wide_sm90_sweep.cuh, whose limits hold.
+void attend_v32_bf16_swept(const Args& args, int ctas, void* stream);
 void attend_v4_bf16(const Args& args, int ctas, void* stream);
 
 }  // namespace winnow::attention::wide

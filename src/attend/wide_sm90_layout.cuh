@@ -18,6 +18,7 @@ using namespace gpu;
 constexpr int kHeads = 64, kBlock = 64;
 constexpr int kTileBytes = kBlock * 128;  // [64 rows x 64 columns] bf16, 128-byte swizzle
 constexpr int kConsumers = 256;
+constexpr int kSweepBlocks = 32, kSweepRows = 131072;  // see wide_sm90_sweep.cuh
 
 // Where 16-byte chunk c (0..7) of row r lies in a tile.
 __device__ __forceinline__ uint32_t chunk(int r, int c) { return r * 128 + ((c ^ (r & 7)) << 4); }
@@ -35,14 +36,23 @@ struct Shape {
 // buffer 1.
 __host__ __device__ constexpr bool tail_with(int buffer, int half) { return half != buffer; }
 
+// Indices of a copying warp's rows of an item, in the order of wide_sm90_sweep.cuh.
+struct Sorted {
+  uint16_t low[kSweepBlocks * 16];  // their low halves
+  // Bits 0..9: ranks before positions cross 65,536; 10..19: ranks in all; 20: upwards. -1: nothing
+  // is sorted.
+  int about;
+};
+
 template <class Family>
 struct alignas(1024) Smem {
   using S = Shape<Family>;
   uint8_t q[S::kTiles][kTileBytes];
   uint8_t k[2][S::kTiles][kTileBytes];
   uint8_t p[S::kTail ? 1 : 2][S::kTail ? 16 : kTileBytes];  // see p_tile()
-  uint2 valid[2];      // a bit for each row of the buffer's block: it takes part
-  float m[2][kHeads];  // reference of a buffer's block, log2 units
+  uint2 valid[2];       // a bit for each row of the buffer's block: it takes part
+  float m[2][kHeads];   // reference of a buffer's block, log2 units
+  Sorted sorted[4][2];  // of each copying warp: the item at hand and the next
   float sum[2][2][kHeads], top[2][2][kHeads];  // [item parity][warpgroup][head]
   // full: rows of a half (and, with half 0, `valid`) are there; arrivals as the producer says.
   // empty, for each 16 rows of a half: 4 arrivals, a warp each of the warpgroup that weighs it.

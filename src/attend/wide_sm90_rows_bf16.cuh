@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "attend/wide_sm90_layout.cuh"
+#include "attend/wide_sm90_sweep.cuh"
 
 namespace winnow::attention::wide {
 
@@ -15,15 +16,19 @@ static __device__ uint4 zeros[kMaxKeyDim / 8];
 
 // Addresses of the 16 rows that a warp copies of each block, fetched ahead: a lane finds one row of
 // this block or of the next, and takes the addresses it copies from others.
-template <class Record>
+template <class Record, bool kSwept>
 class Addresses {
  public:
-  __device__ Addresses(const Args& p, int row0) : p_(p), row0_(row0) {}
+  __device__ Addresses(Smem<FamilyOf<Record>>& sm, const Args& p, int w)
+      : sweep(sm.sorted[w]), p_(p), row0_(w * 16) {}
+  std::conditional_t<kSwept, Sweep, NoSweep> sweep;
   Work work;
   const std::byte* at[4];  // row 4 k + lane / 8, from byte 16 * (lane % 8) on
   uint32_t valid;          // a bit for each row
 
-  __device__ void start() {
+  __device__ void start(int item) {
+    work = work_at(p_, item);
+    sweep.enter(p_, item);
     request_ = request_of(p_, work);
     fetch(0);
     turn();
@@ -46,6 +51,11 @@ class Addresses {
  private:
   __device__ void fetch(int i) {
     const int lane = threadIdx.x & 31, b = i + lane / 16;
+    if (sweep.sorted()) {
+      index_ = b < work.blocks ? sweep[b * 16 + lane % 16] : -1;
+      list_ = 0;  // the first item, as given, may have looked behind its end
+      return;
+    }
     const int pos = b * kBlock + row0_ + lane % 16;
     index_ = b < work.blocks ? index_at(p_, work, pos, list_) : -1;
   }
@@ -66,24 +76,24 @@ class Addresses {
 //
 // 16-byte asynchronous copies, four rows of a tile an instruction: four warps copy 16 rows of each
 // block and a part of Q. The copy of a half starts as soon as it is free, with addresses at hand.
-template <class Record>
+// kSwept: rows in the order of wide_sm90_sweep.cuh.
+template <class Record, bool kSwept = false>
 requires(!Record::kQuantized) struct Rows {
   using Family = FamilyOf<Record>;
-  static constexpr int kThreads = 128, kRegs = 56;
+  static constexpr int kThreads = 128, kRegs = kSwept ? 64 : 56;
   // With its first half a block brings `valid`.
   static constexpr int arrivals(int half) { return kThreads + (half ? 0 : 4); }
 
   static __device__ void produce(Smem<Family>& sm, const Args& p) {
     const int t = threadIdx.x - kConsumers, w = __shfl_sync(~0u, t / 32, 0), lane = t & 31;
     constexpr int kTail = Shape<Family>::kValueTiles * kTileBytes;
-    Addresses<Record> rows(p, w * 16);
+    Addresses<Record, kSwept> rows(sm, p, w);
     uint32_t ph = 3, q_ph = 1;  // a bit for each buffer
     // Rows 4 k + lane / 8: chunk() has two forms, for even and odd k.
     const uint32_t even = chunk(w * 16 + lane / 8, lane & 7), odd = even ^ 64;
 #pragma unroll 1
     for (int item = blockIdx.x; item < p.items; item += gridDim.x) {
-      rows.work = work_at(p, item);
-      rows.start();
+      rows.start(item);
       mb_wait(&sm.q_empty, q_ph);
       q_ph ^= 1;
       copy_q(sm, p, rows.work, t, kThreads);
@@ -116,6 +126,7 @@ requires(!Record::kQuantized) struct Rows {
           }
         }
         ph ^= 1 << b;
+        if (b) rows.sweep.step();
       }
     }
   }
