@@ -91,6 +91,8 @@ inline std::vector<Case> cases() {
   all.push_back({"v32_rounds", 270, 9, {{kV32Fp8, 64, 3, 66, true}}, 1, true});
   all.push_back(
       {"v4_rounds", 270, 9, {{kV4Fp8, 64, 3, 33, true, true}, {kV4Fp8, 2, 70, 35, true}}, 2, true});
+  all.push_back(
+      {"v4_rounds_h50", 140, 50, {{kV4Fp8, 64, 3, 11, true}, {kV4Fp8, 2, 70, 9}}, 2, true});
   all.push_back({"one_long_token", 1, 16, {{kV32Fp8, 64, 8, 2048}}, 1, true});
   all.push_back({"no_pages", 2, 4, {{kV32Fp8, 64, 0, 10}}, 1, true});
   // Logits.

@@ -153,7 +153,7 @@ cudaError_t launch(const Args& p, unsigned tokens, cudaStream_t stream) {
   return l.ready ? l.ready : cudaLaunchKernelEx(&l.config, decode<R, N, kMany>, p);
 }
 
-// From token to token only with the sizes that many tokens have: a kernel more to compile.
+// From token to token where fewer run at once than there are, and goes_on() says so.
 template <class R, int N>
 cudaError_t launch(const Args& p, int at_once, cudaStream_t stream) {
   if constexpr (goes_on(R::Stored::kFormat, N))
