@@ -86,6 +86,17 @@ TEST_P(CudaVerb, GivesTheSameBitsAgain) {
   EXPECT_TRUE(direct(0, one.device(), 0x00) == want) << "another workspace";
 }
 
+// Calls of two streams may run at the same time, or one may wait for the other.
+TEST_P(CudaVerb, RunsBesideItself) {
+  const VerbPtr other = testing::verbs()[GetParam()].second();
+  const Stream one, two;
+  const std::string want[2] = {direct(0, one.device()), direct(1, one.device())};
+  verb->load(0), other->load(1);
+  for (int i = 0; i < 20; ++i) verb->run(one.device()), other->run(two.device());
+  EXPECT_TRUE(verb->results() == want[0]);
+  EXPECT_TRUE(other->results() == want[1]);
+}
+
 TEST_P(CudaVerb, NamesADeviceThatIsNotThere) {
   testing::expect_error([&] { direct(0, cuda(nullptr, 63)); }, {"target.device", "63"});
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);

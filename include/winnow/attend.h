@@ -35,9 +35,9 @@ struct AttendArgs {
   Tensor max_logit;    // [T, H] f32, optional
   bool empty_lse_negative =
       false;  // lse of a row without valid entry: -inf (for merging) instead of +inf
-  std::span<std::byte> workspace =
-      {};  // at least attend_workspace_bytes() / plan->workspace_bytes();
-           // empty: a CPU call without a plan takes its own
+  std::span<std::byte> workspace = {};  // at least attend_workspace_bytes() /
+                                        // plan->workspace_bytes(); empty, without a plan: a CPU
+                                        // call takes its own, a CUDA call with few tokens is slower
   Target target = {};
 };
 

@@ -26,7 +26,7 @@ std::span<const AttendKernel> kernels() {
     {{{"sm90", DeviceKind::kCuda, false, gpu::missing}, sm90_decode_fits, sm90_decode},
      sm90_decode_workspace},
     {{{"sm90_wide", DeviceKind::kCuda, true, gpu::missing}, sm90_wide_fits, sm90_wide},
-     sm90_decode_workspace},
+     sm90_wide_workspace},
 #endif
 #if defined(__x86_64__)
     {{{"amx", DeviceKind::kCpu, false, decode_amx_machine}, nullptr, decode_amx},
@@ -260,7 +260,8 @@ class Call {
 void attend(const AttendArgs& args) {
   attention::Call call(args);
   const size_t bytes = call.workspace_bytes();
-  if (args.workspace.empty() && !args.plan && call.on_cpu()) {
+  if (args.workspace.empty() && !args.plan) {
+    if (!call.on_cpu()) return call.run({});
     const OwnMemory own("attend", bytes);
     call.run(own.span());
     return;

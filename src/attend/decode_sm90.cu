@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <climits>
+#include <memory>
 
 #include "attend/decode_sm90.h"
 #include "cuda/device.h"
@@ -35,11 +36,17 @@ int clusters(int index, int size) {
 
 struct Cut {
   int groups = 1, splits = 1, size = 8;
+  bool exchange = false;  // splits are no clusters
 };
 
+// A call whose splits are no clusters has a CTA a multiprocessor at most.
+constexpr int kMostCtas = 144;
+constexpr size_t kExchangeAlign = 128;
+
 // The cheapest cut by a model in microseconds: fixed cost, blocks of 64 rows, merge. `fixed` keeps
-// to what depends on the token alone, so that a token's bits are the same in any batch.
-Cut cut(const Params& p, int max_size, bool fixed) {
+// to what depends on the token alone, so that a token's bits are the same in any batch. Clusters
+// of many CTAs leave multiprocessors idle; splits that meet in `memory` bytes do not.
+Cut cut(const Params& p, int max_size, bool fixed, size_t memory) {
   const int rows = p.lists[0].width + (p.list_count > 1 ? p.lists[1].width : 0);
   const int blocks = (rows + 63) / 64;
   Cut best;
@@ -54,7 +61,13 @@ Cut cut(const Params& p, int max_size, bool fixed) {
       const double block = size <= 32 ? 1.85 : 2.4, merge = splits > 1 ? 1.5 + size / 32.0 : 0;
       const int share = (blocks + splits - 1) / splits;
       const double cost = waves * (5 + size / 8.0 + share * block + merge) + 0.002 * jobs * splits;
-      if (cost < least) least = cost, best = {groups, splits, size};
+      if (cost < least) least = cost, best = {groups, splits, size, false};
+      const int most = std::min(gpu::multiprocessors(p.device.index), kMostCtas);
+      if (fixed || splits == 1 || jobs * splits > most ||
+          jobs * sm90::exchange_bytes(size, splits) > memory)
+        continue;
+      const double other = 5 + std::max(size, 16) / 8.0 + share * block + 2.6;
+      if (other < least) least = other, best = {groups, splits, size, true};
     }
     if (fixed) break;
   }
@@ -74,9 +87,13 @@ void sm90_decode(const Params& p) noexcept {
                              : v32  ? CacheFormat::kV32Bf16
                                     : CacheFormat::kV4Bf16;
   // 48: the bf16 rows of V3.2 leave no room for Q of 64 heads beside a ring of eight stages.
-  const Cut c = cut(p, format == CacheFormat::kV32Bf16 ? 48 : 64, p.fixed_split);
+  void* at = p.workspace.data();
+  size_t memory = p.workspace.size();
+  if (!std::align(kExchangeAlign, 1, at, memory)) memory = 0;
+  const Cut c = cut(p, format == CacheFormat::kV32Bf16 ? 48 : 64, p.fixed_split, memory);
   const auto splits = static_cast<unsigned>(c.splits);
-  const Args a{{c.splits, (0x80000000u + splits - 1) / splits}, call_of(p, c.groups)};
+  std::byte* const exchange = c.exchange ? static_cast<std::byte*>(at) : nullptr;
+  const Args a{{c.splits, (0x80000000u + splits - 1) / splits, exchange}, call_of(p, c.groups)};
   // Without splits a CTA a multiprocessor, which goes from token to token. Groups of a token's
   // heads drift apart over many rows, until one no longer finds the other's in the L2: 3 % slower
   // with 62 tokens of 2,048 rows, 3 % faster with 4. Stages of 16 rows are counted over all tokens.
@@ -100,6 +117,11 @@ std::string sm90_decode_fits(const Shape& shape) {
   return {};
 }
 
-size_t sm90_decode_workspace(const Shape&, int64_t) { return 0; }
+// For any number of tokens up to the shape's: sums of all CTAs, and what is there once for two or
+// more of them.
+size_t sm90_decode_workspace(const Shape& shape, int64_t) {
+  const int size = std::max(8, size_for(std::min(shape.heads, 64)));
+  return kMostCtas / 2 * sm90::exchange_bytes(size, 2) + kExchangeAlign;
+}
 
 }  // namespace winnow::attention

@@ -7,9 +7,9 @@
 // - warpgroups 0, 1 make P of half of the heads each, read the same rows transposed, dequantise
 //   them again, O^T += V^T P^T, 256 columns each.
 // The splits of a token form a cluster and merge through distributed shared memory, each sending
-// its sums to their owner: no workspace. Budget per 64 rows and 64 heads: 2,200 cycles of matrix
-// work, 1,740 of shared memory, 3,300 to gather 656-byte rows at the memory's rate. Measured:
-// docs/decode-sm90.md.
+// its sums to their owner, or they merge through a workspace. Budget per 64 rows and 64 heads:
+// 2,200 cycles of matrix work, 1,740 of shared memory, 3,300 to gather 656-byte rows at the
+// memory's rate. Measured: docs/decode-sm90.md.
 #pragma once
 
 #include <algorithm>
@@ -46,6 +46,7 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
     cut_list<K>(p, ahead);
     first = first_index<K>(p, ahead, list);
   }
+  if (!kMany && wg == 1 && p.splits > 1) prefetch_q<N>(p);
   // Every launch waits for this, and a barrier takes about 70 cycles: three for each warp.
   const int tid = threadIdx.x;
   if ((tid & 31) == 0) {
@@ -71,7 +72,8 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
 #pragma unroll 1
     do weigh<R, N, kMany>(sm, p, sp, wg, at);
     while (kMany && next_token<K>(p, sp));
-    if (!kMany && p.splits > 1) merge<R, N>(sm, p, sp, cluster_rank());
+    if (!kMany && p.exchange) fetch<R, N>(sm, p, sp);
+    if (!kMany && p.splits > 1) merge<R, N>(sm, p, sp, split_here(p));
   } else if (wg == 2) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsScore<R>));
     Span sp = job<N>(p);
@@ -93,16 +95,22 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
     }
     score<R, N>(sm, p, sp, back, at);
     meet<3, K::kMath>();
-    if (p.splits > 1) {
+    if (p.exchange) {
+      exchanged_weights<R, N>(sm, p, sp);
+    } else if (p.splits > 1) {
       cluster_meet();
-      make_weights<R, N>(sm, p, sp, cluster_rank());
-      merge<R, N>(sm, p, sp, cluster_rank());
+      make_weights<R, N>(sm, p, sp, split_here(p));
     }
+    if (p.splits > 1) merge<R, N>(sm, p, sp, split_here(p));
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsCopy<R>));
     copy<R, N, kMany>(sm, p, ahead, first, list);
     if ((thread_here() & 96) == 96) look_ahead<R, N, kMany>(sm, p, ahead);
-    if (!kMany && p.splits > 1) cluster_meet();
+    if (!kMany && p.exchange) {
+      if ((thread_here() & 96) == 0) open<R, N>(sm, p, ahead);
+    } else if (!kMany && p.splits > 1) {
+      cluster_meet();
+    }
   }
 }
 
@@ -124,7 +132,7 @@ cudaError_t prepare() {
   return cudaSuccess;
 }
 
-// A launch in clusters of `cluster`.
+// A launch in clusters of `cluster`; of 0: all CTAs at once, or none.
 template <class R, int N, bool kMany = false>
 struct Launch {
   cudaLaunchConfig_t config{};
@@ -140,7 +148,11 @@ struct Launch {
     attribute[0].val.clusterDim.x = cluster;
     attribute[0].val.clusterDim.y = attribute[0].val.clusterDim.z = 1;
     config.attrs = attribute;
-    config.numAttrs = cluster > 1 ? 1 : 0;
+    config.numAttrs = cluster != 1 ? 1 : 0;
+    if (cluster == 0) {
+      attribute[0].id = cudaLaunchAttributeCooperative;
+      attribute[0].val.cooperative = 1;
+    }
   }
 };
 
@@ -149,7 +161,7 @@ cudaError_t launch(const Args& p, unsigned tokens, cudaStream_t stream) {
   const auto splits = static_cast<unsigned>(p.splits);
   const dim3 grid(splits * static_cast<unsigned>(p.groups), std::min<unsigned>(tokens, kTokensY),
                   (tokens + kTokensY - 1) / kTokensY);
-  const Launch<R, N, kMany> l(grid, splits, stream);
+  const Launch<R, N, kMany> l(grid, p.exchange ? 0 : splits, stream);
   return l.ready ? l.ready : cudaLaunchKernelEx(&l.config, decode<R, N, kMany>, p);
 }
 

@@ -48,8 +48,9 @@ struct Row {
 };
 
 struct Splits {
-  int splits;      // that the lists are cut in: a cluster
-  uint32_t share;  // 2^31 / splits, rounded up: what divides by them
+  int splits;           // that the lists are cut in: a cluster
+  uint32_t share;       // 2^31 / splits, rounded up: what divides by them
+  std::byte* exchange;  // where splits meet that are no cluster, all CTAs running at once; or null
 };
 struct Args : Splits, Call {};
 
@@ -58,6 +59,13 @@ struct Args : Splits, Call {};
 constexpr bool goes_on(CacheFormat format, int n) {
   const bool v4 = format == CacheFormat::kV4Fp8;
   return (v4 || format == CacheFormat::kV32Fp8) && (n == 16 || n == 32 || (v4 && n == 64));
+}
+
+// Bytes in which the splits of a token's n heads meet.
+constexpr int kMaxExchanged = 16;  // splits
+constexpr size_t exchange_bytes(int n, int splits) {
+  return sizeof(uint64_t) * kMaxExchanged * (kMaxExchanged + 1) +
+         static_cast<size_t>(n) * (sizeof(float4) * kMaxExchanged + splits * 1024);
 }
 
 // n / splits. Exact below 2^27; up to 2^29 it may be one more than the whole part, but not where n
@@ -84,7 +92,7 @@ struct Config {
   static constexpr int kYBytes = N * 256;
   static constexpr int kSide = R::kSideBytes ? R::kSideBytes * kRows : 8;
   static constexpr int kAhead = 3;  // blocks whose rows are found ahead
-  static constexpr int kMisc = N * 4 * 9 + kAhead * (kBlock * 8 + 8) + 136;
+  static constexpr int kMisc = N * 4 * 9 + kAhead * (kBlock * 8 + 8) + 144;
   static constexpr int kLimit = 232448;
   static constexpr int kFit = (kLimit - kQBytes - kPBytes - kYBytes - kMisc) /
                               (kStageBytes + kSide + kSc * kRows * 2 + kRows * 8 + 24);
@@ -124,10 +132,11 @@ struct alignas(1024) Smem {
   uint64_t placed[K::kAhead];
   uint64_t yfull, yempty, pempty;  // log2 P and P: made, taken over
   uint64_t inbox, notes;           // units, statistics that the splits of the cluster send
+  uint64_t open;                   // the other splits wait for this one's sums
   uint32_t qmax, moved[2];         // moved: whether block i moves the reference, by i mod 2
   uint32_t qpart[4];               // largest of a later token's Q, by warp
   // The barriers from `full` on, in their order, and how many arrive at the b-th.
-  static constexpr int kBarriers = 2 * K::kStages + kReady + K::kAhead + 5;
+  static constexpr int kBarriers = 2 * K::kStages + kReady + K::kAhead + 6;
   // `many`: a CTA has several tokens, and the keepers of its heads' sums arrive at `inbox` when
   // they have set them back.
   static constexpr __device__ int arrivals(int b, bool many) {
@@ -157,11 +166,14 @@ constexpr int kTokensY = 32768;
 __device__ __forceinline__ int token_here() {
   return static_cast<int>(blockIdx.z) * kTokensY + static_cast<int>(blockIdx.y);
 }
+__device__ __forceinline__ int split_here(const Args& p) {  // the rank in a cluster
+  return static_cast<int>(blockIdx.x - over_splits(p, blockIdx.x) * p.splits);
+}
 template <int N>
 __device__ __forceinline__ Span job(const Args& p) {
   Span sp{};
   sp.token = token_here();
-  sp.head0 = static_cast<int>(cluster_index()) * N;
+  sp.head0 = static_cast<int>(over_splits(p, blockIdx.x)) * N;
   sp.heads = min(p.heads - sp.head0, N);
   return sp;
 }
@@ -169,7 +181,7 @@ __device__ __forceinline__ Span job(const Args& p) {
 // This split's part of the token's lists.
 template <class K>
 __device__ __forceinline__ void cut_list(const Args& p, Span& sp) {
-  const unsigned split = cluster_rank();
+  const unsigned split = split_here(p);
   sp.n0 = sp.total = columns(p.lists[0], sp.token);
   if (p.list_count > 1) sp.total += columns(p.lists[1], sp.token);
   // at most 2^25 blocks and 16 splits

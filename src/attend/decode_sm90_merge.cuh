@@ -62,8 +62,23 @@ __device__ __forceinline__ void send_statistics(Smem<R, N>& sm, int split, int s
   }
 }
 
-// While units travel, the score warpgroup makes what each split's sums are multiplied by: 16 lanes
-// have the splits of a head.
+// What the sums of a split are multiplied by: 16 lanes have the statistics x of a head's splits.
+__device__ __forceinline__ float weight_of(const Args& p, const Span& sp, int h, float4 x,
+                                           bool write) {
+  float big = x.y != 0 ? x.x : -INFINITY, top = x.z;
+#pragma unroll
+  for (int d = 1; d < 16; d *= 2) {
+    big = fmaxf(big, __shfl_xor_sync(~0u, big, d));
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+  }
+  const float w = x.y != 0 ? ex2(x.x - big) : 0.f;
+  float sum = x.y * w;
+#pragma unroll
+  for (int d = 1; d < 16; d *= 2) sum += __shfl_xor_sync(~0u, sum, d);
+  return w * finish(p, sp.token, sp.head0 + h, big, sum, top, write);
+}
+
+// While units travel, the score warpgroup makes the weights.
 template <class R, int N>
 __device__ __forceinline__ void make_weights(Smem<R, N>& sm, const Args& p, const Span& sp,
                                              int split) {
@@ -75,85 +90,49 @@ __device__ __forceinline__ void make_weights(Smem<R, N>& sm, const Args& p, cons
   for (int h = t / 16; h < N; h += 8) {
     float4 x = make_float4(0.f, 0.f, -INFINITY, 0.f);
     if (s < p.splits) x = in.stat[s][h];
-    float big = x.y != 0 ? x.x : -INFINITY, top = x.z;
-#pragma unroll
-    for (int d = 1; d < 16; d *= 2) {
-      big = fmaxf(big, __shfl_xor_sync(~0u, big, d));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
-    }
-    const float w = x.y != 0 ? ex2(x.x - big) : 0.f;
-    float sum = x.y * w;
-#pragma unroll
-    for (int d = 1; d < 16; d *= 2) sum += __shfl_xor_sync(~0u, sum, d);
-    const float f = finish(p, sp.token, sp.head0 + h, big, sum, top, split == 0 && s == 0);
-    in.weight[s][h] = w * f;
+    in.weight[s][h] = weight_of(p, sp, h, x, split == 0 && s == 0);
   }
 }
 
-// Each CTA of the cluster sums its share of the output, in the order of the splits.
+// Each CTA sums its share of the output, in the order of the splits.
 template <class R, int N>
 __device__ __forceinline__ void merge(Smem<R, N>& sm, const Args& p, const Span& sp, int split) {
   auto& in = *reinterpret_cast<Received<R, N>*>(sm.q);
   const int tid = thread_here(), S = p.splits;
-  bf16* const out = p.out + (int64_t)sp.token * p.out_token + (int64_t)sp.head0 * p.out_head;
-  touch(out, reinterpret_cast<const void*>(p.out_head));
-  mb_wait_cluster(&sm.inbox, 0);
+  touch(p.out, reinterpret_cast<const void*>(p.out_head));
+  if (!p.exchange) mb_wait_cluster(&sm.inbox, 0);
   meet<3, Config<R, N>::kMath>();  // the weights are there
-  const int t = tid & 63, quad = t & 3, r = (t & 31) >> 2;
   const int count = static_cast<int>(over_splits(p, N - split + S - 1));
-  // Two units, four splits at once: their loads are what there is to wait for, so that they are all
-  // made, of others where there are none.
+  // A thread has two columns of two heads. The loop is short, since its code is in no cache.
 #pragma unroll 1
-  for (int k = tid / 64; k < count; k += 12) {
-    float acc[2][8] = {};
-    const int next = k + 6 < count ? k + 6 : k;
-    const uint4* x[2] = {&in.units[k * S][t], &in.units[next * S][t]};
-    const int eight[2] = {(k * S + split) / 2 % (N / 8), (next * S + split) / 2 % (N / 8)};
-#pragma unroll 1
-    for (int s0 = 0; s0 < S; s0 += 4) {
-      uint4 v[2][4];
-      float2 f[2][4];
-#pragma unroll
-      for (int j = 0; j < 4; j++) {
-        const int s = min(s0 + j, S - 1);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-          v[i][j] = x[i][s * 64];
-          f[i][j] = *reinterpret_cast<const float2*>(&in.weight[s][8 * eight[i] + 2 * quad]);
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < 4; j++)
-        if (s0 + j < S)
-#pragma unroll
-          for (int i = 0; i < 2; i++) {
-            const uint32_t word[4] = {v[i][j].x, v[i][j].y, v[i][j].z, v[i][j].w};
-#pragma unroll
-            for (int c = 0; c < 4; c++) {
-              const float by = c & 1 ? f[i][j].y : f[i][j].x;
-              acc[i][2 * c] += __uint_as_float(word[c] << 16) * by;
-              acc[i][2 * c + 1] += __uint_as_float(word[c] & 0xffff0000) * by;
-            }
-          }
+  for (int i = tid; i < count * 128; i += Config<R, N>::kMath) {
+    const int k = i / 128, t = i / 2 & 63, u = k * S + split,
+              hl = 8 * (u / 2 % (N / 8)) + 2 * (t & 3);
+    const uint2* x = reinterpret_cast<const uint2*>(in.units[k * S]) + (i & 127);
+    const float* by = &in.weight[0][hl];
+    float acc[4] = {};
+#pragma unroll 4
+    for (int s = 0; s < S; s++, x += 128, by += N) {
+      const uint2 v = *x;
+      const float2 f = *reinterpret_cast<const float2*>(by);
+      acc[0] = fmaf(__uint_as_float(v.x << 16), f.x, acc[0]);
+      acc[1] = fmaf(__uint_as_float(v.x & 0xffff0000), f.x, acc[1]);
+      acc[2] = fmaf(__uint_as_float(v.y << 16), f.y, acc[2]);
+      acc[3] = fmaf(__uint_as_float(v.y & 0xffff0000), f.y, acc[3]);
     }
+    const int w = u % 2 * 2 + t / 32, tile = u / 2 / (N / 8) * 2 + (i & 1), r = (t & 31) >> 2;
+    const bool fp8 = R::kFp8 && tile * 64 < R::kNope;
+    bf16* dst = p.out + (int64_t)sp.token * p.out_token + (int64_t)(sp.head0 + hl) * p.out_head +
+                tile * 64 + w * 16 + (fp8 ? 2 * r : r);
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      if (k + 6 * i >= count) break;
-      const int u = (k + 6 * i) * S + split, hl = 8 * eight[i] + 2 * quad;
-      const int w = u % 2 * 2 + t / 32, tile0 = u / 2 / (N / 8) * 2;
-#pragma unroll
-      for (int c = 0; c < 4; c++) {  // tile c / 2, head c % 2
-        if (hl + c % 2 >= sp.heads) continue;
-        const int tile = tile0 + c / 2;
-        const uint32_t a = pack<true>(acc[i][2 * c], acc[i][2 * c + 1]);
-        const bool fp8 = R::kFp8 && tile * 64 < R::kNope;
-        bf16* dst = out + (hl + c % 2) * p.out_head + tile * 64 + w * 16 + (fp8 ? 2 * r : r);
-        if (fp8) {
-          *reinterpret_cast<uint32_t*>(dst) = a;
-        } else {
-          reinterpret_cast<uint16_t*>(dst)[0] = a & 0xffff;
-          reinterpret_cast<uint16_t*>(dst)[8] = a >> 16;
-        }
+    for (int c = 0; c < 2; c++, dst += p.out_head) {
+      if (hl + c >= sp.heads) break;
+      const uint32_t a = pack<true>(acc[2 * c], acc[2 * c + 1]);
+      if (fp8) {
+        *reinterpret_cast<uint32_t*>(dst) = a;
+      } else {
+        reinterpret_cast<uint16_t*>(dst)[0] = a & 0xffff;
+        reinterpret_cast<uint16_t*>(dst)[8] = a >> 16;
       }
     }
   }

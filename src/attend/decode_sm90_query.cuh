@@ -54,6 +54,22 @@ __device__ __forceinline__ void put_q(Smem<R, N>& sm, int h, int c, const uint4&
   }
 }
 
+// Splits share Q, and 16 CTAs that miss the same lines at once wait 6,000 cycles for them. So each
+// asks for a part first, and the L2 has Q when all of them read it.
+template <int N>
+__device__ __forceinline__ void prefetch_q(const Args& p) {
+  unsigned block, token;  // read here: roles share no register
+  asm volatile("mov.u32 %0,%%ctaid.x;\nmov.u32 %1,%%ctaid.y;" : "=r"(block), "=r"(token));
+  const int group = static_cast<int>(over_splits(p, block)), split = block - group * p.splits;
+  const int heads = min(p.heads - group * N, N), i = split * 128 + (thread_here() & 127);
+  const auto ask = [&](const bf16* q, int64_t stride, int h, int c) {
+    if (h < heads)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(q + (group * N + h) * stride + c * 64));
+  };
+  if (i < N * 8) ask(p.q + token * p.q_token, p.q_head, i / 8, i % 8);
+  if (i < N) ask(p.q_rope + token * p.qr_token, p.qr_head, i, 0);
+}
+
 // Q of the first token. The weigh warps take the NoPE part (a warp: heads w, w+8, ...), the score
 // warps the RoPE part (a warp: four heads a load).
 template <class R, int N, bool kRopePart>

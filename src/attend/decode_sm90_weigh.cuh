@@ -2,7 +2,7 @@
 #pragma once
 
 #include "attend/decode_sm90_exact.cuh"
-#include "attend/decode_sm90_merge.cuh"
+#include "attend/decode_sm90_exchange.cuh"
 
 namespace winnow::attention::sm90 {
 
@@ -362,11 +362,13 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
   both();
   if (p.splits == 1) {
     write_out<R, N, false>(sm, p, sp.token, o, g);
+  } else if (p.exchange) {
+    send_exchanged<R, N>(sm, p, sp, o);
   } else {
     // The sums go as bf16 to the CTAs that add them up, over their dead Q, P and rows. That is off
     // by 2^-9 sum p|v| at most, as much as the output's own rounding adds, and halves what the
     // merge waits for: distributed shared memory takes 14 bytes a cycle.
-    const int rank = cluster_rank(), splits = p.splits;
+    const int rank = split_here(p), splits = p.splits;
     if (g == 0 && t == 0) {
       mb_expect(&sm.inbox, received_units<N>(p, rank));
       mb_expect(&sm.notes, splits * (N * 16));

@@ -134,14 +134,15 @@ void simd(const Params& p) noexcept;
 size_t simd_workspace(const Shape& shape, int64_t tiles);
 
 #ifdef WINNOW_WITH_CUDA
-// Hopper: rows gathered once, dequantised into matrix fragments; no workspace. Wants 16-byte
-// aligned pages, and rows of q and out.
+// Hopper: rows gathered once, dequantised into matrix fragments. Wants 16-byte aligned pages, and
+// rows of q and out. Few tokens are faster with a workspace; none is needed.
 void sm90_decode(const Params& p) noexcept;
 std::string sm90_decode_fits(const Shape& shape);
 size_t sm90_decode_workspace(const Shape& shape, int64_t tiles);
 // Hopper, heads on M: rows as bf16 in shared memory once, for both products; no workspace.
 // sm90_decode hands over to it where it is faster.
 void sm90_wide(const Params& p) noexcept;
+size_t sm90_wide_workspace(const Shape& shape, int64_t tiles);
 bool sm90_wide_is_better(const Params& p);
 std::string sm90_wide_fits(const Shape& shape);
 #endif

@@ -46,6 +46,8 @@ bool sm90_wide_is_better(const Params& p) {
   return bf16_rows && !p.fixed_split && items >= gpu::multiprocessors(p.device.index);
 }
 
+size_t sm90_wide_workspace(const Shape&, int64_t) { return 0; }
+
 std::string sm90_wide_fits(const Shape& shape) {
   if (shape.heads > 128) return "more than 128 heads";
   for (int i = 0; i < shape.list_count; ++i) {
