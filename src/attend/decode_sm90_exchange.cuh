@@ -102,10 +102,7 @@ __device__ __forceinline__ void send_exchanged(Smem<R, N>& sm, const Args& p, co
   for (int m = 0; m < 4; m += 2)
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
-      const auto two = [&](int tile, int c) {
-        return pack<true>(o[tile][4 * j + c], o[tile][4 * j + c + 2]);
-      };
-      *to = make_uint4(two(m, 0), two(m, 1), two(m + 1, 0), two(m + 1, 1));
+      *to = unit_of<N>(o, m, j);
       to += 2 * 64 * p.splits;
     }
   mb_wait(&sm.open, 0);

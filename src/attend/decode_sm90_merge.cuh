@@ -43,6 +43,15 @@ struct Received {
                 (N + 16) * 1024 + 16 * N * 20);
 };
 
+// A thread's part of a unit: tiles m and m + 1 of its sums, as bf16.
+template <int N>
+__device__ __forceinline__ uint4 unit_of(const float (&o)[4][N / 2], int m, int j) {
+  const auto two = [&](int tile, int c) {
+    return pack<true>(o[tile][4 * j + c], o[tile][4 * j + c + 2]);
+  };
+  return make_uint4(two(m, 0), two(m, 1), two(m + 1, 0), two(m + 1, 1));
+}
+
 // Bytes of the units that reach CTA `split` from the others.
 template <int N>
 __device__ __forceinline__ uint32_t received_units(const Args& p, unsigned split) {

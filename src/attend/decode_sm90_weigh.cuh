@@ -382,10 +382,7 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
     for (int m = 0; m < 4; m += 2)
 #pragma unroll
       for (int j = 0; j < N / 8; j++) {
-        const auto two = [&](int tile, int c) {
-          return pack<true>(o[tile][4 * j + c], o[tile][4 * j + c + 2]);
-        };
-        const uint4 x = make_uint4(two(m, 0), two(m, 1), two(m + 1, 0), two(m + 1, 1));
+        const uint4 x = unit_of<N>(o, m, j);
         uint4* at = &in.units[place * splits + rank][t & 63];
         if (to == rank) *at = x;
         else peer_put(peer(s32(at), to), x, peer(s32(&sm.inbox), to));
