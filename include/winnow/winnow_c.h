@@ -157,7 +157,8 @@ typedef struct winnow_attend_args {
   winnow_tensor out;            /* [T, H, d_v] bf16 */
   winnow_tensor lse, max_logit; /* [T, H] f32, optional */
   bool empty_lse_negative;
-  void* workspace; /* null: a CPU call without a plan takes its own */
+  void* workspace; /* null, without a plan: a CPU call takes its own, a CUDA call with few tokens
+                      is slower */
   size_t workspace_bytes;
   winnow_target target;
 } winnow_attend_args;

@@ -39,7 +39,8 @@ struct Cut {
   bool exchange = false;  // splits are no clusters
 };
 
-// A call whose splits are no clusters has a CTA a multiprocessor at most.
+// A call whose splits are no clusters has a CTA a multiprocessor at most: 144 on the largest
+// Hopper.
 constexpr int kMostCtas = 144;
 constexpr size_t kExchangeAlign = 128;
 
@@ -86,10 +87,10 @@ void sm90_decode(const Params& p) noexcept {
   const CacheFormat format = !mixed ? p.lists[0].format
                              : v32  ? CacheFormat::kV32Bf16
                                     : CacheFormat::kV4Bf16;
-  // 48: the bf16 rows of V3.2 leave no room for Q of 64 heads beside a ring of eight stages.
   void* at = p.workspace.data();
   size_t memory = p.workspace.size();
   if (!std::align(kExchangeAlign, 1, at, memory)) memory = 0;
+  // 48: the bf16 rows of V3.2 leave no room for Q of 64 heads beside a ring of eight stages.
   const Cut c = cut(p, format == CacheFormat::kV32Bf16 ? 48 : 64, p.fixed_split, memory);
   const auto splits = static_cast<unsigned>(c.splits);
   std::byte* const exchange = c.exchange ? static_cast<std::byte*>(at) : nullptr;

@@ -56,7 +56,7 @@ __device__ __forceinline__ uint4 get(const void* at) {
                : "memory");
   return x;
 }
-__device__ __forceinline__ uint32_t largest(uint4 x) {  // kEmpty: some of it is not there yet
+__device__ __forceinline__ uint32_t largest_word(uint4 x) {  // kEmpty: some of it is not there yet
   return max(max(x.x, x.y), max(x.z, x.w));
 }
 
@@ -126,7 +126,7 @@ __device__ __forceinline__ void exchanged_weights(Smem<R, N>& sm, const Args& p,
   touch(p.lse, p.sink);
   mb_wait(&sm.open, 0);
   if (t < S) {
-    while (largest(get(stat + t * N)) == kEmpty) {
+    while (largest_word(get(stat + t * N)) == kEmpty) {
     }
     __threadfence();
   }
@@ -139,7 +139,7 @@ __device__ __forceinline__ void exchanged_weights(Smem<R, N>& sm, const Args& p,
 #pragma unroll
     for (int j = 0; j < 8; j++) v[j] = get(stat + min(s0 + j, S - 1) * N + h);
 #pragma unroll
-    for (int j = 0; j < 8; j++) worst = max(worst, largest(v[j]));
+    for (int j = 0; j < 8; j++) worst = max(worst, largest_word(v[j]));
   } while (worst == kEmpty);
   __syncwarp();
   float m[8], sum[8], big = -INFINITY, top = -INFINITY, all = 0;
