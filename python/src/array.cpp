@@ -163,7 +163,8 @@ void read_interface(Array& a, nb::handle t, const char* attribute, const std::st
   a.tensor.data = reinterpret_cast<void*>(nb::cast<uintptr_t>(data[0]));
   a.read_only = nb::cast<bool>(data[1]);
   const nb::object strides = d.contains("strides") ? nb::object(d["strides"]) : nb::none();
-  const int64_t item = nb::cast<int64_t>(t.attr("dtype").attr("itemsize"));
+  // A dtype of no bytes ("V0") is refused with the others that winnow does not know.
+  const int64_t item = std::max<int64_t>(nb::cast<int64_t>(t.attr("dtype").attr("itemsize")), 1);
   int64_t dense = 1;
   for (int i = a.tensor.rank - 1; i >= 0; --i) {
     a.tensor.shape[i] = nb::cast<int64_t>(shape[i]);

@@ -192,16 +192,20 @@ std::span<int32_t> Call::integers_out(int64_t count) {
   return {static_cast<int32_t*>(t.data), static_cast<size_t>(t.shape[0])};
 }
 
-Tensor Call::in(std::string_view name, As as) {
-  const nb::handle h = (*this)[name];
-  if (!h.is_valid()) return {};
-  Array a = view_of(h, what(name));
+Array Call::array(std::string_view name) {
+  Array a = view_of((*this)[name], what(name));
   if (a.other_dtype)
     fail(name, "bfloat16, float8_e4m3fn, float32, int32, int64 or uint8", a.other_dtype);
   same_device(name, a.origin);
-  if (a.keep) kept_.push_back(std::move(a.keep));
-  if (as == As::kE4m3 && a.tensor.dtype == DType::kU8) a.tensor.dtype = DType::kE4m3;
-  return a.tensor;
+  if (a.keep) kept_.push_back(a.keep);
+  return a;
+}
+
+Tensor Call::in(std::string_view name, As as) {
+  if (!given(name)) return {};
+  Tensor t = array(name).tensor;
+  if (as == As::kE4m3 && t.dtype == DType::kU8) t.dtype = DType::kE4m3;
+  return t;
 }
 
 Cache Call::cache(std::string_view name, bool writes) {
@@ -265,7 +269,9 @@ std::span<std::byte> Call::scratch(size_t bytes) {
 
 std::span<std::byte> Call::workspace(size_t bytes) {
   if (!given("workspace")) return scratch(bytes);
-  const Tensor t = in("workspace");
+  const Array a = array("workspace");
+  const Tensor& t = a.tensor;
+  if (a.read_only) fail("workspace", "an array that can be written", "a read-only one");
   if (t.rank != 1 || t.dtype != DType::kU8 || t.stride[0] != 1)
     fail("workspace", "contiguous uint8 of one dimension", "another array");
   return {static_cast<std::byte*>(t.data), static_cast<size_t>(t.shape[0])};

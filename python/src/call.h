@@ -32,6 +32,7 @@ struct PyCache {
   Origin origin;
   bool read_only = false;
   nb::object data;
+  std::shared_ptr<void> keep;  // as in Array
 };
 
 // What an array argument may be read as besides its own dtype.
@@ -91,6 +92,7 @@ class Call {
     nb::object object;
   };
   std::string what(std::string_view name) const;
+  Array array(std::string_view name);  // of an argument that is given
   void same_device(std::string_view name, const Origin& origin);
 
   const Signature& signature_;

@@ -57,7 +57,7 @@ struct Layout {
       invalid("Cache: data: expected contiguous rows of " + std::to_string(record_dim(format)) +
               ", found " + shape_text(t));
     if (t.shape[0] > 1 && t.stride[0] != t.shape[1])
-      return {t.data, format, t.shape[0], 1, t.stride[0] * item()};
+      return {t.data, format, t.shape[0], 1, stride()};
     return {t.data, format, t.shape[0] > 0, static_cast<int32_t>(std::max<int64_t>(t.shape[0], 1)),
             0};
   }
@@ -82,8 +82,13 @@ struct Layout {
     return {t.data, format, t.shape[0], static_cast<int32_t>(tokens), stride()};
   }
 
-  // A single page may have any stride, which is not read then.
-  int64_t stride() const { return t.shape[0] > 1 ? t.stride[0] * item() : 0; }
+  // A single page may have any stride, which is not read then. Of several, a stride of 0 (an
+  // expanded tensor) would be taken for one that is not given.
+  int64_t stride() const {
+    if (t.shape[0] > 1 && t.stride[0] == 0)
+      invalid("Cache: data: expected pages that do not overlap, found stride 0");
+    return t.shape[0] > 1 ? t.stride[0] * item() : 0;
+  }
 };
 
 void make_cache(PyCache* self, nb::object data, std::string_view format,
@@ -97,7 +102,7 @@ void make_cache(PyCache* self, nb::object data, std::string_view format,
     a.tensor.data = &nothing;
   if (a.other_dtype) invalid(std::string("Cache: data: expected uint8, found ") + a.other_dtype);
   const Cache cache = Layout{a.tensor, format_of(format), page}.cache();
-  new (self) PyCache{cache, a.origin, a.read_only, std::move(data)};
+  new (self) PyCache{cache, a.origin, a.read_only, std::move(data), std::move(a.keep)};
 }
 
 std::string cache_text(const PyCache& c) {

@@ -1,5 +1,7 @@
 """Arguments that do not fit: each is named, before anything is read or written."""
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -56,11 +58,53 @@ def test_host_integers_go_to_host_integers(call):
         (lambda x: winnow.select(x.to("meta"), 2), "logits: .* found one on meta"),
         (lambda x: winnow.select(x, 2, ends=torch.tensor(3, dtype=INT)), "ends: expected 1 to 4"),
         (lambda x: winnow.select(x.numpy().astype(">f4"), 2), "logits: .* found big-endian"),
+        (lambda x: winnow.select(np.zeros((1, 4), "V0"), 2), "logits: .* found another dtype"),
     ],
 )
 def test_values_out_of_range(call, text):
     with pytest.raises(ValueError, match=text):
         call(torch.zeros(1, 4))
+
+
+@pytest.mark.parametrize(
+    "data, fmt",
+    [
+        (torch.zeros(1, 41984, dtype=torch.uint8), "v32_fp8"),
+        (torch.zeros(1, 64, 656, dtype=torch.uint8), "v32_fp8"),
+        (torch.zeros(1, 576, dtype=torch.bfloat16), "v32_bf16"),
+    ],
+)
+def test_expanded_pages(data, fmt):
+    """A stride of 0 is not one that is not given: pages would be read beyond the only one."""
+    with pytest.raises(ValueError, match="Cache: data: .* found stride 0"):
+        winnow.Cache(data.expand(9, *data.shape[1:]), fmt)
+
+
+def test_read_only_workspace():
+    cache = winnow.Cache(np.zeros((1, 41984), np.uint8), "v32_fp8")
+    workspace = np.zeros(1 << 22, np.uint8)
+    workspace.flags.writeable = False
+    q, indices = np.zeros((1, 16, 576), np.uint16), np.zeros((1, 4), np.int32)
+    with pytest.raises(ValueError, match="workspace: expected an array that can be written"):
+        winnow.attend(q, cache, indices, workspace=workspace)
+    assert not workspace.any()
+
+
+def test_a_cache_keeps_what_it_was_given():
+    class Copies:
+        def __dlpack__(self, **kwargs):
+            copy = np.zeros((1, 41984), np.uint8)
+            self.copy = weakref.ref(copy)
+            return copy.__dlpack__(**kwargs)
+
+        def __dlpack_device__(self):
+            return np.zeros(1).__dlpack_device__()
+
+    data = Copies()
+    cache = winnow.Cache(data, "v32_fp8")
+    assert data.copy() is not None
+    del cache
+    assert data.copy() is None
 
 
 def test_tensors_by_attributes():
