@@ -51,7 +51,10 @@ const Model& family(CacheFormat format) {
   return format == kV32.fp8 || format == kV32.bf16 ? kV32 : kV4;
 }
 
-bool given(const KvList& list) { return list.cache || list.indices; }
+// In any part: lengths or a table alone are a list that lacks the rest.
+bool given(const KvList& list) {
+  return list.cache || list.indices || list.lengths || list.block_table;
+}
 
 // The arguments' names: messages are the only strings of a call, and are made when it fails.
 struct Names {

@@ -302,6 +302,10 @@ TEST_F(AttendErrors, Lists) {
       },
       {"lists[1].cache", "v4", "v32_bf16"});
   expect([](AttendArgs& a) { a.lists[1].cache = {}; }, {"lists[1].cache", "none"});
+  expect([](AttendArgs& a) { a.lists[1] = {.lengths = a.lists[0].lengths}; },
+         {"lists[1].cache", "none"});
+  expect([](AttendArgs& a) { a.lists[1] = {.block_table = a.lists[0].block_table}; },
+         {"lists[1].cache", "none"});
   expect([](AttendArgs& a) { a.lists[1].cache.pages = int64_t{1} << 31; },
          {"lists[1].cache", "2147483647 slots"});
   expect([](AttendArgs& a) { a.lists[0].indices = {}; }, {"lists[0].indices", "nothing"});
