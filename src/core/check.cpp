@@ -127,6 +127,8 @@ void Check::rows_of_16(const Tensor& t, const char* argument) const {
 Cache Check::cache(const Cache& c, const char* argument, bool slots32) const {
   that(c.data != nullptr || c.pages != 0, argument, "a cache", "none");
   Cache r = c;
+  that(name_of(c.format) != "unknown", argument, "a format of CacheFormat",
+       cat("number ", static_cast<int>(c.format)));
   if (c.page < 1) range(c.page, std::string(cat(argument, ".page")).c_str(), 1, INT32_MAX);
   if (c.pages < 0 || c.pages > INT64_MAX / c.page)
     range(c.pages, std::string(cat(argument, ".pages")).c_str(), 0, INT64_MAX / c.page);
