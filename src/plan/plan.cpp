@@ -129,6 +129,7 @@ void Plan::refill(const Batch& batch) {
   check.that(batch.seq_lens.size() == static_cast<size_t>(requests), "seq_lens",
              cat(requests, " entries (requests of query_starts)"),
              std::to_string(batch.seq_lens.size()));
+  check.range(batch.query_starts.back(), "query_starts (tokens)", 0, o.max_tokens);
   const int64_t tokens = batch.tokens == 0 ? batch.query_starts.back() : batch.tokens;
   check.range(tokens, "tokens", batch.query_starts.back(), o.max_tokens);
   const BatchSplit split =

@@ -221,7 +221,7 @@ TEST(Plan, RefusedBatchChangesNothing) {
   expect({Ints{0, 4}, Ints{3}}, {"seq_lens", "query length, 4", "3 at entry 0"});
   expect({Ints{0, 1}, Ints{1025}}, {"seq_lens", "max_context", "1025"});
   expect({Ints{0, 1, 11}, Ints{1000, 101}}, {"seq_lens", "100 workspace rows", "101 at entry 1"});
-  expect({Ints{0, 65}, Ints{65}}, {"tokens", "64"});
+  expect({Ints{0, 65}, Ints{65}}, {"query_starts (tokens)", "0 to 64", "found 65"});
   expect({Ints{0, 2}, Ints{2}, 1}, {"tokens", "2 to 64", "found 1"});
   expect({Ints{0, 2}, Ints{2}, 65}, {"tokens", "2 to 64", "found 65"});
   expect({Ints(10, 0), Ints(9, 0)}, {"query_starts", "requests", "0 to 8", "9"});
