@@ -170,8 +170,11 @@ class Run {
       };
       const bool new_query = i == begin || tile.token != p_.schedule.tiles[i - 1].token;
       const int32_t last = p_.schedule.tiles[next - 1].end;
-      kernel_.tile(p, {tile.token, tile.begin, last, new_query, parts, HeadReceiver(receive)},
-                   scratch);
+      // What follows is in this piece, or in the worker's next one, which goes to this thread
+      // unless others are faster.
+      const Tile* ahead = next < b ? &p_.schedule.tiles[next] : nullptr;
+      const HeadReceiver ready(receive);
+      kernel_.tile(p, {tile.token, tile.begin, last, new_query, parts, ready, ahead}, scratch);
     }
   }
 

@@ -77,6 +77,8 @@ struct TileJob {
   bool new_query;      // false: this worker's scratch still holds what it made of this token's q
   Partial* parts;      // [heads], for the kernel to work in
   HeadReceiver ready;  // to be called once with each head's result, wherever that is
+  const Tile* next =
+      nullptr;  // what this worker will likely do next; its keys may be fetched early
 };
 
 // Walks the valid entries of a tile in order. Kernels take them block by block.

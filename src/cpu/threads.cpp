@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
+#include <chrono>
 #include <cstdlib>
 #include <system_error>
 #include <thread>
@@ -54,6 +56,7 @@ class Pool {
   bool run(int64_t tasks, detail::Body body, void* context) {
     if (busy_.exchange(true, std::memory_order_acquire)) return false;
     body_ = body, context_ = context, tasks_ = tasks;
+    claimed_.store(0, std::memory_order_relaxed);
     next_.store(0, std::memory_order_relaxed);
     gate_.fetch_or(kOpen, std::memory_order_release);
     generation_.fetch_add(1, std::memory_order_release);
@@ -72,22 +75,49 @@ class Pool {
 
  private:
   static constexpr uint32_t kOpen = 1u << 31;
-  static constexpr int kSpins =
-      4000;  // some 50 us: calls of one decode step follow each other closely
+  // Calls of one decode step follow each other closely. Whoever sleeps misses the next call: others
+  // do its share after their own, the call takes twice as long, and those who wait for its end fall
+  // asleep in turn. So workers wait for longer than a call takes: first some 50 us by themselves,
+  // then as long as no other thread wants the core.
+  static constexpr int kSpins = 4000;
+  static constexpr std::chrono::milliseconds kAwake{1};
 
   void drain(int worker) {
+    if (tasks_ <= std::min<int64_t>(std::ssize(threads_) + 1, 64)) return drain_few(worker);
     for (int64_t t; (t = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_;)
       body_(context_, t, worker);
+  }
+  // A task for each worker: it begins with the one of its number, as in the last call of this
+  // shape, so that what that read and wrote may still be in its cache; then any that is left.
+  void drain_few(int worker) {
+    uint64_t taken = ~uint64_t{0} << (tasks_ - 1) << 1;
+    for (int task = std::min(worker, 63); ~taken != 0; task = std::countr_one(taken)) {
+      const uint64_t bit = uint64_t{1} << task;
+      if (!((taken | claimed_.fetch_or(bit, std::memory_order_relaxed)) & bit))
+        body_(context_, task, worker);
+      taken |= claimed_.load(std::memory_order_relaxed);
+    }
+  }
+
+  // The next generation, or the last one again after kAwake.
+  uint32_t wait(uint32_t seen) const {
+    uint32_t now;
+    for (int spins = 0; (now = generation_.load(std::memory_order_acquire)) == seen; ++spins) {
+      if (spins >= kSpins) break;
+      pause();
+    }
+    const auto until = std::chrono::steady_clock::now() + kAwake;
+    while (now == seen && std::chrono::steady_clock::now() < until) {
+      std::this_thread::yield();
+      now = generation_.load(std::memory_order_acquire);
+    }
+    return now;
   }
 
   void work(int worker) {
     inside_pool = true;
     for (uint32_t seen = 0;;) {
-      uint32_t now = seen;
-      for (int spins = 0; now == seen && spins < kSpins; ++spins) {
-        now = generation_.load(std::memory_order_acquire);
-        pause();
-      }
+      uint32_t now = wait(seen);
       if (now == seen) {
         generation_.wait(seen, std::memory_order_acquire);
         now = generation_.load(std::memory_order_acquire);
@@ -100,10 +130,12 @@ class Pool {
   }
 
   std::vector<std::thread> threads_;
-  std::atomic<uint32_t> generation_{0};
-  std::atomic<int64_t> next_{0};
-  std::atomic<uint32_t> gate_{0};  // kOpen, and the number of workers inside
-  std::atomic<bool> busy_{false};
+  // Each on lines of its own: what waiting workers read is not what working ones write.
+  alignas(128) std::atomic<uint32_t> generation_{0};
+  alignas(128) std::atomic<int64_t> next_{0};
+  std::atomic<uint64_t> claimed_{0};            // few tasks: a bit for each
+  alignas(128) std::atomic<uint32_t> gate_{0};  // kOpen, and the number of workers inside
+  alignas(128) std::atomic<bool> busy_{false};
   std::atomic<bool> stop_{false};
   detail::Body body_ = nullptr;
   void* context_ = nullptr;

@@ -17,8 +17,9 @@ void run(int64_t tasks, Body body, void* context);
 }  // namespace detail
 
 // f(task, worker) for every task in [0, tasks), each once, 0 <= worker < threads(); returns when
-// all are done. Tasks are handed out one by one in ascending order. Does not allocate once the pool
-// exists.
+// all are done. Tasks are handed out one by one in ascending order; where there is one for each
+// worker or fewer, worker w begins with task w if it is there in time. Does not allocate once the
+// pool exists.
 template <class F>
 void parallel_for(int64_t tasks, F&& f) {
   using Fn = std::remove_reference_t<F>;
