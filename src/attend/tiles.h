@@ -103,7 +103,8 @@ class Cursor {
 struct TileKernel {
   size_t (*scratch)(int32_t heads);
   void (*tile)(const Params& p, const TileJob& job, std::byte* scratch) noexcept;
-  bool rounds = false;  // products of 16-bit values: parts may be halves
+  // Products of 16-bit values: parts may be halves. The CPU must convert to them (F16C, NEON).
+  bool rounds = false;
 };
 
 void run_tiles(const Params& p, const TileKernel& kernel) noexcept;

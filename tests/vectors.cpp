@@ -1,0 +1,33 @@
+// Linked into the stages' tests: WINNOW_TEST_VECTORS=avx2, sse4, ssse3 or scalar makes Highway take
+// that instruction set, so that the portable kernels are run as lesser CPUs run them. Exit status
+// 77 (skipped) where this CPU lacks it, or the build has no code for it.
+#include <hwy/targets.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace {
+
+struct Set {
+  const char* name;
+  int64_t target;
+};
+constexpr Set kSets[] = {
+    {"avx2", HWY_AVX2}, {"sse4", HWY_SSE4}, {"ssse3", HWY_SSSE3}, {"scalar", HWY_STATIC_TARGET}};
+
+[[maybe_unused]] const bool restricted = [] {
+  const char* asked = std::getenv("WINNOW_TEST_VECTORS");
+  if (!asked) return false;
+  for (const Set& s : kSets) {
+    if (std::strcmp(asked, s.name) != 0 || !(hwy::SupportedTargets() & HWY_TARGETS & s.target))
+      continue;
+    hwy::SetSupportedTargetsForTest(s.target);
+    hwy::GetChosenTarget().Update(s.target);
+    return true;
+  }
+  std::fprintf(stderr, "no vectors '%s' here\n", asked);
+  std::_Exit(77);
+}();
+
+}  // namespace
