@@ -94,34 +94,27 @@ template <class R, int N>
 __device__ __forceinline__ void exact_products(Smem<R, N>& sm, int slot, int g, uint32_t p_desc,
                                                float (&o)[4][N / 2]) {
   using K = Config<R, N>;
+  static_assert(K::kExactly);
   const int tid = thread_here(), lane = tid & 31, w = (tid / 32) & 3, quad = lane & 3;
-  const uint32_t row8 = ((lane & 7) + 8 * ((lane >> 3) & 1)) * K::kPitch + (lane >> 4) * 64;
-  const uint32_t row16 = ((lane & 7) + 8 * (lane >> 4)) * K::kPitch + ((lane >> 3) & 1) * 16;
-  constexpr int kPlain = (K::kPKinds - 1) * 8192;  // where P is bf16
+  const int row8 = ((lane & 7) + 8 * ((lane >> 3) & 1)) * K::kPitch;
 #pragma unroll 1
   for (int ks = 0; ks < 4; ks++) {
 #pragma unroll
     for (int m = 0; m < 4; m++) {
-      const int d = (g * 4 + m) * 64;
-      uint32_t f[4];
-      if (d < R::kNope) {
-        uint32_t raw[4];
-        ldsm_t(raw, s32(sm.ring[slot]) + row8 + (d & ~127) + w * 16);
+      const auto column = [&](int tile) { return g * 256 + sixteen<R, N>(w, tile) * 16; };
+      uint32_t raw[4], f[4];  // of two tiles, of which m is one
+      ldsm_t(raw, s32(sm.ring[slot]) + row8 + column((m & 2) + (lane >> 4)));
 #pragma unroll
-        for (int half = 0; half < 2; half++) {  // tokens 2 quad and the next, then 8 further on
-          const int row = 2 * quad + 8 * half;
-          const float s0 = scale_of(sm, slot, row, d / R::kTile),
-                      s1 = scale_of(sm, slot, row + 1, d / R::kTile);
-          uint32_t even, odd;
-          e4m3x4(__byte_perm(raw[(m & 1) * 2 + half], 0, 0x3120), even, odd);
-          f[2 * half] = exact_pair(even, s0, s1);
-          f[2 * half + 1] = exact_pair(odd, s0, s1);
-        }
-      } else {
-        ldsm_t(f, s32(sm.ring[slot]) + row16 + w * 32 + R::kRopeOffset + (d - R::kNope) * 2);
+      for (int half = 0; half < 2; half++) {  // tokens 2 quad and the next, then 8 further on
+        const int row = 2 * quad + 8 * half, tile = column(m) / R::kTile;
+        uint32_t even, odd;
+        e4m3x4(__byte_perm(raw[(m & 1) * 2 + half], 0, 0x3120), even, odd);
+        const float s0 = scale_of(sm, slot, row, tile), s1 = scale_of(sm, slot, row + 1, tile);
+        f[2 * half] = exact_pair(even, s0, s1);
+        f[2 * half + 1] = exact_pair(odd, s0, s1);
       }
       wg_fence();
-      wgmma_rs<N, true, 1>(o[m], f, fresh(p_desc + ((kPlain + ks * 2048) >> 4)), 1);
+      wgmma_rs<N, true, 1>(o[m], f, fresh(p_desc + (ks * 2048 >> 4)), 1);
       wg_commit();
       wg_wait<0>();
     }

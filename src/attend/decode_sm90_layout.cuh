@@ -104,6 +104,12 @@ struct Config {
 __device__ __forceinline__ constexpr int scale_at(int r) {
   return (r & 6) * 2 + (r >> 3) * 2 + (r & 1);
 }
+// Tile m of warp w in a weigh warpgroup: which of the 16 sixteens of its columns. Where a scale has
+// 128 columns, a warp's tiles are neighbours, and share it.
+template <class R, int N>
+__device__ __forceinline__ constexpr int sixteen(int w, int m) {
+  return Config<R, N>::kRopeInV ? 4 * m + w : 4 * w + m;
+}
 // Where a row's record is: a page, -1 where there is no token, and the place in it.
 struct Place {
   int page, offset;

@@ -30,7 +30,7 @@ __device__ __forceinline__ float finish(const Args& p, int token, int h, float m
 }
 
 // What a split's CTA receives from all: partial sums, and statistics after them. A unit has two
-// tiles of 64 columns, of which two warps hold 32 each, and eight heads: N units in all. Unit u is
+// tiles of two warps, 64 columns, and eight heads: N units in all. Unit u is
 // added up by CTA u mod splits, and lies at u / splits.
 template <class R, int N>
 struct Received {
@@ -130,9 +130,10 @@ __device__ __forceinline__ void merge(Smem<R, N>& sm, const Args& p, const Span&
       acc[3] = fmaf(__uint_as_float(v.y & 0xffff0000), f.y, acc[3]);
     }
     const int w = u % 2 * 2 + t / 32, tile = u / 2 / (N / 8) * 2 + (i & 1), r = (t & 31) >> 2;
-    const bool fp8 = R::kFp8 && tile * 64 < R::kNope;
+    const int d = tile / 4 * 256 + sixteen<R, N>(w, tile % 4) * 16;
+    const bool fp8 = R::kFp8 && d < R::kNope;
     bf16* dst = p.out + (int64_t)sp.token * p.out_token + (int64_t)(sp.head0 + hl) * p.out_head +
-                tile * 64 + w * 16 + (fp8 ? 2 * r : r);
+                d + (fp8 ? 2 * r : r);
 #pragma unroll
     for (int c = 0; c < 2; c++, dst += p.out_head) {
       if (hl + c >= sp.heads) break;

@@ -25,8 +25,9 @@ __device__ __forceinline__ void write_out(const Smem<R, N>& sm, const Args& p, i
   const bool plain = !R::kFp8 || (Config<R, N>::kRopeInV && g == 1);
   const uint32_t mix = !plain ? 0x3210 : r & 1 ? 0x3276 : 0x5410;
   const int aside = !plain ? 0 : r & 1 ? 7 - r : -r;  // of columns 2r and 2r + 1
-  bf16* to =
-      p.out + token * p.out_token + (sp.head0 + 2 * quad) * p.out_head + g * 256 + w * 16 + 2 * r;
+  bf16* to = p.out + token * p.out_token + (sp.head0 + 2 * quad) * p.out_head + g * 256 +
+             sixteen<R, N>(w, 0) * 16 + 2 * r;
+  constexpr int kTo = sixteen<R, N>(0, 1) * 16;  // the next tile
   const auto zero = [] {
     float x;
     asm volatile("mov.f32 %0,0f00000000;" : "=f"(x));
@@ -50,7 +51,7 @@ __device__ __forceinline__ void write_out(const Smem<R, N>& sm, const Args& p, i
         uint32_t x = pack<true>(o[m][4 * j + k] * by, o[m][4 * j + k + 2] * by);
         const bool bf = !R::kFp8 || (Config<R, N>::kRopeInV && m == 3);  // of either warpgroup
         if (bf) x = __byte_perm(x, __shfl_xor_sync(~0u, x, 4), mix);
-        put((bf ? at + aside : at) + m * 64, x, left > k);
+        put((bf ? at + aside : at) + m * kTo, x, left > k);
         if constexpr (kMany) o[m][4 * j + k] = zero(), o[m][4 * j + k + 2] = zero();
       }
     }
@@ -80,9 +81,9 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
   const auto wide = [&](int m) { return K::kRopeInV && m == 3; };  // the tile that is bf16
   // lanes 0-7, 8-15, 16-23, 24-31 give the rows of the four 8x8 tiles
   const uint32_t off8 =
-      ((lane & 7) + 8 * ((lane >> 3) & 1)) * K::kPitch + g * 256 + (lane >> 4) * 64 + w * 16;
-  const uint32_t off16 =
-      ((lane & 7) + 8 * (lane >> 4)) * K::kPitch + ((lane >> 3) & 1) * 16 + w * 32 + g * 512;
+      ((lane & 7) + 8 * ((lane >> 3) & 1)) * K::kPitch + g * 256 + sixteen<R, N>(w, lane >> 4) * 16;
+  const uint32_t off16 = ((lane & 7) + 8 * (lane >> 4)) * K::kPitch + ((lane >> 3) & 1) * 16 +
+                         w * (R::kFp8 ? 32 : 128) + g * 512;
   auto both = [] { bar<4, 256>(); };
   // A thread keeps the reference of a head: which it is, again rather than in a register.
   struct Keeper {
@@ -232,14 +233,16 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
     uint32_t raw[4], scale[kS][2], a[2][2][4];
     auto load = [&](int hf) {  // both fp8 tiles of a half step
       if constexpr (R::kFp8) {
-        ldsm_t(raw, s32(sm.ring[slot]) + off8 + hf * 128);
+        ldsm_t(raw, s32(sm.ring[slot]) + off8 + sixteen<R, N>(0, 2 * hf) * 16);
+        if (kS == 1 && hf == 1) return;  // a warp's columns have one scale
 #pragma unroll
         for (int k = 0; k < kS; k++) {
           // chosen by arithmetic: a branch between products would have ptxas wait for each of them
-          const int other = wide(2 * hf + k) && g == 0
+          const int tile = kS == 2 ? 4 * g + 2 * hf + k : 2 * g + w / 2,
+                    other = wide(2 * hf + k) && g == 0
                                 ? static_cast<int>(sm.side[slot] - reinterpret_cast<const uint8_t*>(
                                                                        sm.sc[slot][K::kSc - 1]))
-                                : 32 * (kS * (2 * g + hf) + k - (K::kSc - 1));
+                                : 32 * (tile - (K::kSc - 1));
           const uint8_t* at = reinterpret_cast<const uint8_t*>(&sm.sc[slot][K::kSc - 1][4 * quad]);
           const uint2 x = *reinterpret_cast<const uint2*>(at + other);
           scale[k][0] = x.x, scale[k][1] = x.y;
@@ -253,7 +256,7 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
         uint32_t(&f)[4] = a[hf][k2];
         const uint32_t lo = scale[k2 % kS][0], hi = scale[k2 % kS][1];
         if (!R::kFp8) {
-          ldsm_t(f, s32(sm.ring[slot]) + off16 + m * 128);
+          ldsm_t(f, s32(sm.ring[slot]) + off16 + m * 32);
         } else if (wide(m)) {
 #pragma unroll
           for (int e = 0; e < 4; e++) f[e] = e4m3_b2(raw[2 + e / 2], e & 1);
