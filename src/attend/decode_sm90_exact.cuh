@@ -24,20 +24,13 @@ __device__ __forceinline__ uint32_t exact_pair(uint32_t halves, float s0, float 
   const float2 x = __half22float2(*reinterpret_cast<const __half2*>(&halves));
   return pack<true>(x.x * s0, x.y * s1);
 }
-__device__ __forceinline__ float ue8m0(uint32_t byte) {  // 2^(byte - 127), 255 is NaN
-  return __uint_as_float(byte == 255 ? 0x7fc00000u : byte ? byte << 23 : 1u << 22);
-}
 
 // Scale `tile` of a row in the ring, 0 for a row that no token fills.
 template <class R, int N>
 __device__ __forceinline__ float scale_of(const Smem<R, N>& sm, int slot, int row, int tile) {
   if (!((sm.valid[slot] >> row) & 1)) return 0.f;
-  if constexpr (R::kSideBytes == 0) {
-    const uint8_t* at = sm.ring[slot] + row * Config<R, N>::kPitch + R::kScaleOffset;
-    return *reinterpret_cast<const float*>(at + tile * 4);
-  } else {
-    return ue8m0(sm.side[slot][row * R::kSideBytes + tile]);
-  }
+  const uint8_t* at = sm.ring[slot] + row * Config<R, N>::kPitch + R::kScaleOffset;
+  return *reinterpret_cast<const float*>(at + tile * 4);
 }
 
 // S^T of a warp's 16 rows, from Q as the caller stores it, into sm.y: 32 heads at a time, and no

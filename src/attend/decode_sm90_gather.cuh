@@ -7,6 +7,10 @@
 
 namespace winnow::attention::sm90 {
 
+__device__ __forceinline__ float ue8m0(uint32_t byte) {  // 2^(byte - 127), 255 is NaN
+  return __uint_as_float(byte == 255 ? 0x7fc00000u : byte ? byte << 23 : 1u << 22);
+}
+
 // An fp8 record among bf16 rows (two lists of different formats): the warp makes the bf16 row.
 template <class R>
 __device__ __forceinline__ void convert_row(const std::byte* row, const std::byte* side,
