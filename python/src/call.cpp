@@ -2,6 +2,12 @@
 
 #include <nanobind/stl/string.h>
 
+#include <map>
+#include <utility>
+
+#ifdef WINNOW_WITH_CUDA
+#include "cuda/device.h"
+#endif
 #include "winnow/error.h"
 
 namespace winnow::python {
@@ -42,6 +48,25 @@ std::string utf8(PyObject* text) {
 }
 
 [[noreturn]] void type_error(const std::string& message) { throw nb::type_error(message.c_str()); }
+
+// The memory of a CUDA stream's calls, which follow each other: a new array for each of them would
+// cost the host half as much as the call. Null on the CPU, where another thread is about to use it,
+// and where the stream is captured, since the graph may run beside later calls.
+Scratch* kept_scratch([[maybe_unused]] const Device& device, [[maybe_unused]] size_t bytes) {
+#ifdef WINNOW_WITH_CUDA
+  constexpr size_t kMostKept = 64 << 20;
+  constexpr uintptr_t kPerThread = 2;  // one handle for many streams
+  if (device.kind != DeviceKind::kCuda || bytes > kMostKept || gpu::capturing(device) ||
+      reinterpret_cast<uintptr_t>(device.stream) == kPerThread)
+    return nullptr;
+  // never destroyed, as Python is gone by then; the GIL is held
+  static auto* kept = new std::map<std::pair<int, void*>, Scratch>();
+  Scratch& s = (*kept)[{device.index, device.stream}];
+  return s.taken ? nullptr : &s;
+#else
+  return nullptr;
+#endif
+}
 
 }  // namespace
 
@@ -262,9 +287,15 @@ Tensor Call::out(std::string_view name, DType dtype, std::initializer_list<int64
 
 std::span<std::byte> Call::scratch(size_t bytes) {
   if (bytes == 0) return {};
-  const int64_t n = static_cast<int64_t>(bytes);
-  scratch_ = empty_like(origin_, DType::kU8, {&n, 1});
-  return {static_cast<std::byte*>(view_of(scratch_, {}).tensor.data), bytes};
+  taken_ = kept_scratch(device(), bytes);
+  if (taken_) taken_->taken = true;
+  Scratch& s = taken_ ? *taken_ : scratch_;
+  if (s.memory.size() < bytes) {
+    const int64_t n = static_cast<int64_t>(bytes);
+    s.array = empty_like(origin_, DType::kU8, {&n, 1});
+    s.memory = {static_cast<std::byte*>(view_of(s.array, {}).tensor.data), bytes};
+  }
+  return s.memory.first(bytes);
 }
 
 std::span<std::byte> Call::workspace(size_t bytes) {
@@ -275,6 +306,10 @@ std::span<std::byte> Call::workspace(size_t bytes) {
   if (t.rank != 1 || t.dtype != DType::kU8 || t.stride[0] != 1)
     fail("workspace", "contiguous uint8 of one dimension", "another array");
   return {static_cast<std::byte*>(t.data), static_cast<size_t>(t.shape[0])};
+}
+
+Call::~Call() {
+  if (taken_) taken_->taken = false;  // all of the call is queued
 }
 
 nb::object Call::result(std::initializer_list<std::string_view> names) const {

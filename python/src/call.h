@@ -38,9 +38,18 @@ struct PyCache {
 // What an array argument may be read as besides its own dtype.
 enum class As : uint8_t { kItself, kE4m3 };
 
+struct Scratch {
+  nb::object array;  // that owns it
+  std::span<std::byte> memory;
+  bool taken = false;  // by a call that is being queued
+};
+
 class Call {
  public:
   Call(const Signature& signature, nb::handle args, nb::handle kwargs);
+  ~Call();
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
 
   // The argument, or a null handle where it is missing or None.
   nb::handle operator[](std::string_view name) const;
@@ -68,7 +77,7 @@ class Call {
   Tensor out(std::string_view name, DType dtype, std::initializer_list<int64_t> shape);
   // Whether an optional output (`lse: Array | bool = False`) is asked for.
   bool wanted(std::string_view name) const;
-  // Memory of the caller's library that lives as long as the call.
+  // Memory of the caller's library, for this call alone.
   std::span<std::byte> scratch(size_t bytes);
   // The caller's workspace= array, or scratch.
   std::span<std::byte> workspace(size_t bytes);
@@ -103,7 +112,7 @@ class Call {
   std::string kernel_;
   std::vector<std::shared_ptr<void>> kept_;
   std::vector<Output> outputs_;
-  nb::object scratch_;
+  Scratch scratch_, *taken_ = nullptr;
 };
 
 using Body = nb::object (*)(Call&);
