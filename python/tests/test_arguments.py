@@ -156,3 +156,10 @@ def test_one_mask_for_all_of_a_batch():
     module = torch.nn.Module()
     got = hf.attention(module, q, q, q, mask)[0]
     assert torch.equal(got, hf.attention(module, q, q, q, mask.expand(2, -1, -1, -1))[0])
+    # A mask for fewer keys than there are is no mask for them; one for more is cut.
+    for kind in (torch.bool, torch.float32):
+        short, long = torch.ones(1, 1, 5, 4, dtype=kind), torch.ones(1, 1, 5, 9, dtype=kind)
+        with pytest.raises(ValueError, match="attention_mask: expected 5 keys or more"):
+            hf.attention(module, q, q, q, short)
+        got = hf.attention(module, q, q, q, long)[0]
+        assert torch.equal(got, hf.attention(module, q, q, q, long[..., :5])[0])

@@ -1,8 +1,9 @@
 """FlashMLA's Python interface over winnow: ``import winnow.flash_mla as flash_mla``.
 
-Same names, argument order, shapes and conventions (lse is natural, +inf for a query without a valid
-index), on CPU and CUDA tensors with rows of any strides, for any number of heads up to 128, any top-k, page
-size and length. Only sparse calls: winnow has no dense attention over a paged cache.
+Same names, argument order, shapes and conventions (lse is natural, +inf for a query without a
+valid index), on CPU and CUDA tensors with rows and pages of any strides of whole 16 bytes, for
+any number of heads up to 128, any top-k, page size and length. Only sparse calls: winnow has no
+dense attention over a paged cache.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ def flash_mla_sparse_fwd(
     """Sparse prefill over a contiguous bf16 KV.
 
     q            [s_q, h, 576 or 512] bf16
-    kv           [s_kv, 1, head size] bf16, rows of any stride
+    kv           [s_kv, 1, head size] bf16, rows of any stride of whole 16 bytes
     indices      [s_q, 1, topk] int32: rows of kv; what is outside is skipped
     topk_length  [s_q] int32
 

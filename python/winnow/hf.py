@@ -16,12 +16,16 @@ from winnow import _winnow
 __all__ = ["attention", "register"]
 
 
-def _bias(mask: torch.Tensor | None, batch: int) -> dict:
+def _bias(mask: torch.Tensor | None, batch: int, keys: int) -> dict:
     """A 4D mask as what attend_mha() takes, per batch entry: bool -> mask, float -> bias."""
     if mask is None:
         return {}
     if mask.shape[1] != 1:
         raise NotImplementedError(f"winnow.hf: a mask per head (of shape {list(mask.shape)})")
+    if mask.shape[3] < keys:  # a longer one serves a static cache
+        raise ValueError(
+            f"winnow.hf: attention_mask: expected {keys} keys or more, found {list(mask.shape)}"
+        )
     mask = mask[:, 0].expand(batch, -1, -1)  # one for all as well
     if mask.dtype == torch.bool:
         return {"mask": mask}
@@ -67,7 +71,7 @@ def attention(
         # No mask means causal: query i sees the keys up to its own.
         first = key.shape[2] - tokens + 1
         lengths = torch.arange(first, key.shape[2] + 1, dtype=torch.int32, device=query.device)
-    masks = _bias(attention_mask, batch)
+    masks = _bias(attention_mask, batch, key.shape[2])
     sink = None if s_aux is None else s_aux.float()
     out = q.new_empty(batch, tokens, heads, value.shape[-1])
     for b in range(batch):
