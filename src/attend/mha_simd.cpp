@@ -12,8 +12,6 @@
 #include "core/arena.h"
 #include "cpu/threads.h"
 
-// Accumulators are arrays of vectors, which sizeless (SVE) vectors cannot form.
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attend/mha_simd.cpp"
 #include "hwy/foreach_target.h"

@@ -55,7 +55,7 @@ HWY_INLINE hn::Vec<D> keys_at(D d, const float* values) {
   return hn::IfThenElse(nan, hn::Set(d, INT32_MIN), key);
 }
 
-Counts count(const float* values, int64_t n, Bracket b) {
+Counts count_keys(const float* values, int64_t n, Bracket b) {
   const D d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   const auto lo = hn::Set(d, b.lo), hi = hn::Set(d, b.hi);
@@ -74,7 +74,7 @@ Counts count(const float* values, int64_t n, Bracket b) {
 }
 
 // Appends the keys inside the bracket to `out`, which has room for them all and a vector more.
-int64_t inside(const float* values, int64_t n, Bracket b, int32_t* out) {
+int64_t keys_inside(const float* values, int64_t n, Bracket b, int32_t* out) {
   const D d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   const auto lo = hn::Set(d, b.lo), hi = hn::Set(d, b.hi);
@@ -113,7 +113,7 @@ int32_t kth(std::span<const int32_t> keys, int64_t k, Bracket b) {
 }
 
 // Writes the ids of the elements that the cut takes, ascending: exactly ids.size() of them.
-void collect(const TopkRow& row, Cut cut, std::span<int32_t> ids) {
+void collect_ids(const TopkRow& row, Cut cut, std::span<int32_t> ids) {
   const D d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   const int64_t room = static_cast<int64_t>(ids.size());
@@ -161,10 +161,10 @@ namespace winnow::host {
 
 namespace {
 
-HWY_EXPORT(count);
-HWY_EXPORT(inside);
+HWY_EXPORT(count_keys);
+HWY_EXPORT(keys_inside);
 HWY_EXPORT(kth);
-HWY_EXPORT(collect);
+HWY_EXPORT(collect_ids);
 
 constexpr int64_t kSample = 1024, kFew = 4096, kVector = 64;
 constexpr int kMaxChunks = 64;
@@ -182,7 +182,7 @@ class Passes {
 
   Counts count(Bracket b) {
     each([&](int c, const TopkRow& part) {
-      counts_[c] = HWY_DYNAMIC_DISPATCH(winnow::host::count)(part.values, part.size, b);
+      counts_[c] = HWY_DYNAMIC_DISPATCH(count_keys)(part.values, part.size, b);
     });
     Counts sum;
     for (int c = 0; c < chunks_; ++c) sum.above += counts_[c].above, sum.from += counts_[c].from;
@@ -191,19 +191,18 @@ class Passes {
 
   // The keys inside the bracket, at most kFew, in no particular order.
   int64_t inside(Bracket b, int32_t* out) {
-    if (chunks_ == 1)
-      return HWY_DYNAMIC_DISPATCH(winnow::host::inside)(row_.values, row_.size, b, out);
+    if (chunks_ == 1) return HWY_DYNAMIC_DISPATCH(keys_inside)(row_.values, row_.size, b, out);
     std::atomic<int64_t> found{0};
     each([&](int, const TopkRow& part) {
       int32_t own[kFew + kVector];
-      const int64_t n = HWY_DYNAMIC_DISPATCH(winnow::host::inside)(part.values, part.size, b, own);
+      const int64_t n = HWY_DYNAMIC_DISPATCH(keys_inside)(part.values, part.size, b, own);
       std::memcpy(out + found.fetch_add(n), own, static_cast<size_t>(n) * sizeof(int32_t));
     });
     return found;
   }
 
   void collect(Cut cut, std::span<int32_t> ids) {
-    if (chunks_ == 1) return HWY_DYNAMIC_DISPATCH(winnow::host::collect)(row_, cut, ids);
+    if (chunks_ == 1) return HWY_DYNAMIC_DISPATCH(collect_ids)(row_, cut, ids);
     count({cut.key, cut.key});
     // Where each chunk writes, and how many of the ties are its own.
     int64_t ties[kMaxChunks], starts[kMaxChunks + 1] = {};
@@ -213,7 +212,7 @@ class Passes {
       starts[c + 1] = starts[c] + counts_[c].above + ties[c];
     }
     each([&](int c, const TopkRow& part) {
-      HWY_DYNAMIC_DISPATCH(winnow::host::collect)
+      HWY_DYNAMIC_DISPATCH(collect_ids)
       (part, Cut{cut.key, ties[c]},
        ids.subspan(static_cast<size_t>(starts[c]), static_cast<size_t>(starts[c + 1] - starts[c])));
     });

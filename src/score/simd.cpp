@@ -6,8 +6,6 @@
 
 #include "score/blocks.h"
 
-// Arrays of vectors need a vector type of known size.
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "score/simd.cpp"
 #include "hwy/foreach_target.h"
