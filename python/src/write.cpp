@@ -109,6 +109,7 @@ block_table  [requests, pages] int32
 lengths      [requests] int32, starts too (0 if not given)
 out_starts   [requests] int32: first row of each request; their prefix sum if not given
 rows         of the array that is made: needed for CUDA arrays, and with out_starts
+             (rows that no request covers hold anything)
 
 Returns out [rows, d] bf16.)");
   def(m,
