@@ -390,6 +390,36 @@ TEST_P(AttendProperties, StrangeScales) {
   EXPECT_FALSE(std::isnan(to_float(r.out[0])));
 }
 
+// The same of V4, whose scales kernels may add to exponents: a NaN code stays one at any scale.
+TEST_P(AttendProperties, NanOfV4) {
+  Case c{.name = "", .tokens = 1, .heads = 4, .list = {{CacheFormat::kV4Fp8, 8, 1, 4}}};
+  Problem p(c);
+  for (int i = 0; i < 4; ++i) (*p.lists[0]->indices)[i] = 2 * i;  // the slots that hold records
+  uint8_t* bytes = p.lists[0]->bytes->data();
+  const int row = 2 * 576, scale = 8 * 576 + 2 * 8;  // of the second record
+  Results r(c);
+  const AttendArgs a = args(p, r);
+  const auto expect_nan = [&](bool want) {
+    attend_with_workspace(a);
+    for (int h = 0; h < 4; ++h) {
+      EXPECT_EQ(std::isnan(to_float(r.out[h * kValueDim + 3])), want) << h;
+      EXPECT_EQ(std::isnan(r.lse[h]), want) << h;
+    }
+  };
+  expect_nan(false);
+  for (const int code : {0x7f, 0xff})
+    for (const int power : {100, 120, 127, 130}) {
+      const uint8_t before[] = {bytes[row + 70], bytes[scale + 1]};
+      bytes[row + 70] = static_cast<uint8_t>(code), bytes[scale + 1] = static_cast<uint8_t>(power);
+      expect_nan(true);
+      bytes[row + 70] = before[0], bytes[scale + 1] = before[1];
+    }
+  bytes[scale + 1] = 255;
+  expect_nan(true);
+  (*p.lists[0]->indices)[1] = -1;
+  expect_nan(false);
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, AttendProperties,
                          ::testing::ValuesIn(testing::kernels("attend")));
 INSTANTIATE_TEST_SUITE_P(Kernels, AttendLogits, ::testing::ValuesIn(testing::kernels("attend")));

@@ -29,8 +29,12 @@ WINNOW_INLINE Group load_bf16(const void* from) {
   return {_mm512_shuffle_i64x2(x, y, 0x88), _mm512_shuffle_i64x2(x, y, 0xdd)};
 }
 
+// Zeros stay, and so do NaN, whose exponent moved would be a number's.
 WINNOW_INLINE __m512i add_exponent(__m512i x, __m512i shift) {
-  return _mm512_mask_add_epi16(x, _mm512_test_epi16_mask(x, _mm512_set1_epi16(0x7fff)), x, shift);
+  const __m512i magnitude = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
+  const __mmask32 numbers = _mm512_mask_cmplt_epi16_mask(
+      _mm512_test_epi16_mask(magnitude, magnitude), magnitude, _mm512_set1_epi16(0x7fc0));
+  return _mm512_mask_add_epi16(x, numbers, x, shift);
 }
 
 // Multiplies by a power of two given as ue8m0, exactly; clamped so that the result stays normal.
