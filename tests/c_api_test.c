@@ -203,7 +203,11 @@ static void errors(void) {
   INVALID(winnow_attend(NULL), "attend");
   INVALID(winnow_pipeline(NULL), "pipeline");
   INVALID(winnow_plan_create(NULL, NULL), "plan");
-  INVALID(winnow_score_select(&(winnow_score_select_args)WINNOW_SCORE_SELECT_ARGS_INIT), "args");
+  INVALID(winnow_score_select(&(winnow_score_select_args)WINNOW_SCORE_SELECT_ARGS_INIT),
+          "score_select: score: expected a pointer, found null");
+  winnow_attend_args attend = WINNOW_ATTEND_ARGS_INIT;
+  attend.lists[1].cache.format = 9;
+  INVALID(winnow_attend(&attend), "attend: lists[1].cache.format: expected 0 to 4, found 9");
   INVALID(winnow_model_of("v5", NULL), "v5");
   INVALID(winnow_model_of(NULL, NULL), "name");
   INVALID(winnow_page_bytes(7, 64, NULL), "format");

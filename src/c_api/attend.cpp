@@ -9,18 +9,26 @@ using winnow::c_api::In;
 
 namespace {
 
+// As attend() names them.
+struct ListNames {
+  const char *cache, *indices, *lengths, *block_table;
+};
+constexpr ListNames kNames[2] = {
+    {"lists[0].cache", "lists[0].indices", "lists[0].lengths", "lists[0].block_table"},
+    {"lists[1].cache", "lists[1].indices", "lists[1].lengths", "lists[1].block_table"}};
+
 winnow::AttendArgs attend_args(const winnow_attend_args& a, const In& in) {
-  const auto list = [&](const winnow_kv_list& l) -> winnow::KvList {
-    return {.cache = in(l.cache, "lists.cache"),
-            .indices = in(l.indices, "lists.indices"),
-            .lengths = in(l.lengths, "lists.lengths"),
-            .block_table = in(l.block_table, "lists.block_table")};
+  const auto list = [&](int i) -> winnow::KvList {
+    return {.cache = in(a.lists[i].cache, kNames[i].cache),
+            .indices = in(a.lists[i].indices, kNames[i].indices),
+            .lengths = in(a.lists[i].lengths, kNames[i].lengths),
+            .block_table = in(a.lists[i].block_table, kNames[i].block_table)};
   };
   return {.plan = in.plan(a.plan),
           .part = a.part,
           .q = in(a.q, "q"),
           .q_rope = in(a.q_rope, "q_rope"),
-          .lists = {list(a.lists[0]), list(a.lists[1])},
+          .lists = {list(0), list(1)},
           .requests = in(a.requests, "requests"),
           .scale = a.scale,
           .sink = in(a.sink, "sink"),

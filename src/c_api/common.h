@@ -47,8 +47,8 @@ class In {
     return *pointer;
   }
   template <class T>
-  const T& sized(const T* args) const {
-    given(args, "args");
+  const T& sized(const T* args, const char* name = "args") const {
+    given(args, name);
     check_.that(args->struct_size == sizeof(T), "struct_size", cat(sizeof(T)),
                 cat(args->struct_size));
     return *args;

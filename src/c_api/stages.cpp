@@ -29,7 +29,7 @@ winnow::ScoreArgs score_args(const winnow_score_args& a, const In& in) {
 }
 
 winnow::ScoreSelectArgs score_select_args(const winnow_score_select_args& a, const In& in) {
-  return {.score = score_args(in.sized(a.score), in),
+  return {.score = score_args(in.sized(a.score, "score"), in),
           .ids = in(a.ids, "ids"),
           .relative = a.relative,
           .workspace = in.bytes(a.workspace, a.workspace_bytes)};
