@@ -90,12 +90,18 @@ __device__ __forceinline__ void fill(Smem<R, N>& sm, const Args& p, int slot, in
   const uint32_t valid = __ballot_sync(~0u, src != nullptr),
                  copied = R::kFp8 ? valid : __ballot_sync(~0u, src && !converted);
   const uint32_t bar = s32(&sm.full[slot]);
-  // each row's address is made the warp's: a lane that copies with its own takes 80 cycles a row
+  // each row's address is made the warp's: a lane that copies with its own takes 80 cycles a row.
+  // Rows are told by their distance from the first one, in one word, where that is near enough.
   const auto row = [&](int r) { return __shfl_sync(~0u, reinterpret_cast<uint64_t>(src), r); };
-  if (copied == 0xffff) {
+  const uint64_t base = row(0);
+  const int64_t far = static_cast<int64_t>(reinterpret_cast<uint64_t>(src) - base) >> 4;
+  const int off = static_cast<int>(far);
+  const uint32_t near = __ballot_sync(~0u, src && far == off);
+  if ((R::kFp8 ? near : near & copied) == 0xffff) {
     uint64_t from[16];  // in uniform registers before the stage is free
+    from[0] = base;
 #pragma unroll
-    for (int r = 0; r < 16; r++) from[r] = row(r);
+    for (int r = 1; r < 16; r++) from[r] = base + (int64_t)__shfl_sync(~0u, off, r) * 16;
     mb_wait(&sm.empty[slot], ph);
 #pragma unroll
     for (int r = 0; r < 16; r++)
