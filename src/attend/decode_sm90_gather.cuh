@@ -55,7 +55,19 @@ __device__ __forceinline__ int first_index(const Args& p, const Span& sp, int& l
   return index_at(p, sp, sp.begin + stage * K::kRows + (t & 15), list);
 }
 
+// Slots, the common case, without a branch and with constants chosen instead of arguments at an
+// index: whatever this takes is taken from the copies.
 __device__ __forceinline__ Place place_of(const Args& p, const Span& sp, int list, int index) {
+  const ListView &first = p.lists[0], &second = p.lists[1];
+  if (!first.block_table && !second.block_table) {
+    PageRows page;
+    page.rows = list ? second.page.rows : first.page.rows;
+    page.shift = list ? second.page.shift : first.page.shift;
+    page.factor = list ? second.page.factor : first.page.factor;
+    const int at = page.of(index);
+    const bool there = index >= 0 && at < (list ? second.pages : first.pages);
+    return {there ? at : -1, index - at * page.rows};
+  }
   const ListView& L = p.lists[list];
   const Entry e =
       resolve(L, index, L.block_table ? __ldg(p.requests + sp.token * p.request_stride) : 0);
@@ -216,12 +228,15 @@ __device__ __forceinline__ void describe(Smem<R, N>& sm, int slot) {
       for (int k = 0; k < 2; k++) {
         const float4 a =
             *reinterpret_cast<const float4*>(sm.ring[slot] + (r + k) * K::kPitch + R::kScaleOffset);
-        const float most = fmaxf(fmaxf(fabsf(a.x), fabsf(a.y)), fmaxf(fabsf(a.z), fabsf(a.w)));
+        const float most = fmaxf(fmaxf(fabsf(a.x), fabsf(a.y)), fmaxf(fabsf(a.z), fabsf(a.w))),
+                    least = fminf(fminf(fabsf(a.x), fabsf(a.y)), fminf(fabsf(a.z), fabsf(a.w)));
         lam[k] = min(max((int)(__float_as_uint(most) >> 23) - 127 - 6, -60), 60);
         const float f = pow2i(-lam[k]);
         x[k][0] = a.x * f, x[k][1] = a.y * f, x[k][2] = a.z * f, x[k][3] = a.w * f;
-        strange |= strange_scale(a.x, x[k][0]) | strange_scale(a.y, x[k][1]) |
-                   strange_scale(a.z, x[k][2]) | strange_scale(a.w, x[k][3]);
+        // none of them is, where neither end is
+        if (!(least * f >= 0x1p-16f && most * f < 128.f))
+          strange |= strange_scale(a.x, x[k][0]) | strange_scale(a.y, x[k][1]) |
+                     strange_scale(a.z, x[k][2]) | strange_scale(a.w, x[k][3]);
       }
 #pragma unroll
       for (int k = 0; k < 4; k++) put(k, pack<false>(x[0][k], x[1][k]));
@@ -275,12 +290,19 @@ __device__ __forceinline__ void look_ahead(Smem<R, N>& sm, const Args& p, Span s
   const auto position = [&](int block, int k) {
     return sp.begin + (block - before) * K::kBlock + lane + 32 * k;
   };
+  const int32_t *first, *second;  // the token's lists, both by position
+  const auto aim = [&] {
+    first = p.lists[0].indices + sp.token * p.lists[0].index_stride;
+    second = p.lists[1].indices + (sp.token * p.lists[1].index_stride - sp.n0);
+  };
+  aim();
   const auto load = [&](int block) {  // a lane's two indices
     if constexpr (kMany)
-      while (block >= total && next_token<K>(p, sp)) before = total, total += sp.blocks;
-    int list;
-    const int x = index_at(p, sp, position(block, 0), list);
-    return make_int2(x, index_at(p, sp, position(block, 1), list));
+      while (block >= total && next_token<K>(p, sp)) before = total, total += sp.blocks, aim();
+    const auto index = [&](int pos) {
+      return pos < sp.end ? __ldg((pos < sp.n0 ? first : second) + pos) : -1;
+    };
+    return make_int2(index(position(block, 0)), index(position(block, 1)));
   };
   const auto tell = [&](int block, int2 x) {  // over what was known of the block that has arrived
     if (block > total || (!kMany && block == total)) return;
@@ -304,12 +326,9 @@ __device__ __forceinline__ void look_ahead(Smem<R, N>& sm, const Args& p, Span s
     for (int block = own; block < K::kAhead; block++) tell(block, load(block));
     next = load(K::kAhead);
   } else {
-    int2 first[K::kAhead - 2];
-    next = load(K::kAhead);
-#pragma unroll
-    for (int k = 0; k < K::kAhead - 2; k++) first[k] = load(k + 2);
-#pragma unroll
-    for (int k = 0; k < K::kAhead - 2; k++) tell(k + 2, first[k]);
+    static_assert(K::kAhead == 3);
+    next = load(3);
+    tell(2, load(2));
   }
 #pragma unroll 1
   for (int i = 0; i < total; i++) {
