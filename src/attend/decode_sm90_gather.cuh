@@ -177,34 +177,43 @@ __device__ __forceinline__ void copy(Smem<R, N>& sm, const Args& p, const Span& 
   const int w = __shfl_sync(~0u, (tid / 32) & 3, 0);  // uniform, and so is what comes of it
   const int own = kMany ? __shfl_sync(~0u, own_blocks(sp), 0) : 2;
   const Place first = place_of(p, sp, list, index);
-  int slot = w, ph = 1;
+  int slot = w, ph = 1, stage = w, block = 0, told = 0, turn = 0;  // told: block - own mod kAhead
   if (kMany && w == 3 && own == 0) return;
 #pragma unroll 1
-  for (int n = w; kMany || n < sp.blocks * 4;) {
-    const int row = n % 4 * K::kRows + (lane & 15), here = (n & 4) * 4 + (lane & 15);
+  while (kMany || block < sp.blocks) {
+    const int row = stage * K::kRows + (lane & 15), here = block * 16 + (lane & 15);
     Place at;
-    if (n < 4 * own) {
+    const bool mine = block < own;
+    if (mine) {
       at = {__shfl_sync(~0u, first.page, here), __shfl_sync(~0u, first.offset, here)};
     } else {
-      const unsigned known = n / 4 - own;
-      mb_wait(&sm.placed[known % K::kAhead], known / K::kAhead & 1);
-      at = sm.place[known % K::kAhead][row];
+      mb_wait(&sm.placed[told], turn);
+      at = sm.place[told][row];
       if (kMany && __all_sync(~0u, at.page == kNoMore)) return;
     }
     if (lane >= 16) at.page = -1;
-    int of = sp.begin + n / 4 * K::kBlock + row >= sp.n0;
-    if (kMany && n >= 4 * own) {
+    int of = sp.begin + block * K::kBlock + row >= sp.n0;
+    if (kMany && !mine) {
       of = at.offset < 0;
       at.offset &= INT_MAX;
     }
     fill<R, N>(sm, p, slot, ph, {at, of});
-    if (w == 3 && n >= 4 * (own - 1)) break;
-    const int step = n < 4 * own ? 4 : 3;
-    n += step;
+    if (w == 3 && block >= own - 1) break;
+    // the same stage of the next block, then every third stage
+    const int step = mine ? 4 : 3;
     slot += step;
     if (slot >= K::kStages) {
       slot -= K::kStages;
       ph ^= 1;
+    }
+    stage += step;
+    if (stage >= 4) {
+      stage -= 4;
+      block++;
+      if (!mine && ++told == K::kAhead) {
+        told = 0;
+        turn ^= 1;
+      }
     }
   }
 }
