@@ -72,8 +72,7 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
 #pragma unroll 1
     do weigh<R, N, kMany>(sm, p, sp, wg, at);
     while (kMany && next_token<K>(p, sp));
-    if (!kMany && p.exchange) fetch<R, N>(sm, p, sp);
-    if (!kMany && p.splits > 1) merge<R, N>(sm, p, sp, split_here(p));
+    if (!kMany && p.splits > 1 && !p.exchange) merge<R, N>(sm, p, sp, split_here(p));
   } else if (wg == 2) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsScore<R>));
     Span sp = job<N>(p);
@@ -94,14 +93,14 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
       }
     }
     score<R, N>(sm, p, sp, back, at);
-    meet<3, K::kMath>();
     if (p.exchange) {
       exchanged_weights<R, N>(sm, p, sp);
     } else if (p.splits > 1) {
+      meet<3, K::kMath>();
       cluster_meet();
       make_weights<R, N>(sm, p, sp, split_here(p));
+      merge<R, N>(sm, p, sp, split_here(p));
     }
-    if (p.splits > 1) merge<R, N>(sm, p, sp, split_here(p));
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsCopy<R>));
     copy<R, N, kMany>(sm, p, ahead, first, list);

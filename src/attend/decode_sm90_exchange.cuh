@@ -1,26 +1,29 @@
 // Decode on Hopper: the merge of splits that are no cluster, through global memory that stays in
 // the L2. Clusters leave multiprocessors idle: 15 of 8 CTAs run at once on 132 of them.
 //
-// All CTAs run at once (a cooperative launch). A CTA stores the units of its sums and then its
-// statistics, no word of which is kEmpty: who waits reads until it finds something else. That
-// memory holds anything before a launch, and a replayed graph has the same arguments and grid
-// number each time; so each CTA empties its statistics first, and sends when all of its token and
-// heads have done so. They tell each other while rows are on their way, by numbers that no launch
-// has used before.
+// All CTAs run at once (a cooperative launch). Each has a number that no launch has used before,
+// which the others learn while rows are on their way, and tells them by it when its sums are
+// stored. So no memory has to be cleared before a launch: it may hold anything, and a replayed
+// graph has the same arguments and grid number each time.
 #pragma once
 
 #include "attend/decode_sm90_merge.cuh"
 
 namespace winnow::attention::sm90 {
 
-constexpr uint32_t kEmpty = ~0u;
-
+// What a split tells another: the other's number as it reads it, and its own.
+struct alignas(16) Reply {
+  uint64_t yours, mine;
+};
 // Of the splits of a token's N heads. Behind it: units[N][splits][64] of uint4, as in Received.
 template <int N>
 struct Exchange {
-  uint64_t number[kMaxExchanged];                // each split's own
-  uint64_t reply[kMaxExchanged][kMaxExchanged];  // to a split, from each: the number read of it
-  float4 stat[kMaxExchanged][N];                 // reference, sum, largest logit, unused
+  uint64_t number[kMaxExchanged];             // each split's own
+  Reply reply[kMaxExchanged][kMaxExchanged];  // to a split, from each
+  struct alignas(128) {                       // a line that is written once
+    uint64_t number;
+  } sent[kMaxExchanged];          // each split's own when its sums are stored
+  float4 stat[kMaxExchanged][N];  // reference, sum, largest logit, unused
 };
 static_assert(sizeof(Exchange<8>) == exchange_bytes(8, 0));
 
@@ -43,11 +46,6 @@ __device__ __forceinline__ uint64_t get(const uint64_t* at) {
   asm volatile("ld.relaxed.gpu.global.u64 %0,[%1];" : "=l"(x) : "l"(at) : "memory");
   return x;
 }
-__device__ __forceinline__ void put(void* at, uint4 x) {
-  asm volatile("st.relaxed.gpu.global.v4.u32 [%0],{%1,%2,%3,%4};" ::"l"(at), "r"(x.x), "r"(x.y),
-               "r"(x.z), "r"(x.w)
-               : "memory");
-}
 __device__ __forceinline__ uint4 get(const void* at) {
   uint4 x;
   asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3},[%4];"
@@ -56,48 +54,93 @@ __device__ __forceinline__ uint4 get(const void* at) {
                : "memory");
   return x;
 }
-__device__ __forceinline__ uint32_t largest_word(uint4 x) {  // kEmpty: some of it is not there yet
-  return max(max(x.x, x.y), max(x.z, x.w));
+__device__ __forceinline__ void get(const void* at, uint32_t (&x)[4]) {
+  const uint4 v = get(at);
+  x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+}
+__device__ __forceinline__ void get(const void* at, uint32_t (&x)[2]) {
+  asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1},[%2];"
+               : "=r"(x[0]), "=r"(x[1])
+               : "l"(at)
+               : "memory");
+}
+// Both numbers of a reply at once.
+__device__ __forceinline__ void put(Reply* at, Reply x) {
+  asm volatile(
+      "{\n.reg .b128 t;\nmov.b128 t,{%1,%2};\nst.relaxed.gpu.global.b128 [%0],t;\n}" ::"l"(at),
+      "l"(x.yours), "l"(x.mine)
+      : "memory");
+}
+__device__ __forceinline__ Reply get(const Reply* at) {
+  Reply x;
+  asm volatile("{\n.reg .b128 t;\nld.relaxed.gpu.global.b128 t,[%2];\nmov.b128 {%0,%1},t;\n}"
+               : "=l"(x.yours), "=l"(x.mine)
+               : "l"(at)
+               : "memory");
+  return x;
+}
+__device__ __forceinline__ void put(void* at, uint4 x) {
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0],{%1,%2,%3,%4};" ::"l"(at), "r"(x.x), "r"(x.y),
+               "r"(x.z), "r"(x.w)
+               : "memory");
 }
 
-// A warp that has nothing left to copy empties the statistics and hears of the others that they
-// have, a split a lane. Who reads its own number in a reply knows that the other CTA runs and is
-// ready, and that the other's number can be read now. (By a warp that is still needed it would
-// cost more: a fence waits for all rows that are on their way, up to 6,000 cycles.)
+// A warp that has nothing left to copy learns the others' numbers, a split a lane, while rows are
+// on their way. A number that is read too early is an old one; but a reply that has this CTA's
+// number is of this launch, and has the other's. Then the warp tells the others when this CTA's
+// sums are stored, and hears of them that theirs are. (Replies in place of `sent`, a line that all
+// others write while it is read, took 1,500 cycles more.)
 template <class R, int N>
 __device__ __forceinline__ void open(Smem<R, N>& sm, const Args& p, const Span& sp) {
   const int lane = thread_here() & 31, split = split_here(p);
   Exchange<N>* x = exchange_of<N>(p, sp);
-  uint64_t mine;
+  uint64_t mine, told = 0;
   asm volatile("mov.u64 %0,%%globaltimer;" : "=l"(mine));
   mine = __shfl_sync(~0u, mine << 16 | (clock64() & 0xfffe) | 1, 0);
   if (lane == 0) put(&x->number[split], mine);
-  for (int h = lane; h < N; h += 32)
-    put(&x->stat[split][h], make_uint4(kEmpty, kEmpty, kEmpty, kEmpty));
-  __syncwarp();
-  __threadfence();
-  if (lane < p.splits && lane != split) {
-    uint64_t told = 0, theirs, back;
-    do {
-      theirs = get(&x->number[lane]);
-      back = get(&x->reply[split][lane]);
-      if (theirs != told) put(&x->reply[lane][split], told = theirs);
-    } while (back != mine);
-    __threadfence();
-    theirs = get(&x->number[lane]);
-    if (theirs != told) put(&x->reply[lane][split], theirs);
+  const bool other = lane < p.splits && lane != split;
+  Reply back{};
+  for (bool done = !other; !done; done = back.yours == mine) {
+    const uint64_t theirs = get(&x->number[lane]);
+    back = get(&x->reply[split][lane]);
+    if (theirs != told) put(&x->reply[lane][split], {told = theirs, mine});
   }
+  if (other && back.mine != told) put(&x->reply[lane][split], {back.mine, mine});
+  __syncwarp();
+  // Lines that this CTA's sums go to, eight for each unit: in the L2 they are stored faster.
+  const uint4* line = units_of(x) + (lane / 8 * p.splits + split) * 64 + lane % 8 * 8;
+#pragma unroll 1
+  for (int u = lane / 8; u < N; u += 4, line += 4 * 64 * p.splits)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(line) : "memory");
+  mb_wait(&sm.sent, 0);
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");  // all of the CTA's sums
+  if (lane == 0) put(&x->sent[split].number, mine);
+  uint64_t theirs = back.mine;
+  if (other) do
+      asm volatile("ld.acquire.gpu.global.u64 %0,[%1];"
+                   : "=l"(theirs)
+                   : "l"(&x->sent[lane].number)
+                   : "memory");
+    while (theirs != back.mine);
   __syncwarp();
   if (lane == 0) mb_arrive(&sm.open);
 }
 
-// The weigh warpgroups store their sums, then the statistics.
+// The statistics of head h, by its keeper.
 template <class R, int N>
-__device__ __forceinline__ void send_exchanged(Smem<R, N>& sm, const Args& p, const Span& sp,
+__device__ __forceinline__ void send_statistics(Smem<R, N>& sm, const Args& p, const Span& sp,
+                                                int h, float sum) {
+  put(&exchange_of<N>(p, sp)->stat[split_here(p)][h],
+      make_uint4(__float_as_uint(sm.m[h]), __float_as_uint(sum), __float_as_uint(sm.top[h]), 0));
+}
+
+// The weigh warpgroups store their sums.
+template <int N>
+__device__ __forceinline__ void send_exchanged(const Args& p, const Span& sp,
                                                const float (&o)[4][N / 2]) {
-  const int tid = thread_here(), g = tid / 128, w = tid / 32 & 3, split = split_here(p);
-  Exchange<N>* x = exchange_of<N>(p, sp);
-  uint4* to = units_of(x) + ((g * (N / 2) + w / 2) * p.splits + split) * 64 + (tid & 63);
+  const int tid = thread_here(), g = tid / 128, w = tid / 32 & 3;
+  uint4* to = units_of(exchange_of<N>(p, sp)) +
+              ((g * (N / 2) + w / 2) * p.splits + split_here(p)) * 64 + (tid & 63);
 #pragma unroll
   for (int m = 0; m < 4; m += 2)
 #pragma unroll
@@ -105,43 +148,20 @@ __device__ __forceinline__ void send_exchanged(Smem<R, N>& sm, const Args& p, co
       *to = unit_of<N>(o, m, j);
       to += 2 * 64 * p.splits;
     }
-  mb_wait(&sm.open, 0);
-  bar<4, 256>();
-  if (tid < N) {
-    __threadfence();  // all of the CTA's sums
-    const float sum = sm.sum[tid];
-    put(&x->stat[split][tid],
-        make_uint4(__float_as_uint(sm.m[tid]), sum == sum ? __float_as_uint(sum) : 0x7fffffff,
-                   __float_as_uint(sm.top[tid]), 0));
-  }
 }
 
-// The score warpgroup waits until every split has sent, then makes the weights: two lanes
-// have eight splits of a head each.
+// The score warpgroup makes the weights when every split has sent: two lanes have eight splits of a
+// head each.
 template <class R, int N>
 __device__ __forceinline__ void exchanged_weights(Smem<R, N>& sm, const Args& p, const Span& sp) {
   auto& in = *reinterpret_cast<Received<R, N>*>(sm.q);
   const int t = thread_here() & 127, h = min(t / 2, N - 1), s0 = 8 * (t & 1), S = p.splits;
-  const float4* stat = &exchange_of<N>(p, sp)->stat[0][0];
+  const float4* stat = &exchange_of<N>(p, sp)->stat[0][h];
   touch(p.lse, p.sink);
   mb_wait(&sm.open, 0);
-  if (t < S) {
-    while (largest_word(get(stat + t * N)) == kEmpty) {
-    }
-    __threadfence();
-  }
-  __syncwarp();
-  meet<3, Config<R, N>::kMath>();
   uint4 v[8];
-  uint32_t worst;
-  do {
-    worst = 0;
 #pragma unroll
-    for (int j = 0; j < 8; j++) v[j] = get(stat + min(s0 + j, S - 1) * N + h);
-#pragma unroll
-    for (int j = 0; j < 8; j++) worst = max(worst, largest_word(v[j]));
-  } while (worst == kEmpty);
-  __syncwarp();
+  for (int j = 0; j < 8; j++) v[j] = get(stat + min(s0 + j, S - 1) * N);
   float m[8], sum[8], big = -INFINITY, top = -INFINITY, all = 0;
 #pragma unroll
   for (int j = 0; j < 8; j++) {
@@ -161,26 +181,72 @@ __device__ __forceinline__ void exchanged_weights(Smem<R, N>& sm, const Args& p,
   const bool write = blockIdx.x == sp.head0 / N * S && t < 2 * N && s0 == 0;  // the first split's
   const float f = finish(p, sp.token, sp.head0 + h, big, all, top, write);
 #pragma unroll
-  for (int j = 0; j < 8; j++) in.weight[s0 + j][h] = m[j] * f;
+  for (int j = 0; j < 8; j++) in.weight[s0 + j][h] = s0 + j < S ? m[j] * f : 0.f;
+  meet<3, Config<R, N>::kMath>();
 }
 
-// The weigh warpgroups fetch the parts of this CTA's units, 64 threads a part.
-template <class R, int N>
-__device__ __forceinline__ void fetch(Smem<R, N>& sm, const Args& p, const Span& sp) {
+// The weigh warpgroups add up this CTA's units in the order of the splits, a thread kWords of each
+// part. All parts that it has registers for are asked for at once: 16 of a unit, or eight of two.
+template <class R, int N, int kWords>
+__device__ __forceinline__ void add_units(Smem<R, N>& sm, const Args& p, const Span& sp,
+                                          int count) {
+  constexpr int kThreads = 256 / kWords, kUnits = 256 / kThreads;  // of a unit, at once
   auto& in = *reinterpret_cast<Received<R, N>*>(sm.q);
-  const int tid = thread_here(), t = tid & 63, S = p.splits, split = split_here(p);
-  const uint4* units = units_of(exchange_of<N>(p, sp)) + t;
-  const int parts = static_cast<int>(over_splits(p, N - split + S - 1)) * S;
-  const auto from = [&](int i) {  // part i lies at i in shared memory
-    const int k = static_cast<int>(over_splits(p, i));
-    return units + ((k * S + split) * S + (i - k * S)) * 64;
-  };
-  meet<3, Config<R, N>::kMath>();  // every split has sent
-#pragma unroll 4
-  for (int i = tid / 64; i < parts; i += 4)
-    asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(s32(&in.units[i][t])), "l"(from(i))
-                 : "memory");
-  asm volatile("cp.async.wait_all;" ::: "memory");
+  const int tid = thread_here(), i = tid % kThreads * (kWords / 2), S = p.splits,
+            split = split_here(p);
+  const bool two = S <= 8;
+  bool met = false;
+#pragma unroll 1
+  for (int k = tid / kThreads; k < count || !met; k += two ? 2 * kUnits : kUnits) {
+    const int u = k * S + split, last = two ? u + kUnits * S : u;
+    const uint2* a = reinterpret_cast<const uint2*>(units_of(exchange_of<N>(p, sp))) + i;
+    const uint2* b = a + (two ? last * S : u * S + 8) * 128;
+    a += u * S * 128;
+    asm volatile("" : "+l"(a), "+l"(b));  // so that parts differ by constants
+    const int in_a = k < count ? S : 0, in_b = !two ? in_a - 8 : k + kUnits < count ? S : 0;
+    uint32_t v[16][kWords] = {};
+#pragma unroll
+    for (int s = 0; s < 8; s++) {
+      if (s < in_a) get(a + s * 128, v[s]);
+      if (s < in_b) get(b + s * 128, v[8 + s]);
+    }
+    if (!met) meet<3, Config<R, N>::kMath>();  // the weights are there
+    met = true;
+    float acc[kWords / 2][4] = {};
+    const auto add = [&](int s0, const float* by) {
+#pragma unroll
+      for (int s = s0; s < s0 + 8; s++, by += N)
+#pragma unroll
+        for (int c = 0; c < kWords; c += 2)
+          add_part(acc[c / 2], v[s][c], v[s][c + 1], *reinterpret_cast<const float2*>(by));
+    };
+    const auto put_all = [&](int unit) {
+#pragma unroll
+      for (int c = 0; c < kWords / 2; c++) put_merged<R, N>(p, sp, unit, i + c, acc[c]);
+    };
+    const auto weights = [&](int unit) {
+      return &in.weight[0][8 * (unit / 2 % (N / 8)) + 2 * (i / 2 & 3)];
+    };
+    if (in_a == 0) continue;
+    add(0, weights(u));
+    if (two) {
+      put_all(u);
+      if (in_b == 0) continue;
+#pragma unroll
+      for (int c = 0; c < 2 * kWords; c++) acc[c / 4][c % 4] = 0.f;
+    }
+    add(8, two ? weights(last) : weights(u) + 8 * N);
+    put_all(last);
+  }
+}
+
+template <class R, int N>
+__device__ __forceinline__ void collect(Smem<R, N>& sm, const Args& p, const Span& sp) {
+  const int count = static_cast<int>(over_splits(p, N - split_here(p) + p.splits - 1));
+  touch(p.out, reinterpret_cast<const void*>(p.out_head));
+  mb_wait(&sm.open, 0);
+  if (count > 2) add_units<R, N, 4>(sm, p, sp, count);
+  else add_units<R, N, 2>(sm, p, sp, count);
 }
 
 }  // namespace winnow::attention::sm90

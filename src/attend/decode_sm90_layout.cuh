@@ -64,7 +64,7 @@ constexpr bool goes_on(CacheFormat format, int n) {
 // Bytes in which the splits of a token's n heads meet.
 constexpr int kMaxExchanged = 16;  // splits
 constexpr size_t exchange_bytes(int n, int splits) {
-  return sizeof(uint64_t) * kMaxExchanged * (kMaxExchanged + 1) +
+  return kMaxExchanged * (sizeof(uint64_t) + 2 * sizeof(uint64_t) * kMaxExchanged + 128) +
          static_cast<size_t>(n) * (sizeof(float4) * kMaxExchanged + splits * 1024);
 }
 
@@ -92,7 +92,7 @@ struct Config {
   static constexpr int kYBytes = N * 256;
   static constexpr int kSide = R::kSideBytes ? R::kSideBytes * kRows : 8;
   static constexpr int kAhead = 3;  // blocks whose rows are found ahead
-  static constexpr int kMisc = N * 4 * 9 + kAhead * (kBlock * 8 + 8) + 144;
+  static constexpr int kMisc = N * 4 * 9 + kAhead * (kBlock * 8 + 8) + 152;
   static constexpr int kLimit = 232448;
   static constexpr int kFit = (kLimit - kQBytes - kPBytes - kYBytes - kMisc) /
                               (kStageBytes + kSide + kSc * kRows * 2 + kRows * 8 + 24);
@@ -138,18 +138,23 @@ struct alignas(1024) Smem {
   uint64_t placed[K::kAhead];
   uint64_t yfull, yempty, pempty;  // log2 P and P: made, taken over
   uint64_t inbox, notes;           // units, statistics that the splits of the cluster send
-  uint64_t open;                   // the other splits wait for this one's sums
+  uint64_t sent, open;             // this split's sums are stored, those of all splits are
   uint32_t qmax, moved[2];         // moved: whether block i moves the reference, by i mod 2
   uint32_t qpart[4];               // largest of a later token's Q, by warp
   // The barriers from `full` on, in their order, and how many arrive at the b-th.
-  static constexpr int kBarriers = 2 * K::kStages + kReady + K::kAhead + 6;
+  static constexpr int kBarriers = 2 * K::kStages + kReady + K::kAhead + 7;
   // `many`: a CTA has several tokens, and the keepers of its heads' sums arrive at `inbox` when
   // they have set them back.
   static constexpr __device__ int arrivals(int b, bool many) {
     if (b < K::kStages) return R::kSideBytes ? 33 : 32;
     const int k = b - 2 * K::kStages - kReady - K::kAhead;
     if (many && k == 3) return N;
-    return b < 2 * K::kStages ? 8 : k < 0 ? 32 : k == 0 ? 128 : k == 1 ? 256 : k == 2 ? 8 : 1;
+    return b < 2 * K::kStages ? 8
+           : k < 0            ? 32
+           : k == 0           ? 128
+           : k == 1           ? 256
+           : k == 2 || k == 5 ? 8
+                              : 1;
   }
 };
 

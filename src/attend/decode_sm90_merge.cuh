@@ -103,48 +103,57 @@ __device__ __forceinline__ void make_weights(Smem<R, N>& sm, const Args& p, cons
   }
 }
 
+// A split's part of two columns of two heads, times the heads' weights.
+__device__ __forceinline__ void add_part(float (&acc)[4], uint32_t x, uint32_t y, float2 by) {
+  acc[0] = fmaf(__uint_as_float(x << 16), by.x, acc[0]);
+  acc[1] = fmaf(__uint_as_float(x & 0xffff0000), by.x, acc[1]);
+  acc[2] = fmaf(__uint_as_float(y << 16), by.y, acc[2]);
+  acc[3] = fmaf(__uint_as_float(y & 0xffff0000), by.y, acc[3]);
+}
+
+// The i-th of the 128 halves of unit u, two columns of two heads, as the output.
+template <class R, int N>
+__device__ __forceinline__ void put_merged(const Args& p, const Span& sp, int u, int i,
+                                           const float (&acc)[4]) {
+  const int t = i / 2, hl = 8 * (u / 2 % (N / 8)) + 2 * (t & 3);
+  const int w = u % 2 * 2 + t / 32, tile = u / 2 / (N / 8) * 2 + (i & 1), r = (t & 31) >> 2;
+  const int d = tile / 4 * 256 + sixteen<R, N>(w, tile % 4) * 16;
+  const bool fp8 = R::kFp8 && d < R::kNope;
+  bf16* dst = p.out + (int64_t)sp.token * p.out_token + (int64_t)(sp.head0 + hl) * p.out_head + d +
+              (fp8 ? 2 * r : r);
+#pragma unroll
+  for (int c = 0; c < 2; c++, dst += p.out_head) {
+    if (hl + c >= sp.heads) break;
+    const uint32_t a = pack<true>(acc[2 * c], acc[2 * c + 1]);
+    if (fp8) {
+      *reinterpret_cast<uint32_t*>(dst) = a;
+    } else {
+      reinterpret_cast<uint16_t*>(dst)[0] = a & 0xffff;
+      reinterpret_cast<uint16_t*>(dst)[8] = a >> 16;
+    }
+  }
+}
+
 // Each CTA sums its share of the output, in the order of the splits.
 template <class R, int N>
 __device__ __forceinline__ void merge(Smem<R, N>& sm, const Args& p, const Span& sp, int split) {
   auto& in = *reinterpret_cast<Received<R, N>*>(sm.q);
   const int tid = thread_here(), S = p.splits;
   touch(p.out, reinterpret_cast<const void*>(p.out_head));
-  if (!p.exchange) mb_wait_cluster(&sm.inbox, 0);
+  mb_wait_cluster(&sm.inbox, 0);
   meet<3, Config<R, N>::kMath>();  // the weights are there
   const int count = static_cast<int>(over_splits(p, N - split + S - 1));
   // A thread has two columns of two heads. The loop is short, since its code is in no cache.
 #pragma unroll 1
   for (int i = tid; i < count * 128; i += Config<R, N>::kMath) {
-    const int k = i / 128, t = i / 2 & 63, u = k * S + split,
-              hl = 8 * (u / 2 % (N / 8)) + 2 * (t & 3);
+    const int k = i / 128, t = i / 2 & 63, u = k * S + split;
     const uint2* x = reinterpret_cast<const uint2*>(in.units[k * S]) + (i & 127);
-    const float* by = &in.weight[0][hl];
+    const float* by = &in.weight[0][8 * (u / 2 % (N / 8)) + 2 * (t & 3)];
     float acc[4] = {};
 #pragma unroll 4
-    for (int s = 0; s < S; s++, x += 128, by += N) {
-      const uint2 v = *x;
-      const float2 f = *reinterpret_cast<const float2*>(by);
-      acc[0] = fmaf(__uint_as_float(v.x << 16), f.x, acc[0]);
-      acc[1] = fmaf(__uint_as_float(v.x & 0xffff0000), f.x, acc[1]);
-      acc[2] = fmaf(__uint_as_float(v.y << 16), f.y, acc[2]);
-      acc[3] = fmaf(__uint_as_float(v.y & 0xffff0000), f.y, acc[3]);
-    }
-    const int w = u % 2 * 2 + t / 32, tile = u / 2 / (N / 8) * 2 + (i & 1), r = (t & 31) >> 2;
-    const int d = tile / 4 * 256 + sixteen<R, N>(w, tile % 4) * 16;
-    const bool fp8 = R::kFp8 && d < R::kNope;
-    bf16* dst = p.out + (int64_t)sp.token * p.out_token + (int64_t)(sp.head0 + hl) * p.out_head +
-                d + (fp8 ? 2 * r : r);
-#pragma unroll
-    for (int c = 0; c < 2; c++, dst += p.out_head) {
-      if (hl + c >= sp.heads) break;
-      const uint32_t a = pack<true>(acc[2 * c], acc[2 * c + 1]);
-      if (fp8) {
-        *reinterpret_cast<uint32_t*>(dst) = a;
-      } else {
-        reinterpret_cast<uint16_t*>(dst)[0] = a & 0xffff;
-        reinterpret_cast<uint16_t*>(dst)[8] = a >> 16;
-      }
-    }
+    for (int s = 0; s < S; s++, x += 128, by += N)
+      add_part(acc, x->x, x->y, *reinterpret_cast<const float2*>(by));
+    put_merged<R, N>(p, sp, u, i & 127, acc);
   }
 }
 

@@ -99,6 +99,22 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
 #pragma unroll
     for (int m = 0; m < 4; m++) hold(o[m]);
   };
+  const auto sum_up = [&] {  // sums of each head over the 128 threads
+#pragma unroll
+    for (int c = 0; c < 2 * kJ; c++)
+#pragma unroll
+      for (int d = 4; d < 32; d *= 2) l[c] += __shfl_xor_sync(~0u, l[c], d);
+    if (lane < 4)
+#pragma unroll
+      for (int j = 0; j < kJ; j++)
+        if (mine(j))
+          *reinterpret_cast<float2*>(&sm.warp[w][8 * (j0 + j) + 2 * quad]) =
+              make_float2(l[2 * j], l[2 * j + 1]);
+    both();
+  };
+  const auto sum_of = [&](int h) {
+    return (sm.warp[0][h] + sm.warp[1][h]) + (sm.warp[2][h] + sm.warp[3][h]);
+  };
   int slot = at.slot;
   const int behind = at.block + sp.blocks;
 #pragma unroll 1
@@ -321,29 +337,27 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
     }
   }
   drain();
-  // sums of each head over the 128 threads
-#pragma unroll
-  for (int c = 0; c < 2 * kJ; c++)
-#pragma unroll
-    for (int d = 4; d < 32; d *= 2) l[c] += __shfl_xor_sync(~0u, l[c], d);
-  if (lane < 4)
-#pragma unroll
-    for (int j = 0; j < kJ; j++)
-      if (mine(j))
-        *reinterpret_cast<float2*>(&sm.warp[w][8 * (j0 + j) + 2 * quad]) =
-            make_float2(l[2 * j], l[2 * j + 1]);
+  if (!kMany && p.exchange) {
+    send_exchanged<N>(p, sp, o);
+    sum_up();
+    if (const auto [head, some] = keeper(); some)
+      send_statistics<R, N>(sm, p, sp, head, sum_of(head));
+    __syncwarp();
+    if (lane == 0) mb_arrive(&sm.sent);
+    return collect<R, N>(sm, p, sp);
+  }
+  sum_up();
   at.slot = slot;
   at.block = behind;
+  const auto [head, some] = keeper();
   if constexpr (kMany) {
-    both();
-    const auto [head, some] = keeper();
     float m = 0, sum = 0, top = 0;
     const auto finished = [&](bool write) {
       return finish(p, sp.token, job<N>(p).head0 + head, m, sum, top, write);
     };
     if (some) {
       m = sm.m[head], top = sm.top[head];
-      sum = (sm.warp[0][head] + sm.warp[1][head]) + (sm.warp[2][head] + sm.warp[3][head]);
+      sum = sum_of(head);
       sm.factor[head] = finished(false);
       if (sp.blocks > 0) {  // as the next token is to find them, before its first scores
         sm.m[head] = sm.sum[head] = 0.f;
@@ -356,21 +370,20 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
     if (some) finished(true);
     return write_out<R, N, true>(sm, p, sp.token, o, g);
   }
-  meet<3, K::kMath>();
-  if (const int h = 8 * j0 + t; t < 8 * kJ && h < N) {
-    sm.sum[h] = (sm.warp[0][h] + sm.warp[1][h]) + (sm.warp[2][h] + sm.warp[3][h]);
+  if (some) {
+    sm.sum[head] = sum_of(head);
     if (p.splits == 1)
-      sm.factor[h] = finish(p, sp.token, sp.head0 + h, sm.m[h], sm.sum[h], sm.top[h], true);
+      sm.factor[head] =
+          finish(p, sp.token, sp.head0 + head, sm.m[head], sm.sum[head], sm.top[head], true);
   }
-  both();
   if (p.splits == 1) {
+    both();
     write_out<R, N, false>(sm, p, sp.token, o, g);
-  } else if (p.exchange) {
-    send_exchanged<R, N>(sm, p, sp, o);
   } else {
     // The sums go as bf16 to the CTAs that add them up, over their dead Q, P and rows. That is off
     // by 2^-9 sum p|v| at most, as much as the output's own rounding adds, and halves what the
     // merge waits for: distributed shared memory takes 14 bytes a cycle.
+    meet<3, K::kMath>();
     const int rank = split_here(p), splits = p.splits;
     if (g == 0 && t == 0) {
       mb_expect(&sm.inbox, received_units<N>(p, rank));
