@@ -100,6 +100,8 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
     for (int m = 0; m < 4; m++) hold(o[m]);
   };
   const auto sum_up = [&] {  // sums of each head over the 128 threads
+    const int here = thread_here(), lane = here & 31, w = here / 32 & 3, quad = lane & 3;
+    float* const to = &sm.warp[w][8 * (here / 128 * kJ) + 2 * quad];
 #pragma unroll
     for (int c = 0; c < 2 * kJ; c++)
 #pragma unroll
@@ -107,9 +109,7 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
     if (lane < 4)
 #pragma unroll
       for (int j = 0; j < kJ; j++)
-        if (mine(j))
-          *reinterpret_cast<float2*>(&sm.warp[w][8 * (j0 + j) + 2 * quad]) =
-              make_float2(l[2 * j], l[2 * j + 1]);
+        if (mine(j)) *reinterpret_cast<float2*>(to + 8 * j) = make_float2(l[2 * j], l[2 * j + 1]);
     both();
   };
   const auto sum_of = [&](int h) {
@@ -338,13 +338,14 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
   }
   drain();
   if (!kMany && p.exchange) {
-    send_exchanged<N>(p, sp, o);
+    const Span here = job<N>(p);  // again, rather than in registers of the loop over blocks
+    send_exchanged<N>(p, here, o);
     sum_up();
     if (const auto [head, some] = keeper(); some)
-      send_statistics<R, N>(sm, p, sp, head, sum_of(head));
+      send_statistics<R, N>(sm, p, here, head, sum_of(head));
     __syncwarp();
-    if (lane == 0) mb_arrive(&sm.sent);
-    return collect<R, N>(sm, p, sp);
+    if ((thread_here() & 31) == 0) mb_arrive(&sm.sent);
+    return collect<R, N>(sm, p, here);
   }
   sum_up();
   at.slot = slot;
