@@ -289,6 +289,15 @@ __device__ __forceinline__ void describe(Smem<R, N>& sm, int slot) {
                   valid & 2 ? (float)lam[1] : -INFINITY);
 }
 
+// Asks the L2 for a row that the ring has no room for yet. With few tokens its bandwidth is free.
+template <class R>
+__device__ __forceinline__ void expect_row(const ListView& L, Place at) {
+  const std::byte* row = L.data + at.page * L.page_stride + R::Stored::row(at.offset, L.page);
+#pragma unroll
+  for (int c = 0; c < R::kRowBytes + 112; c += 128)  // rows begin at multiples of 16
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(row + min(c, R::kRowBytes - 1)) : "memory");
+}
+
 // What the fourth copying warp does then: describes block after block as they arrive, and finds the
 // rows of the kAhead-th one behind it, with kMany of later tokens too.
 template <class R, int N, bool kMany>
@@ -324,6 +333,8 @@ __device__ __forceinline__ void look_ahead(Smem<R, N>& sm, const Args& p, Span s
         if (block == total) place.page = kNoMore;
         place.offset |= list << 31;
       }
+      if constexpr (!kMany && R::kFp8 && K::kStages < 16)
+        if (p.splits > 1 && place.page >= 0) expect_row<R>(p.lists[list], place);
       sm.place[at][lane + 32 * k] = place;
     }
     mb_arrive(&sm.placed[at]);
