@@ -3,11 +3,7 @@
 #include <nanobind/stl/string.h>
 
 #include <map>
-#include <utility>
 
-#ifdef WINNOW_WITH_CUDA
-#include "cuda/device.h"
-#endif
 #include "winnow/error.h"
 
 namespace winnow::python {
@@ -49,23 +45,16 @@ std::string utf8(PyObject* text) {
 
 [[noreturn]] void type_error(const std::string& message) { throw nb::type_error(message.c_str()); }
 
-// The memory of a CUDA stream's calls, which follow each other: a new array for each of them would
-// cost the host half as much as the call. Null on the CPU, where another thread is about to use it,
-// and where the stream is captured, since the graph may run beside later calls.
-Scratch* kept_scratch([[maybe_unused]] const Device& device, [[maybe_unused]] size_t bytes) {
-#ifdef WINNOW_WITH_CUDA
+// The memory of the calls on a device's default stream, which follow each other: a new array for
+// each of them would cost the host half as much as the call. Null where another thread is about to
+// use it, and on other streams, where a graph may be captured or memory come from a graph's pool.
+Scratch* kept_scratch(const Device& device, size_t bytes) {
   constexpr size_t kMostKept = 64 << 20;
-  constexpr uintptr_t kPerThread = 2;  // one handle for many streams
-  if (device.kind != DeviceKind::kCuda || bytes > kMostKept || gpu::capturing(device) ||
-      reinterpret_cast<uintptr_t>(device.stream) == kPerThread)
-    return nullptr;
+  if (device.kind != DeviceKind::kCuda || device.stream || bytes > kMostKept) return nullptr;
   // never destroyed, as Python is gone by then; the GIL is held
-  static auto* kept = new std::map<std::pair<int, void*>, Scratch>();
-  Scratch& s = (*kept)[{device.index, device.stream}];
+  static auto* kept = new std::map<int, Scratch>();
+  Scratch& s = (*kept)[device.index];
   return s.taken ? nullptr : &s;
-#else
-  return nullptr;
-#endif
 }
 
 }  // namespace

@@ -68,12 +68,6 @@ void copy_to_device(const Device& device, void* to, const void* from, size_t byt
     cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(device.stream));
 }
 
-bool capturing(const Device& device) noexcept {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  return cudaStreamIsCapturing(static_cast<cudaStream_t>(device.stream), &status) != cudaSuccess ||
-         status != cudaStreamCaptureStatusNone;
-}
-
 void* make_mark(const Device& device) {
   const Current current(device);
   cudaEvent_t event = nullptr;
@@ -90,7 +84,10 @@ void release_mark(void* mark) noexcept {
 void pass_mark(void* mark, const Device& device) noexcept {
   const auto stream = static_cast<cudaStream_t>(device.stream);
   const auto event = static_cast<cudaEvent_t>(mark);
-  if (capturing(device)) return;
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess ||
+      status != cudaStreamCaptureStatusNone)
+    return;
   cudaStreamWaitEvent(stream, event, 0);
   cudaEventRecord(event, stream);
 }

@@ -37,9 +37,6 @@ void release_pinned(void* memory) noexcept;
 // copies what is there when it is replayed.
 void copy_to_device(const Device& device, void* to, const void* from, size_t bytes) noexcept;
 
-// Whether what is queued on the stream of `device` becomes a graph instead of running.
-bool capturing(const Device& device) noexcept;
-
 // A point of a stream that the host can wait for. Passing it again, on any stream, moves it behind
 // both places; a stream under capture is left alone. Never passed, it is not waited for.
 void* make_mark(const Device& device);  // throws Error(kRuntime)
