@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
+#include <vector>
 
 #include "core/check.h"
 #include "winnow/error.h"
@@ -10,6 +11,17 @@
 namespace winnow::detail {
 
 namespace {
+
+// Throws if no kernel and no stage has the name: WINNOW_KERNEL is misspelt, and would be ignored.
+void check_known(std::string_view name, std::string_view item) {
+  static const std::vector<KernelInfo> all = support();
+  for (const KernelInfo& k : all)
+    if (name == k.kernel || name == k.stage) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              cat("WINNOW_KERNEL: expected kernel or stage=kernel, as `winnow support` lists them, "
+                  "found '",
+                  item, "'"));
+}
 
 // WINNOW_KERNEL is a list of "kernel" (for every stage that has it on the call's device) or
 // "stage=kernel" (which must exist there, and counts more). Of several the last wins.
@@ -28,10 +40,13 @@ std::string_view forced_by_environment(std::string_view stage,
     const std::string_view item = rest.substr(0, comma);
     rest = comma == std::string_view::npos ? std::string_view() : rest.substr(comma + 1);
     const size_t equals = item.find('=');
-    if (equals == std::string_view::npos) {
-      if (!strict && known(item)) forced = item;
-    } else if (item.substr(0, equals) == stage) {
+    const std::string_view name = item.substr(0, equals);
+    if (equals == std::string_view::npos && known(name)) {
+      if (!strict) forced = name;
+    } else if (equals != std::string_view::npos && name == stage) {
       forced = item.substr(equals + 1), strict = true;
+    } else {
+      check_known(name, item);  // another stage's
     }
   }
   return forced;

@@ -103,12 +103,24 @@ TEST(KernelTable, EnvironmentNamesAKernelForAllStagesThatHaveIt) {
 }
 
 TEST(KernelTable, EnvironmentNamesAStage) {
-  const Environment e("stage=simd,reference,other=small,third=none");
-  EXPECT_EQ(pick(), "simd");  // the stage's own entry counts more, wherever it stands
-  EXPECT_EQ(pick({}, {}, "other"), "small");
-  EXPECT_EQ(pick({}, {}, "fourth"), "reference");
-  testing::expect_error([] { pick({}, {}, "third"); },
-                        {"third: no kernel fits", "simd ('none' was asked for)"});
+  const Environment e("attend=simd,reference,score=small,select=none");
+  EXPECT_EQ(pick({}, {}, "attend"), "simd");  // its own entry counts more, wherever it stands
+  EXPECT_EQ(pick({}, {}, "score"), "small");
+  EXPECT_EQ(pick({}, {}, "write"), "reference");
+  testing::expect_error([] { pick({}, {}, "select"); },
+                        {"select: no kernel fits", "simd ('none' was asked for)"});
+}
+
+TEST(KernelTable, EnvironmentWithANameThatNothingHasIsRefused) {
+  const auto refuse = [](const char* value, const char* found) {
+    const Environment e(value);
+    testing::expect_error([] { pick(); },
+                          {"WINNOW_KERNEL: expected kernel or stage=kernel", found});
+  };
+  refuse("refrence", "found 'refrence'");
+  refuse("simd,atend=reference", "found 'atend=reference'");
+  const Environment e("simd,");  // nothing behind the last comma
+  EXPECT_EQ(pick(), "simd");
 }
 
 TEST(KernelTable, ListsItself) {
