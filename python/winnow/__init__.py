@@ -1,9 +1,9 @@
 """Sparse MLA attention: write -> plan -> score -> select -> locate -> attend.
 
 Arrays of PyTorch, NumPy, JAX and CuPy pass without copies; results are made in the library of the
-arguments (for JAX in NumPy or CuPy), on their device, and CUDA work goes to the current stream. ``winnow.torch`` has the
-operations for ``torch.compile``, ``winnow.flash_mla`` FlashMLA's interface, ``winnow.hf`` attention
-for transformers.
+arguments (for JAX in NumPy or CuPy), on their device, and CUDA work goes to the current stream.
+``winnow.torch`` has the operations for ``torch.compile``, ``winnow.flash_mla`` FlashMLA's
+interface, ``winnow.hf`` attention for transformers.
 """
 
 from winnow._winnow import *  # noqa: F403

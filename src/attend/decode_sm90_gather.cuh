@@ -55,8 +55,8 @@ __device__ __forceinline__ int first_index(const Args& p, const Span& sp, int& l
   return index_at(p, sp, sp.begin + stage * K::kRows + (t & 15), list);
 }
 
-// Slots, the common case, without a branch and with constants chosen instead of arguments at an
-// index: whatever this takes is taken from the copies.
+// resolve(); for slots, the common case, without a branch and with constants chosen instead of
+// arguments at an index: whatever this takes is taken from the copies.
 __device__ __forceinline__ Place place_of(const Args& p, const Span& sp, int list, int index) {
   const ListView &first = p.lists[0], &second = p.lists[1];
   if (!first.block_table && !second.block_table) {

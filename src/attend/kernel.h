@@ -56,7 +56,7 @@ struct Entry {
   int32_t offset = 0;
 };
 
-// The one place that decides whether a list entry is valid. `request` matters for logical ids only.
+// Whether a list entry is valid (sm90's place_of() says the same of slots). `request`: logical ids.
 WINNOW_HD inline Entry resolve(const ListView& list, int32_t index, int32_t request) {
   Entry e;
   if (index < 0) return e;
