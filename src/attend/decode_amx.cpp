@@ -100,23 +100,25 @@ struct Amx {
   // tile operations hardly overtake each other, and what is behind a store waits with it.
   template <class R, int NH>
   WINNOW_INLINE static void score_step(const ScoreStep& s) {
+    constexpr int64_t kKeys = Panels<R, Amx>::kSixteen;
     if constexpr (NH == 2) {
       score_dot<0, 4, 6>(s), score_dot<1, 4, 7>(s), tile_stream<4>(s.next_k, 64);
       score_dot<2, 5, 6>(s), tile_stream<6>(s.next_q, 64), score_dot<3, 5, 7>(s);
       tile_stream<7>(s.next_q + Panels<R, Amx>::kQuery, 64);
-      tile_stream<5>(s.next_k + kPageCells, 64);
+      tile_stream<5>(s.next_k + kKeys, 64);
     } else {
-      score_dot<0, 4, 7>(s), tile_stream<4>(s.k + 3 * kPageCells, 64);
-      score_dot<1, 5, 7>(s), tile_stream<5>(s.next_k + kPageCells, 64);
-      score_dot<2, 6, 7>(s), tile_stream<6>(s.next_k + 2 * kPageCells, 64);
+      score_dot<0, 4, 7>(s), tile_stream<4>(s.k + 3 * kKeys, 64);
+      score_dot<1, 5, 7>(s), tile_stream<5>(s.next_k + kKeys, 64);
+      score_dot<2, 6, 7>(s), tile_stream<6>(s.next_k + 2 * kKeys, 64);
       score_dot<3, 4, 7>(s), tile_stream<4>(s.next_k, 64), tile_load<7>(s.next_q, 64);
     }
   }
   template <class R, int NH>
   WINNOW_INLINE static void first_operands(const uint32_t* k, const uint32_t* q) {
-    tile_stream<4>(k, 64), tile_stream<5>(k + kPageCells, 64);
+    constexpr int64_t kKeys = Panels<R, Amx>::kSixteen;
+    tile_stream<4>(k, 64), tile_stream<5>(k + kKeys, 64);
     if constexpr (NH == 2) tile_stream<6>(q, 64), tile_stream<7>(q + Panels<R, Amx>::kQuery, 64);
-    else tile_stream<6>(k + 2 * kPageCells, 64), tile_load<7>(q, 64);
+    else tile_stream<6>(k + 2 * kKeys, 64), tile_load<7>(q, 64);
   }
 
   // Logits of NH blocks of heads and their maxima, unit by unit; sums are [tile of keys][block of
@@ -125,7 +127,8 @@ struct Amx {
   WINNOW_INLINE static void score(const Block<Amx>& b, int hb, __m512 (&top)[NH],
                                   Prefetcher<R>& fetch) {
     using P = Panels<R, Amx>;
-    constexpr int kKeys = kUnitKeys<NH>, kUnit = kKeys / 16 * kPageCells;
+    constexpr int kKeys = kUnitKeys<NH>;
+    constexpr int64_t kUnit = kKeys / 16 * P::kSixteen;
     const uint32_t *q = b.m.q + hb * P::kQuery, *k = b.m.k;
     float* done = nullptr;
     const auto unit_logits = [&](int unit) {
@@ -138,14 +141,16 @@ struct Amx {
       for (int panel = 0; panel < P::kCount; ++panel) {
         const bool begins = kFloatScales<R> || panel == 0, last = panel + 1 == P::kCount;
         const uint32_t *pk = k + P::start(panel), *pq = q + panel * kPageCells;
-        for (int at = 0, next = kTileCells; at < P::cells(panel) * 16;
-             at = next, next += kTileCells) {
-          const bool more = next < P::cells(panel) * 16;
-          const uint32_t* next_k = more ? pk + next : last ? k + kUnit : k + P::start(panel + 1);
-          const uint32_t* next_q = more ? pq + next : last ? q : pq + kPageCells;
-          score_step<R, NH>({pk + at, next_k, next_q, begins && at == 0, done});
+        const int steps = P::cells(panel) / 16;
+        for (int step = 0; step < steps; ++step) {
+          const bool more = step + 1 < steps;
+          const uint32_t* next_k = more   ? pk + (step + 1) * kTilePitch
+                                   : last ? k + kUnit
+                                          : k + P::start(panel + 1);
+          const uint32_t* next_q = more ? pq + (step + 1) * kTileCells : last ? q : pq + kPageCells;
+          score_step<R, NH>({pk + step * kTilePitch, next_k, next_q, begins && step == 0, done});
           // The last unit's logits, behind products of this one.
-          if (at == 0 && panel == 0 && unit > 0) unit_logits(unit - 1);
+          if (step == 0 && panel == 0 && unit > 0) unit_logits(unit - 1);
         }
         done = b.m.sums + (kFloatScales<R> ? panel * kPageCells : 0);
         for (int i = 0; NH == 1 && i < kUnitSteps; ++i) fetch.step();
@@ -208,7 +213,7 @@ struct Amx {
     const int steps = (b.n + 31) / 32, blocks = head_blocks(b.heads);
     if (b.end + steps > kSteps) values(b);
     if (b.begin == b.end) b.begin = b.end = 0;
-    pack_keys<R, Amx>(keys, b.n, {b.m.k, b.m.v + b.end * kPageCells, b.m.scales});
+    pack_keys<R, Amx>(keys, b.n, {b.m.k, b.m.v + b.end * kValueTiles, b.m.scales});
     for (int hb = 0; hb < blocks; hb += 2)
       if (hb + 1 < blocks) scores<R, 2>(b, hb, fetch);
       else scores<R, 1>(b, hb, fetch);
@@ -235,7 +240,7 @@ struct Amx {
   template <int X>
   WINNOW_INLINE static void value_steps(const uint32_t* p, const uint32_t* v, int begin, int end) {
     for (int step = begin; step < end; ++step) {
-      tile_load<4>(p + step * kTileCells, 64), tile_load<6>(v + step * kPageCells, 64);
+      tile_load<4>(p + step * kTileCells, 64), tile_load<6>(v + step * kValueTiles, 64);
       tile_dot<X, 4, 6>();
       tile_load<5>(p + kBlockP + step * kTileCells, 64), tile_dot<X + 2, 5, 6>();
     }
@@ -267,18 +272,18 @@ struct Amx {
     const int half = b.begin + (b.end - b.begin) / 2;
     const uint32_t* p = b.m.p + hb * kBlockP;
     const auto v = [&](int tile) {  // what would be loaded behind the last one is not used
-      return b.m.v + tile % kTiles / 4 * kPairGroup<Amx> + tile % 4 * kTileCells;
+      return b.m.v + tile % kTiles * kTilePitch;
     };
     float* o = b.m.o + hb * kBlockO;
     load_sums<0>(b, o);
     value_steps<0>(p, v(0), b.begin, half);
     tile_load<4>(p + half * kTileCells, 64), tile_load<5>(p + kBlockP + half * kTileCells, 64);
-    tile_load<6>(v(0) + half * kPageCells, 64), tile_load<7>(v(1) + half * kPageCells, 64);
+    tile_load<6>(v(0) + half * kValueTiles, 64), tile_load<7>(v(1) + half * kValueTiles, 64);
     for (int tile = 0; tile < kTiles; tile += 2, o += 2 * kTileCells) {
       const auto step = [&](int next, bool turned) {  // the operands of step `next`
         const uint32_t* odd = v(next == half ? tile + 3 : tile + 1);
-        return ValueStep{p + next * kTileCells, v(turned ? tile + 2 : tile) + next * kPageCells,
-                         odd + next * kPageCells, nullptr, nullptr};
+        return ValueStep{p + next * kTileCells, v(turned ? tile + 2 : tile) + next * kValueTiles,
+                         odd + next * kValueTiles, nullptr, nullptr};
       };
       for (int i = half; i < b.end; ++i) {
         ValueStep s = step(i + 1 < b.end ? i + 1 : b.begin, i + 1 == b.end);
@@ -306,11 +311,11 @@ struct Amx {
     if (b.first) zero_sums();
     else tile_load<0>(o, 64), tile_load<1>(o1, 64), tile_load<2>(o2, 64), tile_load<3>(o3, 64);
     for (int step = b.begin; step < b.end; ++step) {
-      const uint32_t *a = p + step * kTileCells, *c = v + step * kPageCells;
+      const uint32_t *a = p + step * kTileCells, *c = v + step * kValueTiles;
       tile_load<4>(a, 64), tile_load<5>(c, 64), tile_dot<0, 4, 5>();
-      tile_load<6>(c + kTileCells, 64), tile_dot<1, 4, 6>();
-      tile_load<7>(c + 2 * kTileCells, 64), tile_dot<2, 4, 7>();
-      tile_load<5>(c + 3 * kTileCells, 64), tile_dot<3, 4, 5>();
+      tile_load<6>(c + kTilePitch, 64), tile_dot<1, 4, 6>();
+      tile_load<7>(c + 2 * kTilePitch, 64), tile_dot<2, 4, 7>();
+      tile_load<5>(c + 3 * kTilePitch, 64), tile_dot<3, 4, 5>();
     }
     tile_store<0>(o, 64), tile_store<1>(o1, 64), tile_store<2>(o2, 64), tile_store<3>(o3, 64);
   }
@@ -440,15 +445,15 @@ struct Amx {
   // O of 64 dims: [32 dims][even, odd][head][16].
   template <class R>
   WINNOW_INLINE static void narrow_unit(const Block<Amx>& b, int panel, int half) {
-    const uint32_t *p = b.m.v, *k = b.m.k + Panels<R, Amx>::start(panel) + half * 2 * kTileCells;
+    const uint32_t *p = b.m.v, *k = b.m.k + Panels<R, Amx>::start(panel) + half * 2 * kTilePitch;
     float* o = b.m.o + (panel * 2 + half) * 4 * kTileCells;
     float *o1 = o + kTileCells, *o2 = o + 2 * kTileCells, *o3 = o + 3 * kTileCells;
     if (b.first) zero_sums();
     else tile_load<0>(o, 64), tile_load<1>(o1, 64), tile_load<2>(o2, 64), tile_load<3>(o3, 64);
-    for (int key = 0; key < b.n; key += 16, p += 2 * kTileCells, k += kPageCells) {
+    for (int key = 0; key < b.n; key += 16, p += 2 * kTileCells, k += Panels<R, Amx>::kSixteen) {
       tile_load<4>(p, 64), tile_stream<6>(k, 64), tile_dot<0, 4, 6>();
       tile_load<5>(p + kTileCells, 64), tile_dot<1, 5, 6>();
-      tile_stream<7>(k + kTileCells, 64), tile_dot<2, 4, 7>(), tile_dot<3, 5, 7>();
+      tile_stream<7>(k + kTilePitch, 64), tile_dot<2, 4, 7>(), tile_dot<3, 5, 7>();
     }
     tile_store<0>(o, 64), tile_store<1>(o1, 64), tile_store<2>(o2, 64), tile_store<3>(o3, 64);
   }

@@ -36,7 +36,7 @@ struct Scratch {
     const size_t rows = static_cast<size_t>(head_blocks(heads)) * 16;
     q = cells(arena, rows / 16 * Panels<V32Bf16, E>::kQuery);
     k = cells(arena, Panels<V32Bf16, E>::kTotal);
-    v = cells(arena, E::kPairs ? kValueDim / 64 * kPairGroup<E> : 0);
+    v = cells(arena, E::kPairs ? kPairTotal<E> : 0);
     p = cells(arena, rows * (E::kWaiting / E::kPer) * (E::kScaleInP ? 4 : 1));
     s = floats(arena, size_t{E::kBlock} * 32);
     sums = floats(arena, E::kTiled ? 5 * kPageCells : 0);

@@ -76,41 +76,47 @@ class Prefetcher {
 // A packed block keeps K in panels of 128 dims: what a register tile or an AMX tile reads at a time
 // is one short contiguous piece. A cell is 4 bytes: `kPer` values. [panel][key][dims] for vectors:
 // panels, and the groups of packed pairs, are a few lines more than a power of two apart, as a
-// key's pieces in them would otherwise fall on the same sets of L1. For AMX (E::kTiled) [panel][16
-// keys] [step of 32 dims][key]: a tile is 1 KB, step s of a panel at s KB of a 4 KB page.
+// key's pieces in them would otherwise fall on the same sets of L1. For AMX (E::kTiled) [16
+// keys][step of 32 dims][key], tiles of 1 KB, a line apart for the same reason.
 inline constexpr int kPanel = 128, kPadCells = 80;
 inline constexpr int kTileCells = 256, kPageCells = 4 * kTileCells;
+inline constexpr int kTilePitch = kTileCells + 16;
 template <class R, class E>
 struct Panels {
   static constexpr int kCount = (R::kDqk + kPanel - 1) / kPanel;
   static constexpr int cells(int panel) {  // of one key
     return std::min(kPanel, R::kDqk - panel * kPanel) / E::kPer;
   }
+  static constexpr int64_t kSixteen = R::kDqk / 32 * kTilePitch;  // keys, tiled
   static constexpr int64_t start(int panel) {
-    return int64_t{panel} * ((kPanel / E::kPer) * E::kBlock + (E::kTiled ? 0 : kPadCells));
+    return int64_t{panel} *
+           (E::kTiled ? kPanel / 32 * kTilePitch : kPanel / E::kPer * E::kBlock + kPadCells);
   }
-  static constexpr int64_t kTotal = start(kCount);
+  static constexpr int64_t kTotal = E::kTiled ? E::kBlock / 16 * kSixteen : start(kCount);
   // Where dims [64 g, 64 g + 64) of a key are; tiled, the first half of them.
   static constexpr int64_t group(int key, int g) {
-    if constexpr (E::kTiled)
-      return start(g / 2) + key / 16 * kPageCells + g % 2 * 2 * kTileCells + key % 16 * 16;
+    if constexpr (E::kTiled) return key / 16 * kSixteen + g * 2 * kTilePitch + key % 16 * 16;
     return start(g / 2) + int64_t{key} * cells(g / 2) + g % 2 * (64 / E::kPer);
   }
-  static constexpr int kHalf = E::kTiled ? kTileCells : 16;  // to the second half
+  static constexpr int kHalf = E::kTiled ? kTilePitch : 16;  // to the second half
   // Q of 16 heads.
   static constexpr int64_t kQuery = (E::kTiled ? kCount * kPanel : R::kDqk) / E::kPer * 16;
 };
 
 // Pairs of keys for the values: [group of 64 dims][pair][4 vectors][16 cells]; tiled, 16 pairs of
-// each vector together.
+// each vector together: [16 pairs][vector][pair][16 cells].
+inline constexpr int kValueTiles = kValueDim / 16 * kTilePitch;  // of 16 pairs
 template <class E>
-inline constexpr int64_t kPairGroup = E::kWaiting / 2 * 64 + (E::kTiled ? 0 : kPadCells);
+inline constexpr int64_t kPairGroup = E::kTiled ? 4 * kTilePitch : E::kWaiting / 2 * 64 + kPadCells;
+template <class E>
+inline constexpr int64_t kPairTotal =
+    E::kTiled ? E::kWaiting / 32 * kValueTiles : kValueDim / 64 * kPairGroup<E>;
 template <class E>
 constexpr int64_t pair_offset(int pair) {
-  return E::kTiled ? pair / 16 * kPageCells + pair % 16 * 16 : pair * 64;
+  return E::kTiled ? pair / 16 * kValueTiles + pair % 16 * 16 : pair * 64;
 }
 template <class E>
-inline constexpr int kPairVector = E::kTiled ? kTileCells : 16;
+inline constexpr int kPairVector = E::kTiled ? kTilePitch : 16;
 
 }  // namespace
 }  // namespace winnow::attention

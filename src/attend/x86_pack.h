@@ -12,15 +12,13 @@
 
 #include <cstring>
 
+#include "attend/x86_codes.h"
 #include "attend/x86_keys.h"
-#include "attend/x86_softmax.h"
-#include "cpu/e4m3_avx512.h"
 
 namespace winnow::attention {
 namespace {
 
 using host::Bf16Codes;
-using Group = Bf16Codes::Values;  // 64 dims of one key
 
 // 64 bf16 in memory order, brought into the order of a decoded group.
 WINNOW_INLINE Group load_bf16(const void* from) {
@@ -45,12 +43,17 @@ WINNOW_INLINE Group scale_exponents(Group x, int byte) {
   return {add_exponent(x.a, shift), add_exponent(x.b, shift)};
 }
 
+// Dims [64 g, 64 g + 64) of a key, behind those that are quantised.
+template <class R>
+WINNOW_INLINE Group load_rope(const KeyRef& key, int g) {
+  return load_bf16(key.row + R::rope(0, 1) - R::row(0, 1) + (g * 64 - R::kNope) * 2);
+}
+
 // Dims [64 g, 64 g + 64) of a key. fp32 scales are left out.
 template <class R>
 WINNOW_INLINE Group load_group(const Bf16Codes& codes, const KeyRef& key, int g) {
   if constexpr (R::kQuantized) {
-    if (g * 64 >= R::kNope)
-      return load_bf16(key.row + R::rope(0, 1) - R::row(0, 1) + (g * 64 - R::kNope) * 2);
+    if (g * 64 >= R::kNope) return load_rope<R>(key, g);
     const Group x = codes.load(key.row + g * 64);
     if constexpr (kFloatScales<R>) return x;
     else return scale_exponents(x, static_cast<int>(key.scales[g]));
@@ -70,45 +73,114 @@ struct PackedKeys {
   uint32_t* v;
   float* scales;
 };
+// Group g of keys i and i + 1, of which so many are there.
+struct Part {
+  int i, g, present;
+};
 
-// Packs keys i and i + 1; the second, or both, may be missing: zeros in v, nothing else. Without
-// kValues only k is written, with zeros for keys that are missing.
+// Where a group of keys i and i + 1 goes.
+template <class R, class E>
+WINNOW_INLINE void store_row(const PackedKeys& to, int key, int g, const Group& x) {
+  uint32_t* row = to.k + Panels<R, E>::group(key, g);
+  _mm512_store_si512(row, x.a);
+  _mm512_store_si512(row + Panels<R, E>::kHalf, x.b);
+}
+WINNOW_INLINE void interleave(const Group& x, const Group& y, __m512i (&pairs)[4]) {
+  pairs[0] = _mm512_unpacklo_epi16(x.a, y.a), pairs[1] = _mm512_unpackhi_epi16(x.a, y.a);
+  pairs[2] = _mm512_unpacklo_epi16(x.b, y.b), pairs[3] = _mm512_unpackhi_epi16(x.b, y.b);
+}
+template <class E>
+WINNOW_INLINE void store_pairs(const PackedKeys& to, int i, int g, const __m512i (&pairs)[4]) {
+  uint32_t* v = to.v + g * kPairGroup<E> + pair_offset<E>(i / 2);
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) _mm512_store_si512(v + j * kPairVector<E>, pairs[j]);
+}
+
+// Packs a group of keys i and i + 1; the second, or both, may be missing: zeros in v, nothing else.
+// Without kValues only k is written, with zeros for keys that are missing.
 template <class R, class E, bool kValues>
-WINNOW_INLINE void pack_pair(const Bf16Codes& codes, const KeyRef* keys, int i, int present,
-                             const PackedKeys& to) {
-  using P = Panels<R, E>;
+WINNOW_INLINE void pack_group(const Bf16Codes& codes, const KeyRef* keys, const Part& part,
+                              const PackedKeys& to) {
+  const auto [i, g, present] = part;
   const __m512i zero = _mm512_setzero_si512();
+  Group x{zero, zero}, y{zero, zero};
+  if (present > 0) x = load_group<R>(codes, keys[i], g);
+  if (!kValues || present > 0) store_row<R, E>(to, i, g, x);
+  if (present > 1) y = load_group<R>(codes, keys[i + 1], g);
+  if (!kValues || present > 1) store_row<R, E>(to, i + 1, g, y);
+  if (!kValues || g >= kValueDim / 64) return;
+  __m512i pairs[4];
+  interleave(x, y, pairs);
+  if constexpr (kFloatScales<R> && !E::kScaleInP) {
+    const float* scale = to.scales + i * 4 + g / 2;
+#pragma GCC unroll 4
+    for (__m512i& cells : pairs) cells = scale_pair(cells, splat(scale[0]), splat(scale[4]));
+  }
+  store_pairs<E>(to, i, g, pairs);
+}
+template <class R, class E, bool kValues>
+[[gnu::noinline, gnu::cold]] void pack_any_codes(const KeyRef* keys, int i, int g,
+                                                 const PackedKeys& to) {
+  pack_group<R, E, kValues>(Bf16Codes(), keys, {i, g, 2}, to);
+}
+
+template <class R>
+WINNOW_INLINE void copy_scales(const KeyRef* keys, int i, int present, const PackedKeys& to) {
   if constexpr (kFloatScales<R>) {
     std::memset(to.scales + i * 4, 0, 32);
     for (int key = 0; key < present; ++key)
       std::memcpy(to.scales + (i + key) * 4, keys[i + key].scales, 16);
   }
+}
+
+// All groups of such a pair.
+template <class R, class E, bool kValues>
+WINNOW_INLINE void pack_pair(const Bf16Codes& codes, const KeyRef* keys, int i, int present,
+                             const PackedKeys& to) {
+  copy_scales<R>(keys, i, present, to);
+#pragma GCC unroll 9
+  for (int g = 0; g < R::kDqk / 64; ++g)
+    pack_group<R, E, kValues>(codes, keys, {i, g, present}, to);
+}
+
+// The same by arithmetic (x86_codes.h), for two keys that are there.
+template <class R, class E, bool kValues>
+WINNOW_INLINE void pack_codes(const CodeWords& words, const KeyRef* keys, int i,
+                              const PackedKeys& to) {
+  constexpr bool kScaled = kFloatScales<R> && kValues && !E::kScaleInP;
+  copy_scales<R>(keys, i, 2, to);
+  ScaleWords words_x, words_y;
+  bool serve = true;
+  if constexpr (kScaled) {
+    serve = ScaleWords::serve(to.scales + i * 4, to.scales + i * 4 + 4);
+    words_x.set(to.scales + i * 4), words_y.set(to.scales + i * 4 + 4);
+  }
 #pragma GCC unroll 9
   for (int g = 0; g < R::kDqk / 64; ++g) {
-    Group x{zero, zero}, y{zero, zero};
-    uint32_t* row = to.k + P::group(i, g);
-    if (present > 0) x = load_group<R>(codes, keys[i], g);
-    if (!kValues || present > 0) {
-      _mm512_store_si512(row, x.a);
-      _mm512_store_si512(row + P::kHalf, x.b);
+    if (g * 64 >= R::kNope) {
+      store_row<R, E>(to, i, g, load_rope<R>(keys[i], g));
+      store_row<R, E>(to, i + 1, g, load_rope<R>(keys[i + 1], g));
+      continue;
     }
-    row = to.k + P::group(i + 1, g);
-    if (present > 1) y = load_group<R>(codes, keys[i + 1], g);
-    if (!kValues || present > 1) {
-      _mm512_store_si512(row, y.a);
-      _mm512_store_si512(row + P::kHalf, y.b);
+    const __m512i cx = _mm512_loadu_si512(keys[i].row + g * 64);
+    const __m512i cy = _mm512_loadu_si512(keys[i + 1].row + g * 64);
+    if (!serve || !words.ordinary(cx, cy)) [[unlikely]] {
+      pack_any_codes<R, E, kValues>(keys, i, g, to);
+      continue;
     }
-    if (!kValues || g >= kValueDim / 64) continue;
-    __m512i pairs[4] = {_mm512_unpacklo_epi16(x.a, y.a), _mm512_unpackhi_epi16(x.a, y.a),
-                        _mm512_unpacklo_epi16(x.b, y.b), _mm512_unpackhi_epi16(x.b, y.b)};
-    if constexpr (kFloatScales<R> && !E::kScaleInP) {
-      const float* scale = to.scales + i * 4 + g / 2;
-#pragma GCC unroll 4
-      for (__m512i& cells : pairs) cells = scale_pair(cells, splat(scale[0]), splat(scale[4]));
+    const Group wx = twice(cx), wy = twice(cy);
+    Group x{words.moved(wx.a), words.moved(wx.b)}, y{words.moved(wy.a), words.moved(wy.b)};
+    store_row<R, E>(to, i, g, {words.value(x.a), words.value(x.b)});
+    store_row<R, E>(to, i + 1, g, {words.value(y.a), words.value(y.b)});
+    if constexpr (kScaled) {
+      x.a = _mm512_add_epi16(x.a, words_x(g / 2, wx.a));
+      x.b = _mm512_add_epi16(x.b, words_x(g / 2, wx.b));
+      y.a = _mm512_add_epi16(y.a, words_y(g / 2, wy.a));
+      y.b = _mm512_add_epi16(y.b, words_y(g / 2, wy.b));
+      __m512i pairs[4];
+      interleave(x, y, pairs);
+      store_pairs<E>(to, i, g, pairs);
     }
-    uint32_t* v = to.v + g * kPairGroup<E> + pair_offset<E>(i / 2);
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) _mm512_store_si512(v + j * kPairVector<E>, pairs[j]);
   }
 }
 
@@ -118,13 +190,16 @@ WINNOW_INLINE void pack_pair(const Bf16Codes& codes, const KeyRef* keys, int i, 
 template <class R, class E, bool kValues = true>
 void pack_keys(const KeyRef* keys, int n, const PackedKeys& to) {
   constexpr int kAhead = 8;
+  int i = 0;
+  if constexpr (E::kTiled && kFloatScales<R> && kValues)
+    for (const CodeWords words; i + 2 <= n; i += 2) pack_codes<R, E, kValues>(words, keys, i, to);
   const Bf16Codes codes;
-  for (int i = 0; i + 2 <= n; i += 2) {
+  for (; i + 2 <= n; i += 2) {
     for (int a = i + kAhead; !E::kTiled && a < std::min(n, i + kAhead + 2); ++a)
       prefetch<R>(keys[a]);
     pack_pair<R, E, kValues>(codes, keys, i, 2, to);
   }
-  for (int i = n / 2 * 2; i % E::kValueStep != 0 || i < n; i += 2)
+  for (; i % E::kValueStep != 0 || i < n; i += 2)
     pack_pair<R, E, kValues>(codes, keys, i, std::max(n - i, 0), to);
 }
 
