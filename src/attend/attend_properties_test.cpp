@@ -353,41 +353,52 @@ TEST_P(AttendLogits, FarPositions) {
   }
 }
 
-// fp8 records with scales that no writer makes: a reader accepts them all.
+// fp8 records with scales that no writer makes: a reader accepts them all. More than 16 heads, as
+// fewer may be another way through a kernel; and codes of normal numbers alone, whose products a
+// kernel may take from a table.
 TEST_P(AttendProperties, StrangeScales) {
-  Case c{.name = "", .tokens = 1, .heads = 4, .list = {{CacheFormat::kV32Fp8, 8, 1, 4}}};
-  Problem p(c);
-  std::iota(p.lists[0]->indices->begin(), p.lists[0]->indices->end(), 0);
-  uint8_t* bytes = p.lists[0]->bytes->data();
-  const float scales[4][4] = {
+  const float all[4][4] = {
       {0, 1e-38f, -2, 1}, {1e-44f, 0, 1, 0x1p-120f}, {0x1p-126f, 1, -0.0f, 3}, {1, 1, 1e30f, 1}};
-  for (int r = 0; r < 4; ++r) {
-    for (int i = 0; i < 512; ++i) {
-      const int code = (i * 37 + r * 11) % 256;  // subnormals and the largest codes among them
-      bytes[r * 656 + i] = static_cast<uint8_t>((code & 127) == 127 ? 0 : code);
+  const float plain[4][4] = {{0.7f, -1.3f, 0x1p-100f, 1},
+                             {3e-3f, 1.9999f, -0x1.fffp-110f, 0.1f},
+                             {1, 2, 3, 4},
+                             {1, 1, 1e30f, 1}};
+  for (const bool normal : {false, true})
+    for (const int heads : {4, 20}) {
+      SCOPED_TRACE(std::to_string(heads) + (normal ? " heads, normal codes" : " heads, all codes"));
+      Case c{.name = "", .tokens = 1, .heads = heads, .list = {{CacheFormat::kV32Fp8, 8, 1, 4}}};
+      Problem p(c);
+      std::iota(p.lists[0]->indices->begin(), p.lists[0]->indices->end(), 0);
+      uint8_t* bytes = p.lists[0]->bytes->data();
+      for (int r = 0; r < 4; ++r) {
+        for (int i = 0; i < 512; ++i) {
+          int code = (i * 37 + r * 11) % 256;  // subnormals and the largest codes among them
+          if (normal) code = (code & 128) + 16 + code % 111;
+          bytes[r * 656 + i] = static_cast<uint8_t>((code & 127) == 127 ? 0 : code);
+        }
+        // The last row's 1e30 meets codes of 0 alone: 0 * scale must stay 0.
+        if (r == 3) std::memset(bytes + r * 656 + 256, 0, 128);
+        std::memcpy(bytes + r * 656 + 512, normal ? plain[r] : all[r], 16);
+        std::memset(bytes + r * 656 + 528, 0, 128);
+      }
+      Answer want = p.expected();
+      Results r(c);
+      AttendArgs a = args(p, r);
+      attend_with_workspace(a);
+      expect_close(a, want);
+      // A NaN code and a NaN scale are NaN; in a slot that the list does not name they are nothing.
+      const uint8_t code = bytes[5];
+      bytes[5] = 0x7f;
+      attend_with_workspace(a);
+      EXPECT_TRUE(std::isnan(to_float(r.out[0])));
+      bytes[5] = code;
+      std::memcpy(bytes + 656 + 516, &kNan, 4);
+      attend_with_workspace(a);
+      EXPECT_TRUE(std::isnan(to_float(r.out[0])));
+      (*p.lists[0]->indices)[1] = -1;
+      attend_with_workspace(a);
+      EXPECT_FALSE(std::isnan(to_float(r.out[0])));
     }
-    // The third row's 1e30 meets codes of 0 alone: 0 * scale must stay 0.
-    if (r == 3) std::memset(bytes + r * 656 + 256, 0, 128);
-    std::memcpy(bytes + r * 656 + 512, scales[r], 16);
-    std::memset(bytes + r * 656 + 528, 0, 128);
-  }
-  Answer want = p.expected();
-  Results r(c);
-  AttendArgs a = args(p, r);
-  attend_with_workspace(a);
-  expect_close(a, want);
-  // A NaN code and a NaN scale are NaN; in a slot that the list does not name they are nothing.
-  const uint8_t code = bytes[5];
-  bytes[5] = 0x7f;
-  attend_with_workspace(a);
-  EXPECT_TRUE(std::isnan(to_float(r.out[0])));
-  bytes[5] = code;
-  std::memcpy(bytes + 656 + 516, &kNan, 4);
-  attend_with_workspace(a);
-  EXPECT_TRUE(std::isnan(to_float(r.out[0])));
-  (*p.lists[0]->indices)[1] = -1;
-  attend_with_workspace(a);
-  EXPECT_FALSE(std::isnan(to_float(r.out[0])));
 }
 
 // The same of V4, whose scales kernels may add to exponents: a NaN code stays one at any scale.
