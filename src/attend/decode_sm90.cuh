@@ -106,7 +106,9 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
     copy<R, N, kMany>(sm, p, ahead, first, list);
     if ((thread_here() & 96) == 96) look_ahead<R, N, kMany>(sm, p, ahead);
     if (!kMany && p.exchange) {
-      if ((thread_here() & 96) == 0) open<R, N>(sm, p, ahead);
+      const int w = thread_here() / 32 & 3;
+      if (w == 0) open<R, N>(sm, p, ahead);
+      if (w == 1 || w == 2) mark_units<R, N>(sm, p, ahead);
     } else if (!kMany && p.splits > 1) {
       cluster_meet();
     }

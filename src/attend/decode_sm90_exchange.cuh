@@ -1,10 +1,11 @@
 // Decode on Hopper: the merge of splits that are no cluster, through global memory that stays in
 // the L2. Clusters leave multiprocessors idle: 15 of 8 CTAs run at once on 132 of them.
 //
-// All CTAs run at once (a cooperative launch). Each has a number that no launch has used before,
-// which the others learn while rows are on their way, and tells them by it when its sums are
-// stored. So no memory has to be cleared before a launch: it may hold anything, and a replayed
-// graph has the same arguments and grid number each time.
+// All CTAs run at once (a cooperative launch). While rows are on their way and scores are made,
+// each marks as empty where its sums will go. Each has a number that no launch has used before,
+// which the others learn, and tells them by it when that is done. Then sums need no fence and no
+// word: who adds them up looks for what is no mark. No memory has to be cleared before a launch: it
+// may hold anything, and a replayed graph has the same arguments and grid number each time.
 #pragma once
 
 #include "attend/decode_sm90_merge.cuh"
@@ -22,7 +23,7 @@ struct Exchange {
   Reply reply[kMaxExchanged][kMaxExchanged];  // to a split, from each
   struct alignas(128) {                       // a line that is written once
     uint64_t number;
-  } sent[kMaxExchanged];          // each split's own when its sums are stored
+  } marked[kMaxExchanged];        // each split's own when its place is marked
   float4 stat[kMaxExchanged][N];  // reference, sum, largest logit, unused
 };
 static_assert(sizeof(Exchange<8>) == exchange_bytes(8, 0));
@@ -48,10 +49,12 @@ __device__ __forceinline__ uint64_t get(const uint64_t* at) {
 }
 __device__ __forceinline__ uint4 get(const void* at) {
   uint4 x;
-  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3},[%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "l"(at)
-               : "memory");
+  asm volatile(
+      "{\n.reg .b64 a,b;\n.reg .b128 t;\nld.relaxed.gpu.global.b128 t,[%4];\nmov.b128 {a,b},t;\n"
+      "mov.b64 {%0,%1},a;\nmov.b64 {%2,%3},b;\n}"
+      : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+      : "l"(at)
+      : "memory");
   return x;
 }
 __device__ __forceinline__ void get(const void* at, uint32_t (&x)[4]) {
@@ -59,10 +62,8 @@ __device__ __forceinline__ void get(const void* at, uint32_t (&x)[4]) {
   x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
 }
 __device__ __forceinline__ void get(const void* at, uint32_t (&x)[2]) {
-  asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1},[%2];"
-               : "=r"(x[0]), "=r"(x[1])
-               : "l"(at)
-               : "memory");
+  const uint64_t v = get(static_cast<const uint64_t*>(at));
+  x[0] = static_cast<uint32_t>(v), x[1] = static_cast<uint32_t>(v >> 32);
 }
 // Both numbers of a reply at once.
 __device__ __forceinline__ void put(Reply* at, Reply x) {
@@ -80,15 +81,17 @@ __device__ __forceinline__ Reply get(const Reply* at) {
   return x;
 }
 __device__ __forceinline__ void put(void* at, uint4 x) {
-  asm volatile("st.relaxed.gpu.global.v4.u32 [%0],{%1,%2,%3,%4};" ::"l"(at), "r"(x.x), "r"(x.y),
-               "r"(x.z), "r"(x.w)
-               : "memory");
+  asm volatile(
+      "{\n.reg .b64 a,b;\n.reg .b128 t;\nmov.b64 a,{%1,%2};\nmov.b64 b,{%3,%4};\n"
+      "mov.b128 t,{a,b};\nst.relaxed.gpu.global.b128 [%0],t;\n}" ::"l"(at),
+      "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+      : "memory");
 }
 
 // A warp that has nothing left to copy learns the others' numbers, a split a lane, while rows are
 // on their way. A number that is read too early is an old one; but a reply that has this CTA's
 // number is of this launch, and has the other's. Then the warp tells the others when this CTA's
-// sums are stored, and hears of them that theirs are. (Replies in place of `sent`, a line that all
+// place is marked, and hears of them that theirs is. (Replies in place of `marked`, a line that all
 // others write while it is read, took 1,500 cycles more.)
 template <class R, int N>
 __device__ __forceinline__ void open(Smem<R, N>& sm, const Args& p, const Span& sp) {
@@ -107,31 +110,49 @@ __device__ __forceinline__ void open(Smem<R, N>& sm, const Args& p, const Span& 
   }
   if (other && back.mine != told) put(&x->reply[lane][split], {back.mine, mine});
   __syncwarp();
-  // Lines that this CTA's sums go to, eight for each unit: in the L2 they are stored faster.
-  const uint4* line = units_of(x) + (lane / 8 * p.splits + split) * 64 + lane % 8 * 8;
-#pragma unroll 1
-  for (int u = lane / 8; u < N; u += 4, line += 4 * 64 * p.splits)
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(line) : "memory");
-  mb_wait(&sm.sent, 0);
-  asm volatile("fence.acq_rel.gpu;" ::: "memory");  // all of the CTA's sums
-  if (lane == 0) put(&x->sent[split].number, mine);
+  mb_wait(&sm.marked, 0);
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");  // all of the CTA's marks
+  if (lane == 0) put(&x->marked[split].number, mine);
   uint64_t theirs = back.mine;
   if (other) do
       asm volatile("ld.acquire.gpu.global.u64 %0,[%1];"
                    : "=l"(theirs)
-                   : "l"(&x->sent[lane].number)
+                   : "l"(&x->marked[lane].number)
                    : "memory");
     while (theirs != back.mine);
   __syncwarp();
   if (lane == 0) mb_arrive(&sm.open);
 }
 
-// The statistics of head h, by its keeper.
+// The statistics of head h, by its keeper. The last word is no mark.
 template <class R, int N>
 __device__ __forceinline__ void send_statistics(Smem<R, N>& sm, const Args& p, const Span& sp,
                                                 int h, float sum) {
   put(&exchange_of<N>(p, sp)->stat[split_here(p)][h],
       make_uint4(__float_as_uint(sm.m[h]), __float_as_uint(sum), __float_as_uint(sm.top[h]), 0));
+}
+
+constexpr uint32_t kEmpty = ~0u;  // two bf16 NaNs as no conversion makes them
+
+// Two warps that have nothing left to copy mark where this CTA's units go, when its first rows are
+// there: before, marks delay the rows; by more warps, in turns with pauses, or by weigh, they delay
+// the scores.
+template <class R, int N>
+__device__ __forceinline__ void mark_units(Smem<R, N>& sm, const Args& p, const Span& sp) {
+  const int t = thread_here() & 63;
+  uint4* to = units_of(exchange_of<N>(p, sp)) + split_here(p) * 64 + t;
+  // a barrier's second phase would look like none
+  if (sp.blocks > 0 && sp.blocks <= kReady) mb_wait(&sm.ready[min(sp.blocks, 2) - 1], 0);
+#pragma unroll 1
+  for (int u = 0; u < N; u++, to += 64 * p.splits)
+    put(to, make_uint4(kEmpty, kEmpty, kEmpty, kEmpty));
+  __syncwarp();
+  if ((t & 31) == 0) mb_arrive(&sm.marked);
+}
+// The keeper of head h marks where its statistics go.
+template <int N>
+__device__ __forceinline__ void mark_statistics(const Args& p, const Span& sp, int h) {
+  put(&exchange_of<N>(p, sp)->stat[split_here(p)][h], make_uint4(kEmpty, kEmpty, kEmpty, kEmpty));
 }
 
 // The weigh warpgroups store their sums.
@@ -145,23 +166,39 @@ __device__ __forceinline__ void send_exchanged(const Args& p, const Span& sp,
   for (int m = 0; m < 4; m += 2)
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
-      *to = unit_of<N>(o, m, j);
+      put(to, unit_of<N>(o, m, j));
       to += 2 * 64 * p.splits;
     }
 }
 
-// The score warpgroup makes the weights when every split has sent: two lanes have eight splits of a
-// head each.
+// Where the splits' weights of each head are: over Q, since weigh may still be at the last rows.
+template <class R, int N>
+__device__ __forceinline__ auto weights_of(Smem<R, N>& sm) {
+  static_assert(sizeof sm.q >= kMaxExchanged * N * sizeof(float));
+  return reinterpret_cast<float(*)[N]>(sm.q);
+}
+
+// The score warpgroup makes the weights when every split's statistics are there: two lanes have
+// eight splits of a head each.
 template <class R, int N>
 __device__ __forceinline__ void exchanged_weights(Smem<R, N>& sm, const Args& p, const Span& sp) {
-  auto& in = *reinterpret_cast<Received<R, N>*>(sm.q);
+  const auto weight = weights_of(sm);
   const int t = thread_here() & 127, h = min(t / 2, N - 1), s0 = 8 * (t & 1), S = p.splits;
   const float4* stat = &exchange_of<N>(p, sp)->stat[0][h];
   touch(p.lse, p.sink);
   mb_wait(&sm.open, 0);
   uint4 v[8];
 #pragma unroll
-  for (int j = 0; j < 8; j++) v[j] = get(stat + min(s0 + j, S - 1) * N);
+  for (int j = 0; j < 8; j++) v[j].w = kEmpty;
+  for (bool again = true; again;) {
+    again = false;
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+      if (v[j].w == kEmpty) v[j] = get(stat + min(s0 + j, S - 1) * N);
+#pragma unroll
+    for (int j = 0; j < 8; j++) again |= v[j].w == kEmpty;
+    again = __any_sync(~0u, again);
+  }
   float m[8], sum[8], big = -INFINITY, top = -INFINITY, all = 0;
 #pragma unroll
   for (int j = 0; j < 8; j++) {
@@ -180,8 +217,9 @@ __device__ __forceinline__ void exchanged_weights(Smem<R, N>& sm, const Args& p,
   all += __shfl_xor_sync(~0u, all, 1);
   const bool write = blockIdx.x == sp.head0 / N * S && t < 2 * N && s0 == 0;  // the first split's
   const float f = finish(p, sp.token, sp.head0 + h, big, all, top, write);
+  bar<2, 128>();  // the last products with Q are done
 #pragma unroll
-  for (int j = 0; j < 8; j++) in.weight[s0 + j][h] = s0 + j < S ? m[j] * f : 0.f;
+  for (int j = 0; j < 8; j++) weight[s0 + j][h] = s0 + j < S ? m[j] * f : 0.f;
   meet<3, Config<R, N>::kMath>();
 }
 
@@ -191,7 +229,7 @@ template <class R, int N, int kWords>
 __device__ __forceinline__ void add_units(Smem<R, N>& sm, const Args& p, const Span& sp,
                                           int count) {
   constexpr int kThreads = 256 / kWords, kUnits = 256 / kThreads;  // of a unit, at once
-  auto& in = *reinterpret_cast<Received<R, N>*>(sm.q);
+  const auto weight = weights_of(sm);
   const int tid = thread_here(), i = tid % kThreads * (kWords / 2), S = p.splits,
             split = split_here(p);
   const bool two = S <= 8;
@@ -207,8 +245,19 @@ __device__ __forceinline__ void add_units(Smem<R, N>& sm, const Args& p, const S
     uint32_t v[16][kWords] = {};
 #pragma unroll
     for (int s = 0; s < 8; s++) {
-      if (s < in_a) get(a + s * 128, v[s]);
-      if (s < in_b) get(b + s * 128, v[8 + s]);
+      if (s < in_a) v[s][0] = kEmpty;
+      if (s < in_b) v[8 + s][0] = kEmpty;
+    }
+    for (bool again = true; again;) {
+      again = false;
+#pragma unroll
+      for (int s = 0; s < 8; s++) {
+        if (v[s][0] == kEmpty) get(a + s * 128, v[s]);
+        if (v[8 + s][0] == kEmpty) get(b + s * 128, v[8 + s]);
+      }
+#pragma unroll
+      for (int s = 0; s < 16; s++) again |= v[s][0] == kEmpty;
+      again = __any_sync(~0u, again);
     }
     if (!met) meet<3, Config<R, N>::kMath>();  // the weights are there
     met = true;
@@ -225,7 +274,7 @@ __device__ __forceinline__ void add_units(Smem<R, N>& sm, const Args& p, const S
       for (int c = 0; c < kWords / 2; c++) put_merged<R, N>(p, sp, unit, i + c, acc[c]);
     };
     const auto weights = [&](int unit) {
-      return &in.weight[0][8 * (unit / 2 % (N / 8)) + 2 * (i / 2 & 3)];
+      return &weight[0][8 * (unit / 2 % (N / 8)) + 2 * (i / 2 & 3)];
     };
     if (in_a == 0) continue;
     add(0, weights(u));

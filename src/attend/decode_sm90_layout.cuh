@@ -138,7 +138,7 @@ struct alignas(1024) Smem {
   uint64_t placed[K::kAhead];
   uint64_t yfull, yempty, pempty;  // log2 P and P: made, taken over
   uint64_t inbox, notes;           // units, statistics that the splits of the cluster send
-  uint64_t sent, open;             // this split's sums are stored, those of all splits are
+  uint64_t marked, open;           // the place of this split's sums is marked, of all splits' is
   uint32_t qmax, moved[2];         // moved: whether block i moves the reference, by i mod 2
   uint32_t qpart[4];               // largest of a later token's Q, by warp
   // The barriers from `full` on, in their order, and how many arrive at the b-th.
@@ -153,7 +153,8 @@ struct alignas(1024) Smem {
            : k < 0            ? 32
            : k == 0           ? 128
            : k == 1           ? 256
-           : k == 2 || k == 5 ? 8
+           : k == 2           ? 8
+           : k == 5           ? 10
                               : 1;
   }
 };

@@ -115,6 +115,11 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
   const auto sum_of = [&](int h) {
     return (sm.warp[0][h] + sm.warp[1][h]) + (sm.warp[2][h] + sm.warp[3][h]);
   };
+  if (!kMany && p.exchange) {
+    if (const auto [head, some] = keeper(); some) mark_statistics<N>(p, sp, head);
+    __syncwarp();
+    if (lane == 0) mb_arrive(&sm.marked);
+  }
   int slot = at.slot;
   const int behind = at.block + sp.blocks;
 #pragma unroll 1
@@ -300,6 +305,12 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
     begin();
     fence_async();
     both();
+    if (!kMany && i + 1 == behind && p.exchange) {
+      // the last block: statistics go out while it is multiplied
+      sum_up();
+      if (const auto [head, some] = keeper(); some)
+        send_statistics<R, N>(sm, p, job<N>(p), head, sum_of(head));
+    }
     uint32_t pd = desc(s32(sm.p[0]), 8192);
     if constexpr (K::kExactly)
       if (exact) {
@@ -339,12 +350,10 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
   drain();
   if (!kMany && p.exchange) {
     const Span here = job<N>(p);  // again, rather than in registers of the loop over blocks
+    mb_wait(&sm.marked, 0);
     send_exchanged<N>(p, here, o);
-    sum_up();
-    if (const auto [head, some] = keeper(); some)
-      send_statistics<R, N>(sm, p, here, head, sum_of(head));
-    __syncwarp();
-    if ((thread_here() & 31) == 0) mb_arrive(&sm.sent);
+    if (const auto [head, some] = keeper(); some && behind == at.block)
+      send_statistics<R, N>(sm, p, here, head, 0.f);
     return collect<R, N>(sm, p, here);
   }
   sum_up();
