@@ -67,7 +67,7 @@ Cut cut(const Params& p, int max_size, bool fixed, size_t memory) {
       if (fixed || splits == 1 || jobs * splits > most ||
           jobs * sm90::exchange_bytes(size, splits) > memory)
         continue;
-      const double last = size == 64 ? 0.5 : 1.7;  // larger sums, but `block` is of many blocks
+      const double last = size == 64 ? 0.5 : 1.7;  // `block` is of many blocks
       const double other = 5 + std::max(size, 16) / 8.0 + share * block + last;
       if (other < least) least = other, best = {groups, splits, size, true};
     }
