@@ -88,11 +88,15 @@ class Cursor {
   // The next valid entries, at most `limit` <= kMaxBlock of them; the number found, 0 at the end.
   int32_t fill(Rows& rows, int32_t limit) noexcept;
 
- private:
+  // What is left of a list, for kernels that look entries up themselves, and the token's request.
   struct Range {
     const int32_t* index = nullptr;  // next column
     const int32_t* end = nullptr;
   };
+  Range& left(int list) { return range_[list]; }
+  int32_t request() const { return request_; }
+
+ private:
   const Params& p_;
   Range range_[2];
   int32_t request_ = 0;

@@ -114,32 +114,27 @@ void attend_block(Block<E>& b, const KeyRef* keys, std::span<const KeyRef> ahead
 // Addresses of the first block of a tile; how many there are.
 template <class E>
 size_t first_keys(const Params& p, const TileJob& job, const Tile& tile, KeyRef* to) {
-  Rows rows;
-  Cursor(p, {tile.token, tile.begin, tile.end, false, nullptr, job.ready}).fill(rows, E::kBlock);
-  locate_keys(p, rows, to);
-  return static_cast<size_t>(rows.count);
+  Cursor cursor(p, {tile.token, tile.begin, tile.end, false, nullptr, job.ready});
+  return static_cast<size_t>(next_keys(p, cursor, {to, E::kBlock}).count);
 }
 
 // All keys of a tile.
 template <class E>
 void attend_keys(const Params& p, const TileJob& job, Block<E>& b) {
   Cursor cursor(p, job);
-  Rows rows;
   KeyRef *keys = b.m.keys, *ahead = keys + E::kBlock;
-  cursor.fill(rows, E::kBlock);
-  locate_keys(p, rows, keys);
+  KeyBlock block = next_keys(p, cursor, {keys, E::kBlock});
   if (job.new_query)
     with_latent(p.lists[0].format, [&]<class R>(R) {
-      pack_q<E, R>(p, job.token, b.m.q, {keys, static_cast<size_t>(rows.count)});
+      pack_q<E, R>(p, job.token, b.m.q, {keys, static_cast<size_t>(block.count)});
     });
   const bool mixed = p.list_count > 1 && p.lists[0].format != p.lists[1].format;
-  while (rows.count > 0) {
-    const int count = rows.count, cut = mixed ? rows.cut : count;
-    cursor.fill(rows, E::kBlock);
-    locate_keys(p, rows, ahead);
+  while (block.count > 0) {
+    const int count = block.count, cut = mixed ? block.cut : count;
+    block = next_keys(p, cursor, {ahead, E::kBlock});
     // During the last block, the first records of what comes next: 1 % of a token.
-    const size_t fetched = rows.count == 0 && job.next ? first_keys<E>(p, job, *job.next, ahead)
-                                                       : static_cast<size_t>(rows.count);
+    const size_t fetched = block.count == 0 && job.next ? first_keys<E>(p, job, *job.next, ahead)
+                                                        : static_cast<size_t>(block.count);
     const auto run = [&](int list, int begin, int end) {
       if (begin == end) return;
       b.n = end - begin;

@@ -29,20 +29,73 @@ constexpr bool kFloatScales = [] {
   else return false;
 }();
 
-// Addresses of the records of a block.
-inline void locate_keys(const Params& p, const Rows& rows, KeyRef* out) {
-  const auto locate = [&](const ListView& list, int32_t begin, int32_t end) {
-    with_latent(list.format, [&]<class R>(R) {
-      for (int32_t i = begin; i < end; ++i) {
-        const Entry e = rows.row[i];
-        const std::byte* page = list.data + e.page * list.page_stride;
-        out[i].row = page + R::row(e.offset, list.page);
-        if constexpr (R::kQuantized) out[i].scales = page + R::scales(e.offset, list.page);
-      }
+// Addresses of a list's next valid records, as many as there is room for: resolve() of eight
+// entries at once. One after the other they took 10 ticks a key, 5 % of a token with 16 heads.
+template <class R>
+int32_t take_keys(const ListView& list, Cursor& cursor, Cursor::Range& left,
+                  std::span<KeyRef> room) {
+  const auto all = [](int64_t x) { return _mm512_set1_epi64(x); };
+  const __m512i zero = _mm512_setzero_si512(), pages = all(list.pages);
+  const int32_t rows = list.page, request = cursor.request();
+  const int32_t* table = list.block_table;
+  if (table && (request < 0 || request >= list.table_rows)) left.index = left.end;
+  else if (table) table += request * list.table_stride;
+  int64_t scales = 0, scale_step = 0;  // R::scales() and R::row() are linear in the offset
+  if constexpr (R::kQuantized)
+    scales = R::scales(0, rows), scale_step = R::scales(1, rows) - scales;
+  const int64_t row_step = R::row(1, rows) - R::row(0, rows);
+  const auto limit = static_cast<int32_t>(room.size());
+  int32_t count = 0;
+  while (left.index < left.end && count < limit) {
+    const auto n = std::min<int64_t>({8, left.end - left.index, limit - count});
+    const auto there = static_cast<__mmask8>((1u << n) - 1);
+    const __m512i index = _mm512_cvtepi32_epi64(_mm256_maskz_loadu_epi32(there, left.index));
+    left.index += n;
+    __m512i page = _mm512_srl_epi64(_mm512_mul_epu32(index, all(list.page.factor)),
+                                    _mm_cvtsi32_si128(list.page.shift));
+    const __m512i offset = _mm512_sub_epi64(index, _mm512_mul_epi32(page, all(rows)));
+    __mmask8 valid = _mm512_mask_cmpge_epi64_mask(there, index, zero);
+    if (table) {
+      valid = _mm512_mask_cmplt_epi64_mask(valid, page, all(list.table_width));
+      page = _mm512_cvtepi32_epi64(
+          _mm512_mask_i64gather_epi32(_mm256_setzero_si256(), valid, page, table, 4));
+      valid = _mm512_mask_cmpge_epi64_mask(valid, page, zero);
+    }
+    valid = _mm512_mask_cmplt_epi64_mask(valid, page, pages);
+    const __m512i base = _mm512_add_epi64(_mm512_mullo_epi64(page, all(list.page_stride)),
+                                          all(reinterpret_cast<int64_t>(list.data)));
+    const auto at = [&](int64_t first, int64_t step) {
+      const __m512i x = _mm512_add_epi64(base, all(first));
+      return _mm512_maskz_compress_epi64(valid,
+                                         _mm512_add_epi64(x, _mm512_mul_epi32(offset, all(step))));
+    };
+    const __m512i row = at(R::row(0, rows), row_step), scale = at(scales, scale_step);
+    const int found = __builtin_popcount(valid);
+    const unsigned words = (1u << 2 * found) - 1;
+    const __m512i low = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
+    const __m512i high = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
+    KeyRef* to = room.data() + count;
+    _mm512_mask_storeu_epi64(to, static_cast<__mmask8>(words),
+                             _mm512_permutex2var_epi64(row, low, scale));
+    _mm512_mask_storeu_epi64(to + 4, static_cast<__mmask8>(words >> 8),
+                             _mm512_permutex2var_epi64(row, high, scale));
+    count += found;
+  }
+  return count;
+}
+
+// The next block of keys, those of list 0 first.
+struct KeyBlock {
+  int32_t count, cut;  // keys [0, cut) are of list 0, [cut, count) of list 1
+};
+inline KeyBlock next_keys(const Params& p, Cursor& cursor, std::span<KeyRef> room) {
+  const auto take = [&](int list, std::span<KeyRef> to) {
+    return with_latent(p.lists[list].format, [&]<class R>(R) {
+      return take_keys<R>(p.lists[list], cursor, cursor.left(list), to);
     });
   };
-  locate(p.lists[0], 0, rows.cut);
-  locate(p.lists[1], rows.cut, rows.count);
+  const int32_t cut = take(0, room);
+  return {p.list_count > 1 ? cut + take(1, room.subspan(static_cast<size_t>(cut))) : cut, cut};
 }
 
 // Fetches a record to L2.
