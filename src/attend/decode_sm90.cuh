@@ -30,10 +30,10 @@ template <class R>
 constexpr int kRegsScore = R::kFp8 ? 104 : 96;
 constexpr int kRegsWeigh = 184;
 
-// kMany: without splits, a CTA goes from token to token.
-template <class R, int N, bool kMany>
+template <class R, int N, Way W>
 __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p) {
   using K = Config<R, N>;
+  constexpr bool kMany = W == Way::kMany;
   extern __shared__ __align__(1024) uint8_t raw_smem[];
   auto& sm = *reinterpret_cast<Smem<R, N>*>(raw_smem);
   const int wg = __shfl_sync(~0u, (int)threadIdx.x / 128, 0);
@@ -46,13 +46,13 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
     cut_list<K>(p, ahead);
     first = first_index<K>(p, ahead, list);
   }
-  if (!kMany && wg == 1 && p.splits > 1) prefetch_q<N>(p);
+  if (W >= Way::kCluster && wg == 1) prefetch_q<N>(p);
   // Every launch waits for this, and a barrier takes about 70 cycles: three for each warp.
   const int tid = threadIdx.x;
   if ((tid & 31) == 0) {
 #pragma unroll 1
     for (int b = tid / 32; b < Smem<R, N>::kBarriers; b += 16)
-      mb_init(s32(sm.full) + 8 * b, Smem<R, N>::arrivals(b, kMany));
+      mb_init(s32(sm.full) + 8 * b, Smem<R, N>::arrivals(b, W));
     fence_barrier_init();
   }
   if (tid == 0) sm.qmax = sm.moved[1] = 0, sm.moved[0] = 1;
@@ -70,9 +70,9 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
     cut_list<K>(p, sp);
     Weighed<N> at{};
 #pragma unroll 1
-    do weigh<R, N, kMany>(sm, p, sp, wg, at);
+    do weigh<R, N, W>(sm, p, sp, wg, at);
     while (kMany && next_token<K>(p, sp));
-    if (!kMany && p.splits > 1 && !p.exchange) merge<R, N>(sm, p, sp, split_here(p));
+    if constexpr (W == Way::kCluster) merge<R, N>(sm, p, sp, split_here(p));
   } else if (wg == 2) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsScore<R>));
     Span sp = job<N>(p);
@@ -93,30 +93,29 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
       }
     }
     score<R, N>(sm, p, sp, back, at);
-    if (p.exchange) {
+    if constexpr (W == Way::kExchange) {
       exchanged_weights<R, N>(sm, p, sp);
-    } else if (p.splits > 1) {
+    } else if constexpr (W == Way::kCluster) {
       meet<3, K::kMath>();
       cluster_meet();
       make_weights<R, N>(sm, p, sp, split_here(p));
-      merge<R, N>(sm, p, sp, split_here(p));
     }
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsCopy<R>));
-    copy<R, N, kMany>(sm, p, ahead, first, list);
-    if ((thread_here() & 96) == 96) look_ahead<R, N, kMany>(sm, p, ahead);
-    if (!kMany && p.exchange) {
+    copy<R, N, W>(sm, p, ahead, first, list);
+    if ((thread_here() & 96) == 96) look_ahead<R, N, W>(sm, p, ahead);
+    if constexpr (W == Way::kExchange) {
       const int w = thread_here() / 32 & 3;
       if (w == 0) open<R, N>(sm, p, ahead);
       if (w == 1 || w == 2) mark_units<R, N>(sm, p, ahead);
-    } else if (!kMany && p.splits > 1) {
+    } else if constexpr (W == Way::kCluster) {
       cluster_meet();
     }
   }
 }
 
 // The kernel's attributes, set once a device.
-template <class R, int N, bool kMany>
+template <class R, int N, Way W>
 cudaError_t prepare() {
   static std::atomic<uint64_t> done{0};  // a bit for each device
   int device = 0;
@@ -124,21 +123,21 @@ cudaError_t prepare() {
   const uint64_t bit = uint64_t{1} << (device & 63);
   if (done.load(std::memory_order_relaxed) & bit) return cudaSuccess;
   if (const cudaError_t e = cudaFuncSetAttribute(
-          decode<R, N, kMany>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Smem<R, N>)))
+          decode<R, N, W>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Smem<R, N>)))
     return e;
-  if (const cudaError_t e = cudaFuncSetAttribute(decode<R, N, kMany>,
-                                                 cudaFuncAttributeNonPortableClusterSizeAllowed, 1))
+  if (const cudaError_t e =
+          cudaFuncSetAttribute(decode<R, N, W>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1))
     return e;
   done.fetch_or(bit, std::memory_order_relaxed);
   return cudaSuccess;
 }
 
 // A launch in clusters of `cluster`; of 0: all CTAs at once, or none.
-template <class R, int N, bool kMany = false>
+template <class R, int N, Way W>
 struct Launch {
   cudaLaunchConfig_t config{};
   cudaLaunchAttribute attribute[1];
-  cudaError_t ready = prepare<R, N, kMany>();
+  cudaError_t ready = prepare<R, N, W>();
 
   Launch(dim3 grid, unsigned cluster, cudaStream_t stream) {
     config.gridDim = grid;
@@ -157,21 +156,23 @@ struct Launch {
   }
 };
 
-template <class R, int N, bool kMany>
+template <class R, int N, Way W>
 cudaError_t launch(const Args& p, unsigned tokens, cudaStream_t stream) {
   const auto splits = static_cast<unsigned>(p.splits);
   const dim3 grid(splits * static_cast<unsigned>(p.groups), std::min<unsigned>(tokens, kTokensY),
                   (tokens + kTokensY - 1) / kTokensY);
-  const Launch<R, N, kMany> l(grid, p.exchange ? 0 : splits, stream);
-  return l.ready ? l.ready : cudaLaunchKernelEx(&l.config, decode<R, N, kMany>, p);
+  const Launch<R, N, W> l(grid, W == Way::kExchange ? 0 : splits, stream);
+  return l.ready ? l.ready : cudaLaunchKernelEx(&l.config, decode<R, N, W>, p);
 }
 
 // From token to token where fewer run at once than there are, and goes_on() says so.
 template <class R, int N>
 cudaError_t launch(const Args& p, int at_once, cudaStream_t stream) {
   if constexpr (goes_on(R::Stored::kFormat, N))
-    if (at_once < p.tokens) return launch<R, N, true>(p, at_once, stream);
-  return launch<R, N, false>(p, p.tokens, stream);
+    if (at_once < p.tokens) return launch<R, N, Way::kMany>(p, at_once, stream);
+  if (p.exchange) return launch<R, N, Way::kExchange>(p, p.tokens, stream);
+  if (p.splits > 1) return launch<R, N, Way::kCluster>(p, p.tokens, stream);
+  return launch<R, N, Way::kAlone>(p, p.tokens, stream);
 }
 
 // The instantiation whose CTA has `size` heads.

@@ -169,10 +169,11 @@ constexpr int kNoMore = -2;  // instead of a page: the CTA's last block lies bef
 // rows they look up themselves (`index`, `list`: a lane's); then three go on where the fourth one
 // has found the rows, with kMany from token to token. Looking all of them up here took half of the
 // time of the copying warps, and with 128 heads everything waited for them.
-template <class R, int N, bool kMany>
+template <class R, int N, Way W>
 __device__ __forceinline__ void copy(Smem<R, N>& sm, const Args& p, const Span& sp, int index,
                                      int list) {
   using K = Config<R, N>;
+  constexpr bool kMany = W == Way::kMany;
   const int tid = thread_here(), lane = tid & 31;
   const int w = __shfl_sync(~0u, (tid / 32) & 3, 0);  // uniform, and so is what comes of it
   const int own = kMany ? __shfl_sync(~0u, own_blocks(sp), 0) : 2;
@@ -300,9 +301,10 @@ __device__ __forceinline__ void expect_row(const ListView& L, Place at) {
 
 // What the fourth copying warp does then: describes block after block as they arrive, and finds the
 // rows of the kAhead-th one behind it, with kMany of later tokens too.
-template <class R, int N, bool kMany>
+template <class R, int N, Way W>
 __device__ __forceinline__ void look_ahead(Smem<R, N>& sm, const Args& p, Span sp) {
   using K = Config<R, N>;
+  constexpr bool kMany = W == Way::kMany;
   const int lane = thread_here() & 31, own = kMany ? own_blocks(sp) : 2;
   int before = 0, total = sp.blocks;  // blocks of the tokens before sp's, and with it
   const auto position = [&](int block, int k) {
@@ -333,32 +335,25 @@ __device__ __forceinline__ void look_ahead(Smem<R, N>& sm, const Args& p, Span s
         if (block == total) place.page = kNoMore;
         place.offset |= list << 31;
       }
-      if constexpr (!kMany && R::kFp8 && K::kStages < 16)
-        if (p.splits > 1 && place.page >= 0) expect_row<R>(p.lists[list], place);
+      if constexpr (W >= Way::kCluster && R::kFp8 && K::kStages < 16)
+        if (place.page >= 0) expect_row<R>(p.lists[list], place);
       sm.place[at][lane + 32 * k] = place;
     }
     mb_arrive(&sm.placed[at]);
   };
   int slot = lane >> 3, ph = 0;
-  int2 next;
-  if constexpr (kMany) {
+  int2 next = load(own);
 #pragma unroll 1
-    for (int block = own; block < K::kAhead; block++) tell(block, load(block));
-    next = load(K::kAhead);
-  } else {
-    static_assert(K::kAhead == 3);
-    next = load(3);
-    tell(2, load(2));
-  }
-#pragma unroll 1
-  for (int i = 0; i < total; i++) {
-    mb_wait_all(&sm.full[slot], ph);
-    describe<R, N>(sm, slot);
-    mb_arrive(&sm.ready[i % kReady]);
-    slot += 4;
-    if (slot >= K::kStages) {
-      slot -= K::kStages;
-      ph ^= 1;
+  for (int i = own - K::kAhead; i < total; i++) {
+    if (i >= 0) {
+      mb_wait_all(&sm.full[slot], ph);
+      describe<R, N>(sm, slot);
+      mb_arrive(&sm.ready[i % kReady]);
+      slot += 4;
+      if (slot >= K::kStages) {
+        slot -= K::kStages;
+        ph ^= 1;
+      }
     }
     tell(i + K::kAhead, next);
     next = load(i + 1 + K::kAhead);

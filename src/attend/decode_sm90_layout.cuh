@@ -54,6 +54,11 @@ struct Splits {
 };
 struct Args : Splits, Call {};
 
+// What a CTA has: a token, one token after the other, or a part of a token's lists, whose splits
+// are a cluster or meet in memory. A kernel each, since 64 KB of code come with a launch, and what
+// lies behind them takes 0.3 us a KB where another kernel has run in between.
+enum class Way { kAlone, kMany, kCluster, kExchange };
+
 // Whether CTAs of n heads may take several tokens, one after the other: a kernel more to compile,
 // so where that gains 2 % and more. 64 heads of V3.2 gain nothing.
 constexpr bool goes_on(CacheFormat format, int n) {
@@ -143,12 +148,12 @@ struct alignas(1024) Smem {
   uint32_t qpart[4];               // largest of a later token's Q, by warp
   // The barriers from `full` on, in their order, and how many arrive at the b-th.
   static constexpr int kBarriers = 2 * K::kStages + kReady + K::kAhead + 7;
-  // `many`: a CTA has several tokens, and the keepers of its heads' sums arrive at `inbox` when
-  // they have set them back.
-  static constexpr __device__ int arrivals(int b, bool many) {
+  // Where a CTA has several tokens, the keepers of its heads' sums arrive at `inbox` when they have
+  // set them back.
+  static constexpr __device__ int arrivals(int b, Way way) {
     if (b < K::kStages) return R::kSideBytes ? 33 : 32;
     const int k = b - 2 * K::kStages - kReady - K::kAhead;
-    if (many && k == 3) return N;
+    if (k == 3 && way == Way::kMany) return N;
     return b < 2 * K::kStages ? 8
            : k < 0            ? 32
            : k == 0           ? 128

@@ -95,12 +95,13 @@ __device__ __forceinline__ void make_weights(Smem<R, N>& sm, const Args& p, cons
   const int t = thread_here() & 127, s = t & 15;
   touch(p.lse, p.sink);
   mb_wait_cluster(&sm.notes, 0);
-#pragma unroll 2
+#pragma unroll 1
   for (int h = t / 16; h < N; h += 8) {
     float4 x = make_float4(0.f, 0.f, -INFINITY, 0.f);
     if (s < p.splits) x = in.stat[s][h];
     in.weight[s][h] = weight_of(p, sp, h, x, split == 0 && s == 0);
   }
+  meet<3, Config<R, N>::kMath>();
 }
 
 // A split's part of two columns of two heads, times the heads' weights.
@@ -134,7 +135,7 @@ __device__ __forceinline__ void put_merged(const Args& p, const Span& sp, int u,
   }
 }
 
-// Each CTA sums its share of the output, in the order of the splits.
+// The weigh warpgroups sum the CTA's share of the output, in the order of the splits.
 template <class R, int N>
 __device__ __forceinline__ void merge(Smem<R, N>& sm, const Args& p, const Span& sp, int split) {
   auto& in = *reinterpret_cast<Received<R, N>*>(sm.q);
@@ -145,7 +146,7 @@ __device__ __forceinline__ void merge(Smem<R, N>& sm, const Args& p, const Span&
   const int count = static_cast<int>(over_splits(p, N - split + S - 1));
   // A thread has two columns of two heads. The loop is short, since its code is in no cache.
 #pragma unroll 1
-  for (int i = tid; i < count * 128; i += Config<R, N>::kMath) {
+  for (int i = tid; i < count * 128; i += 256) {
     const int k = i / 128, t = i / 2 & 63, u = k * S + split;
     const uint2* x = reinterpret_cast<const uint2*>(in.units[k * S]) + (i & 127);
     const float* by = &in.weight[0][8 * (u / 2 % (N / 8)) + 2 * (t & 3)];

@@ -30,17 +30,23 @@ __device__ __forceinline__ void put_shared(uint32_t at, uint32_t x, uint32_t y, 
                : "memory");
 }
 
+// What Q is multiplied by, twice, as bf16: 2^(13 - e), exact times Q.
+__device__ __forceinline__ uint32_t q_factor(int e) { return (140 - e) * 0x800080u; }
+// Two values of Q times f, as fp16.
+__device__ __forceinline__ uint32_t convert_q(uint32_t two, uint32_t f) {
+  const uint32_t x = mul_b2(two, f);
+  return pack<false>(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000));
+}
+
 // Eight columns of Q, times f, in shared memory: columns permuted to match the rows' fragments.
 template <class R, int N, bool kRopePart>
-__device__ __forceinline__ void put_q(Smem<R, N>& sm, int h, int c, const uint4& v, float f) {
+__device__ __forceinline__ void put_q(Smem<R, N>& sm, int h, int c, const uint4& v, uint32_t f) {
   using K = Config<R, N>;
   uint8_t* row = sm.q + (kRopePart ? K::kNopeTiles : c >> 3) * (N * 128) + h * 128;
   uint32_t x[4] = {v.x, v.y, v.z, v.w};
   if constexpr (R::kFp8) {
 #pragma unroll
-    for (int k = 0; k < 4; k++)
-      x[k] =
-          pack<kRopePart>(__uint_as_float(x[k] << 16) * f, __uint_as_float(x[k] & 0xffff0000) * f);
+    for (int k = 0; k < 4; k++) x[k] = kRopePart ? mul_b2(x[k], f) : convert_q(x[k], f);
   }
   if constexpr (R::kFp8 && !kRopePart) {
     // a 16-column step reads columns 4t,4t+1 as its k = 2t,2t+1 and 4t+2,4t+3 as its k = 2t+8,2t+9
@@ -91,7 +97,8 @@ __device__ __forceinline__ float load_q(Smem<R, N>& sm, const Args& p, const Spa
       v[i] = __ldg(reinterpret_cast<const uint4*>(at) + 32 * half);
     if (kRopePart || half) at += (kRopePart ? 16 : 8) * stride;
   }
-  float f = 1, back = 1;
+  uint32_t f = 0;
+  float back = 1;
   if constexpr (R::kFp8) {
     // one power of two for all heads brings Q into fp16's range
     uint32_t mx = 0;
@@ -101,7 +108,7 @@ __device__ __forceinline__ float load_q(Smem<R, N>& sm, const Args& p, const Spa
     if (lane == 0) atomicMax(&sm.qmax, mx);
     meet<1, K::kMath>();
     const int e = q_exponent(sm.qmax);
-    f = pow2i(13 - e);
+    f = q_factor(e);
     back = pow2i(e - 13);
   }
 #pragma unroll
@@ -189,7 +196,7 @@ __device__ __forceinline__ float reload_q(Smem<R, N>& sm, const Args& p, int tok
   if (lane == 0) sm.qpart[w] = most;
   bar<2, 128>();
   const int e = q_exponent(max(max(sm.qpart[0], sm.qpart[1]), max(sm.qpart[2], sm.qpart[3])));
-  const uint32_t f = (140 - e) * 0x800080u;  // 2^(13 - e), twice, as bf16: exact times Q
+  const uint32_t f = q_factor(e);
   to = first;
 #pragma unroll 1
   for (int turn = 0; turn < kTurns; turn++, to += 2048)
@@ -197,10 +204,7 @@ __device__ __forceinline__ float reload_q(Smem<R, N>& sm, const Args& p, int tok
       get_shared(x, at);
       get_shared(x + 4, at ^ 16);
 #pragma unroll
-      for (int c = 0; c < 8; c++) {
-        x[c] = mul_b2(x[c], f);
-        x[c] = pack<false>(__uint_as_float(x[c] << 16), __uint_as_float(x[c] & 0xffff0000));
-      }
+      for (int c = 0; c < 8; c++) x[c] = convert_q(x[c], f);
       put_shared(at, x[0], x[2], x[4], x[6]);
       put_shared(at ^ 16, x[1], x[3], x[5], x[7]);
     });

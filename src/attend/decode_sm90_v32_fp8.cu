@@ -8,11 +8,11 @@ void decode_v32_fp8(const Args& args, Share share, void* stream) {
 }
 
 int clusters_at_once(int size) {
-  const Launch<Row<V32Fp8>, 64> l(static_cast<unsigned>(size), static_cast<unsigned>(size),
-                                  nullptr);
+  using R = Row<V32Fp8>;
+  const auto ctas = static_cast<unsigned>(size);
+  const Launch<R, 64, Way::kCluster> l(ctas, ctas, nullptr);
   int n = 0;
-  if (l.ready || cudaOccupancyMaxActiveClusters(&n, decode<Row<V32Fp8>, 64, false>, &l.config))
-    n = 0;
+  if (l.ready || cudaOccupancyMaxActiveClusters(&n, decode<R, 64, Way::kCluster>, &l.config)) n = 0;
   cudaGetLastError();
   return n;
 }

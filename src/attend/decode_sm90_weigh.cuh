@@ -62,8 +62,8 @@ __device__ __forceinline__ void write_out(const Smem<R, N>& sm, const Args& p, i
 // One code for both: two of them did not fit the instruction cache (V4 waited 15 % of its time). So
 // the last tile of either is bf16 with V4's fp8 rows, whose last one is RoPE: e4m3 times a power of
 // two is exact there too.
-// A token's blocks from at.block on; `at` goes on. kMany: the CTA has more tokens.
-template <class R, int N, bool kMany>
+// A token's blocks from at.block on; `at` goes on.
+template <class R, int N, Way W>
 __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span& sp, int g,
                                       Weighed<N>& at) {
   using K = Config<R, N>;
@@ -77,7 +77,6 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
   float l[2 * kJ];
 #pragma unroll
   for (int c = 0; c < 2 * kJ; c++) l[c] = 0;
-  const int prow = w * 16 + (lane & 7) + 8 * ((lane >> 3) & 1);    // this lane's row of P^T's tiles
   const auto wide = [&](int m) { return K::kRopeInV && m == 3; };  // the tile that is bf16
   // lanes 0-7, 8-15, 16-23, 24-31 give the rows of the four 8x8 tiles
   const uint32_t off8 =
@@ -115,7 +114,7 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
   const auto sum_of = [&](int h) {
     return (sm.warp[0][h] + sm.warp[1][h]) + (sm.warp[2][h] + sm.warp[3][h]);
   };
-  if (!kMany && p.exchange) {
+  if (W == Way::kExchange && p.exchange) {
     if (const auto [head, some] = keeper(); some) mark_statistics<N>(p, sp, head);
     __syncwarp();
     if (lane == 0) mb_arrive(&sm.marked);
@@ -224,6 +223,7 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
       l[2 * j] = fmaf(y[4 * j], i0, fmaf(y[4 * j + 2], i1, l[2 * j]));
       l[2 * j + 1] = fmaf(y[4 * j + 1], i0, fmaf(y[4 * j + 3], i1, l[2 * j + 1]));
     }
+    const int here = thread_here(), prow = (here >> 1 & 48) + (here & 15);  // of P^T's tiles
     auto put = [&](auto kind, int k, uint32_t at) {  // eights k and k - 1, or k alone, of P^T
       constexpr bool bf = decltype(kind)::value;
       const bool both = k & 1 && mine(k);
@@ -305,7 +305,7 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
     begin();
     fence_async();
     both();
-    if (!kMany && i + 1 == behind && p.exchange) {
+    if (W == Way::kExchange && i + 1 == behind) {
       // the last block: statistics go out while it is multiplied
       sum_up();
       if (const auto [head, some] = keeper(); some)
@@ -348,7 +348,8 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
     }
   }
   drain();
-  if (!kMany && p.exchange) {
+  // p.exchange is set there: tested all the same, since ptxas has products wait for each other else
+  if (W == Way::kExchange && p.exchange) {
     const Span here = job<N>(p);  // again, rather than in registers of the loop over blocks
     mb_wait(&sm.marked, 0);
     send_exchanged<N>(p, here, o);
@@ -356,11 +357,12 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
       send_statistics<R, N>(sm, p, here, head, 0.f);
     return collect<R, N>(sm, p, here);
   }
+  if constexpr (W == Way::kExchange) return;
   sum_up();
   at.slot = slot;
   at.block = behind;
   const auto [head, some] = keeper();
-  if constexpr (kMany) {
+  if constexpr (W == Way::kMany) {
     float m = 0, sum = 0, top = 0;
     const auto finished = [&](bool write) {
       return finish(p, sp.token, job<N>(p).head0 + head, m, sum, top, write);
@@ -382,11 +384,11 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
   }
   if (some) {
     sm.sum[head] = sum_of(head);
-    if (p.splits == 1)
+    if constexpr (W == Way::kAlone)
       sm.factor[head] =
           finish(p, sp.token, sp.head0 + head, sm.m[head], sm.sum[head], sm.top[head], true);
   }
-  if (p.splits == 1) {
+  if constexpr (W == Way::kAlone) {
     both();
     write_out<R, N, false>(sm, p, sp.token, o, g);
   } else {
