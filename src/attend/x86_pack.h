@@ -78,7 +78,7 @@ struct Part {
   int i, g, present;
 };
 
-// Where a group of keys i and i + 1 goes.
+// Where groups of dims go: rows of keys, and pairs of keys i and i + 1.
 template <class R, class E>
 WINNOW_INLINE void store_row(const PackedKeys& to, int key, int g, const Group& x) {
   uint32_t* row = to.k + Panels<R, E>::group(key, g);
@@ -118,10 +118,10 @@ WINNOW_INLINE void pack_group(const Bf16Codes& codes, const KeyRef* keys, const 
   }
   store_pairs<E>(to, i, g, pairs);
 }
-template <class R, class E, bool kValues>
+template <class R, class E>
 [[gnu::noinline, gnu::cold]] void pack_any_codes(const KeyRef* keys, int i, int g,
                                                  const PackedKeys& to) {
-  pack_group<R, E, kValues>(Bf16Codes(), keys, {i, g, 2}, to);
+  pack_group<R, E, true>(Bf16Codes(), keys, {i, g, 2}, to);
 }
 
 template <class R>
@@ -143,18 +143,14 @@ WINNOW_INLINE void pack_pair(const Bf16Codes& codes, const KeyRef* keys, int i, 
     pack_group<R, E, kValues>(codes, keys, {i, g, present}, to);
 }
 
-// The same by arithmetic (x86_codes.h), for two keys that are there.
-template <class R, class E, bool kValues>
+// The same by arithmetic (x86_codes.h), for two keys that are there, with V scaled.
+template <class R, class E>
 WINNOW_INLINE void pack_codes(const CodeWords& words, const KeyRef* keys, int i,
                               const PackedKeys& to) {
-  constexpr bool kScaled = kFloatScales<R> && kValues && !E::kScaleInP;
   copy_scales<R>(keys, i, 2, to);
-  ScaleWords words_x, words_y;
-  bool serve = true;
-  if constexpr (kScaled) {
-    serve = ScaleWords::serve(to.scales + i * 4, to.scales + i * 4 + 4);
-    words_x.set(to.scales + i * 4), words_y.set(to.scales + i * 4 + 4);
-  }
+  const float *scales_x = to.scales + i * 4, *scales_y = scales_x + 4;
+  const bool serve = ScaleWords::serve(scales_x, scales_y);
+  const ScaleWords scaled_x(scales_x), scaled_y(scales_y);
 #pragma GCC unroll 9
   for (int g = 0; g < R::kDqk / 64; ++g) {
     if (g * 64 >= R::kNope) {
@@ -165,22 +161,20 @@ WINNOW_INLINE void pack_codes(const CodeWords& words, const KeyRef* keys, int i,
     const __m512i cx = _mm512_loadu_si512(keys[i].row + g * 64);
     const __m512i cy = _mm512_loadu_si512(keys[i + 1].row + g * 64);
     if (!serve || !words.ordinary(cx, cy)) [[unlikely]] {
-      pack_any_codes<R, E, kValues>(keys, i, g, to);
+      pack_any_codes<R, E>(keys, i, g, to);
       continue;
     }
     const Group wx = twice(cx), wy = twice(cy);
     Group x{words.moved(wx.a), words.moved(wx.b)}, y{words.moved(wy.a), words.moved(wy.b)};
     store_row<R, E>(to, i, g, {words.value(x.a), words.value(x.b)});
     store_row<R, E>(to, i + 1, g, {words.value(y.a), words.value(y.b)});
-    if constexpr (kScaled) {
-      x.a = _mm512_add_epi16(x.a, words_x(g / 2, wx.a));
-      x.b = _mm512_add_epi16(x.b, words_x(g / 2, wx.b));
-      y.a = _mm512_add_epi16(y.a, words_y(g / 2, wy.a));
-      y.b = _mm512_add_epi16(y.b, words_y(g / 2, wy.b));
-      __m512i pairs[4];
-      interleave(x, y, pairs);
-      store_pairs<E>(to, i, g, pairs);
-    }
+    x.a = _mm512_add_epi16(x.a, scaled_x(g / 2, wx.a));
+    x.b = _mm512_add_epi16(x.b, scaled_x(g / 2, wx.b));
+    y.a = _mm512_add_epi16(y.a, scaled_y(g / 2, wy.a));
+    y.b = _mm512_add_epi16(y.b, scaled_y(g / 2, wy.b));
+    __m512i pairs[4];
+    interleave(x, y, pairs);
+    store_pairs<E>(to, i, g, pairs);
   }
 }
 
@@ -192,7 +186,7 @@ void pack_keys(const KeyRef* keys, int n, const PackedKeys& to) {
   constexpr int kAhead = 8;
   int i = 0;
   if constexpr (E::kTiled && kFloatScales<R> && kValues)
-    for (const CodeWords words; i + 2 <= n; i += 2) pack_codes<R, E, kValues>(words, keys, i, to);
+    for (const CodeWords words; i + 2 <= n; i += 2) pack_codes<R, E>(words, keys, i, to);
   const Bf16Codes codes;
   for (; i + 2 <= n; i += 2) {
     for (int a = i + kAhead; !E::kTiled && a < std::min(n, i + kAhead + 2); ++a)
