@@ -159,7 +159,7 @@ struct alignas(1024) Smem {
            : k == 0           ? 128
            : k == 1           ? 256
            : k == 2           ? 8
-           : k == 5           ? 10
+           : k == 5           ? 10  // the weigh warps, two that copied
                               : 1;
   }
 };

@@ -114,6 +114,8 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
   const auto sum_of = [&](int h) {
     return (sm.warp[0][h] + sm.warp[1][h]) + (sm.warp[2][h] + sm.warp[3][h]);
   };
+  // Here and behind the loop p.exchange is set, and tested all the same: else ptxas has products
+  // wait for each other (C7515).
   if (W == Way::kExchange && p.exchange) {
     if (const auto [head, some] = keeper(); some) mark_statistics<N>(p, sp, head);
     __syncwarp();
@@ -348,7 +350,6 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
     }
   }
   drain();
-  // p.exchange is set there: tested all the same, since ptxas has products wait for each other else
   if (W == Way::kExchange && p.exchange) {
     const Span here = job<N>(p);  // again, rather than in registers of the loop over blocks
     mb_wait(&sm.marked, 0);
