@@ -5,12 +5,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
-#include "winnow/error.h"
-#include "winnow/support.h"
+#include "core/kernel_table.h"
 
 namespace winnow::cli {
 
@@ -51,31 +49,15 @@ void resolve(VerbOptions& o) {
 
 void time_trial(Trial& trial, const VerbOptions& options,
                 const std::function<void(const char*)>& call) {
-  std::vector<std::string> names;
-  if (!options.kernel.empty()) names = {options.kernel};
-  else if (!std::getenv("WINNOW_KERNEL"))
-    for (const KernelInfo& k : support())
-      if (k.stage == trial.stage && k.device == "cpu" && k.available && k.kernel != "reference")
-        names.push_back(k.kernel);
-  if (names.empty()) names = {""};  // the library's own choice: the environment's, or an error
-  for (size_t i = 0; i < names.size(); ++i) {
-    const char* kernel = names[i].empty() ? nullptr : names[i].c_str();
-    try {
-      call(kernel);
-    } catch (const Error& e) {
-      if (e.code() == ErrorCode::kUnsupported && i + 1 < names.size()) continue;
-      throw;
-    }
-    const char* forced = std::getenv("WINNOW_KERNEL");
-    trial.kernel = kernel ? kernel : forced ? forced : "";
-    trial.us = 1e30;
-    for (int64_t r = 0; r < options.repeat; ++r) {
-      const auto start = std::chrono::steady_clock::now();
-      call(kernel);
-      const std::chrono::duration<double, std::micro> us = std::chrono::steady_clock::now() - start;
-      trial.us = std::min(trial.us, us.count());
-    }
-    return;
+  const char* kernel = options.kernel.empty() ? nullptr : options.kernel.c_str();
+  call(kernel);
+  trial.kernel = detail::last_chosen();
+  trial.us = 1e30;
+  for (int64_t r = 0; r < options.repeat; ++r) {
+    const auto start = std::chrono::steady_clock::now();
+    call(kernel);
+    const std::chrono::duration<double, std::micro> us = std::chrono::steady_clock::now() - start;
+    trial.us = std::min(trial.us, us.count());
   }
 }
 

@@ -49,8 +49,7 @@ int run_score(VerbOptions o, bool select_too) {
   });
   trial.digest = digest(select_too ? std::as_bytes(p.ids.span()) : std::as_bytes(p.logits.span()));
   if (o.check) {
-    // The trial's copy of the name outlives the one that the kernel was called with.
-    if (p.args.target.kernel) p.args.target.kernel = trial.kernel.c_str();
+    p.args.target.kernel = trial.kernel.c_str();
     if (select_too) score(p.args);  // the same kernel gives the logits behind the ids
     check_score(trial, p);
   }

@@ -65,10 +65,15 @@ constexpr Names kNames[2] = {{"lists[0].cache", "lists[0].indices", "lists[0].in
                              {"lists[1].cache", "lists[1].indices", "lists[1].indices (columns)",
                               "lists[1].lengths", "lists[1].block_table"}};
 
-ListView checked_list(const Check& check, const KvList& a, const Names& names, int64_t tokens) {
+Cache checked_cache(const Check& check, const KvList& a, const Names& names) {
   const Cache cache = check.cache(a.cache, names.cache, true);
   check.that(cache.format != CacheFormat::kIndexKeys, names.cache, "a format that holds latent KV",
              "index_keys");
+  return cache;
+}
+
+ListView checked_list(const Check& check, const KvList& a, const Names& names, int64_t tokens) {
+  const Cache cache = checked_cache(check, a, names);
   check.tensor(a.indices, names.indices, DType::kI32, {tokens, Check::kAny});
   check.range(a.indices.shape[1], names.columns, 0, INT32_MAX);
   if (a.lengths) check.strided(a.lengths, names.lengths, DType::kI32, {tokens});
@@ -91,7 +96,8 @@ ListView checked_list(const Check& check, const KvList& a, const Names& names, i
 }
 
 void check_query(const Check& check, const AttendArgs& a, Params& p) {
-  const Model& model = family(a.lists[0].cache.format);
+  // The cache first: its format says what a query is.
+  const Model& model = family(checked_cache(check, a.lists[0], kNames[0]).format);
   const int64_t d = a.q_rope ? model.d_nope : model.d_qk;
   check.tensor(a.q, "q", DType::kBf16, {Check::kAny, Check::kAny, d});
   const int64_t tokens = check.range(a.q.shape[0], "q (tokens)", 0, INT32_MAX - 1);

@@ -289,6 +289,9 @@ TEST_F(AttendErrors, Queries) {
 
 TEST_F(AttendErrors, Lists) {
   expect([](AttendArgs& a) { a.lists = {}; }, {"lists[0]", "none"});
+  expect([](AttendArgs& a) { a.lists[0].cache = {}; }, {"lists[0].cache", "none"});
+  expect([](AttendArgs& a) { a.lists[0].cache.format = static_cast<CacheFormat>(9); },
+         {"lists[0].cache", "number 9"});
   expect([](AttendArgs& a) { a.lists[0].cache.data = nullptr; }, {"lists[0].cache", "null"});
   expect([](AttendArgs& a) { a.lists[0].cache.page = 0; }, {"lists[0].cache"});
   expect([](AttendArgs& a) { a.lists[0].cache.page_stride = 576; },

@@ -12,11 +12,12 @@ namespace winnow::detail {
 
 namespace {
 
-// Throws if no kernel and no stage has the name: WINNOW_KERNEL is misspelt, and would be ignored.
-void check_known(std::string_view name, std::string_view item) {
+// Throws if no kernel, or no stage for one of its own, has the name: WINNOW_KERNEL is misspelt, and
+// would be ignored.
+void check_known(std::string_view name, bool stage, std::string_view item) {
   static const std::vector<KernelInfo> all = support();
   for (const KernelInfo& k : all)
-    if (name == k.kernel || name == k.stage) return;
+    if (name == (stage ? k.stage : k.kernel)) return;
   throw Error(ErrorCode::kInvalidArgument,
               cat("WINNOW_KERNEL: expected kernel or stage=kernel, as `winnow support` lists them, "
                   "found '",
@@ -41,18 +42,23 @@ std::string_view forced_by_environment(std::string_view stage,
     rest = comma == std::string_view::npos ? std::string_view() : rest.substr(comma + 1);
     const size_t equals = item.find('=');
     const std::string_view name = item.substr(0, equals);
-    if (equals == std::string_view::npos && known(name)) {
+    const bool of_stage = equals != std::string_view::npos;
+    if (!of_stage && known(name)) {
       if (!strict) forced = name;
-    } else if (equals != std::string_view::npos && name == stage) {
+    } else if (of_stage && name == stage) {
       forced = item.substr(equals + 1), strict = true;
     } else {
-      check_known(name, item);  // another stage's
+      check_known(name, of_stage, item);  // another stage's
     }
   }
   return forced;
 }
 
+thread_local const char* last = "";
+
 }  // namespace
+
+const char* last_chosen() { return last; }
 
 size_t choose(const char* stage, std::span<const Candidate> candidates, const Target& target,
               std::string* reasons) {
@@ -72,6 +78,7 @@ size_t choose(const char* stage, std::span<const Candidate> candidates, const Ta
         std::fprintf(stderr, "winnow: %s: chose %s%s%s\n", stage, k.name,
                      skipped.empty() ? "" : "; passed over", skipped.c_str());
       if (reasons) *reasons = std::move(skipped);
+      last = k.name;
       return i;
     }
     skipped += cat(skipped.empty() ? " " : "; ", k.name, " (", why, ")");

@@ -30,6 +30,9 @@ struct Candidate {
 size_t choose(const char* stage, std::span<const Candidate> candidates, const Target& target,
               std::string* reasons);
 
+// Name of the kernel that this thread chose last, for tools that let the library choose.
+const char* last_chosen();
+
 inline std::string any_machine() { return {}; }
 
 }  // namespace detail

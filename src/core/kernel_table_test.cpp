@@ -44,6 +44,7 @@ TEST(KernelTable, TakesTheFirstThatFits) {
   unsetenv("WINNOW_KERNEL");
   EXPECT_EQ(pick(), "small");
   EXPECT_EQ(pick({}, {17}), "simd");
+  EXPECT_STREQ(detail::last_chosen(), "simd");
   EXPECT_EQ(pick({.device = cuda()}), "gpu");
   std::string reasons;
   choose("stage", std::span<const K>(table), Shape{17}, Target{}, &reasons);
@@ -119,6 +120,8 @@ TEST(KernelTable, EnvironmentWithANameThatNothingHasIsRefused) {
   };
   refuse("refrence", "found 'refrence'");
   refuse("simd,atend=reference", "found 'atend=reference'");
+  refuse("attend", "found 'attend'");  // a stage alone, and the two the wrong way round
+  refuse("reference=attend", "found 'reference=attend'");
   const Environment e("simd,");  // nothing behind the last comma
   EXPECT_EQ(pick(), "simd");
 }
