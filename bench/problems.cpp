@@ -32,23 +32,24 @@ Paging::Paging(Placement& memory, const Sizes& s, int64_t context)
   request_view = memory.copied(requests, {s.tokens()});
 }
 
-FilledCache::FilledCache(Placement& placement, Cache shape, uint64_t seed) : cache(shape) {
-  using Key = std::tuple<CacheFormat, int64_t, int32_t, uint64_t>;
+FilledCache::FilledCache(Placement& placement, Cache shape, uint64_t seed, ScaleMode scale)
+    : cache(shape) {
+  using Key = std::tuple<CacheFormat, int64_t, int32_t, uint64_t, ScaleMode>;
   static std::deque<std::pair<Key, decltype(memory)>> kept;
-  const Key key(cache.format, cache.pages, cache.page, seed);
+  const Key key(cache.format, cache.pages, cache.page, seed, scale);
   for (const auto& [of, filled] : kept)
     if (placement.on_host() && of == key) memory = filled;
   if (memory) {
     cache.data = memory->data();
     return;
   }
-  fill(placement, seed);
+  fill(placement, seed, scale);
   if (!placement.on_host()) return;
   kept.emplace_back(key, memory);
   if (kept.size() > 2) kept.pop_front();
 }
 
-void FilledCache::fill(Placement& placement, uint64_t seed) {
+void FilledCache::fill(Placement& placement, uint64_t seed, ScaleMode scale) {
   const int64_t bytes = cache.pages * page_bytes(cache.format, cache.page);
   memory = std::make_shared<tools::Buffer<std::byte>>();
   cache.data = placement.room(*memory, {bytes}).data;
@@ -76,6 +77,7 @@ void FilledCache::fill(Placement& placement, uint64_t seed) {
     write({.kv = rows,
            .slots = tensor(where, {count}),
            .cache = cache,
+           .scale = scale,
            .target = {.device = placement.device()}});
   }
   wait_for(placement.device());

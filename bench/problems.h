@@ -27,11 +27,12 @@ struct Sizes {
   int64_t batch = 1, s_q = 1;
   int64_t context = 32768;  // tokens of each request
   int32_t page = 64;
-  bool shared = false;      // all requests read the same pages
-  bool bf16_cache = false;  // instead of fp8
-  bool contiguous = false;  // index keys in rows instead of pages
-  bool shuffled = false;    // slots in no order
-  int32_t overlap = 0;      // percent of a token's slots that the token before has too
+  bool shared = false;                    // all requests read the same pages
+  bool bf16_cache = false;                // instead of fp8
+  ScaleMode scale = ScaleMode::kDefault;  // of fp8 caches
+  bool contiguous = false;                // index keys in rows instead of pages
+  bool shuffled = false;                  // slots in no order
+  int32_t overlap = 0;  // percent of a token's slots that the token before has too
   Device device = {};
   uint64_t seed = 1;
 
@@ -51,12 +52,13 @@ struct Paging {
 // A cache of this format with every slot written from random values. On the host the last two stay
 // for the next problem of the same shape and seed: filling one takes longer than timing it.
 struct FilledCache {
-  FilledCache(Placement& placement, Cache shape, uint64_t seed);
+  FilledCache(Placement& placement, Cache shape, uint64_t seed,
+              ScaleMode scale = ScaleMode::kDefault);
   std::shared_ptr<tools::Buffer<std::byte>> memory;
   Cache cache;
 
  private:
-  void fill(Placement& placement, uint64_t seed);
+  void fill(Placement& placement, uint64_t seed, ScaleMode scale);
 };
 
 struct WriteProblem {

@@ -68,14 +68,19 @@ void measure(bench::Runner& runner, bench::Sizes sizes, const char* note = "",
 
 const bench::Suite suite("attend", "default", [](bench::Runner& runner) {
   for (const int64_t tokens : {1, 16}) {
-    const auto run = [&](bench::Sizes sizes) {
+    const auto run = [&](bench::Sizes sizes, const char* note = "") {
       sizes.batch = tokens;
-      measure(runner, sizes);
+      measure(runner, sizes, note);
     };
     for (const int64_t topk : {2048, 512})
       for (const int64_t heads : {128, 64, 32, 16, 8}) run(decode(kV32, heads, topk, 0));
     for (const int64_t extra : {512, 1024})
       for (const int64_t heads : {128, 64}) run(decode(kV4, heads, 128, extra));
+    for (const int64_t heads : {128, 64}) {
+      bench::Sizes powers = decode(kV32, heads, 2048, 0);
+      powers.scale = ScaleMode::kPow2;
+      run(powers, ", pow2 scales");
+    }
   }
 });
 

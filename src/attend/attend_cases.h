@@ -18,6 +18,13 @@ enum class Logits : uint8_t {
   kHuge,      // around 1e30
 };
 
+// How the fp32 scales of V3.2's fp8 records are made.
+enum class Scales : uint8_t {
+  kAny,
+  kPowers,      // of two
+  kMostPowers,  // all but those of one record in 200
+};
+
 struct CaseList {
   CacheFormat format = CacheFormat::kV32Fp8;
   int32_t page = 64;
@@ -25,6 +32,7 @@ struct CaseList {
   int64_t width = 0;     // columns
   bool lengths = false;  // some shorter than the row, one 0, some negative or too large
   bool logical = false;  // ids through a block table
+  Scales scales = Scales::kAny;
 };
 
 struct Case {
@@ -53,6 +61,14 @@ inline std::vector<Case> cases() {
   // Odd numbers of blocks of heads and several of keys, the last of each in part.
   all.push_back({.name = "v32_fp8_h33_w311", .heads = 33, .list = {{kV32Fp8, 64, 6, 311}}});
   all.push_back({.name = "v4_bf16_h100_w523", .heads = 100, .list = {{kV4Bf16, 64, 9, 523}}});
+  // Scales that kernels may add to exponents, in all blocks of a token and in some.
+  for (const int64_t heads : {9, 24, 128})
+    all.push_back({.name = "v32_powers_h" + std::to_string(heads),
+                   .heads = heads,
+                   .list = {{kV32Fp8, 64, 6, 311, false, false, Scales::kPowers}}});
+  all.push_back({.name = "v32_most_powers",
+                 .heads = 33,
+                 .list = {{kV32Fp8, 64, 8, 1200, false, false, Scales::kMostPowers}}});
   // Widths, page sizes, lengths, indirection.
   for (const int64_t width : {0, 1, 2, 7, 63, 64, 65, 129, 1000})
     all.push_back({.name = "width_" + std::to_string(width),

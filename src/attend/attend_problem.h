@@ -107,11 +107,17 @@ struct ProblemList {
         kv[i * d + j] = to_bf16(x);
       }
     }
-    if (n > 0)
-      winnow::write({.kv = tensor(kv.data(), {n, d}),
-                     .slots = tensor(where.data(), {n}),
-                     .cache = cache,
-                     .target = {.kernel = "reference"}});
+    const auto write = [&](int64_t begin, int64_t end, ScaleMode scale) {
+      if (begin < end)
+        winnow::write({.kv = tensor(kv.data() + begin * d, {end - begin, d}),
+                       .slots = tensor(where.data() + begin, {end - begin}),
+                       .cache = cache,
+                       .scale = scale,
+                       .target = {.kernel = "reference"}});
+    };
+    write(0, n, c.scales == Scales::kAny ? ScaleMode::kDefault : ScaleMode::kPow2);
+    if (c.scales == Scales::kMostPowers)
+      for (int64_t i = 0; i < n; i += 200) write(i, i + 1, ScaleMode::kAmax);
   }
 
   KvList view(int64_t tokens) {

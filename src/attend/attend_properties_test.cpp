@@ -357,15 +357,33 @@ TEST_P(AttendLogits, FarPositions) {
 // fewer may be another way through a kernel; and codes of normal numbers alone, whose products a
 // kernel may take from a table.
 TEST_P(AttendProperties, StrangeScales) {
-  const float all[4][4] = {
-      {0, 1e-38f, -2, 1}, {1e-44f, 0, 1, 0x1p-120f}, {0x1p-126f, 1, -0.0f, 3}, {1, 1, 1e30f, 1}};
-  const float plain[4][4] = {{0.7f, -1.3f, 0x1p-100f, 1},
-                             {3e-3f, 1.9999f, -0x1.fffp-110f, 0.1f},
-                             {1, 2, 3, 4},
-                             {1, 1, 1e30f, 1}};
-  for (const bool normal : {false, true})
+  const struct {
+    const char* name;
+    bool normal;
+    float scales[4][4];
+  } sets[] = {
+      {"all codes",
+       false,
+       {{0, 1e-38f, -2, 1}, {1e-44f, 0, 1, 0x1p-120f}, {0x1p-126f, 1, -0.0f, 3}, {1, 1, 1e30f, 1}}},
+      {"normal codes",
+       true,
+       {{0.7f, -1.3f, 0x1p-100f, 1},
+        {3e-3f, 1.9999f, -0x1.fffp-110f, 0.1f},
+        {1, 2, 3, 4},
+        {1, 1, 1e30f, 1}}},
+      {"powers of two",
+       false,
+       {{0x1p-60f, 1, 0.5f, 2}, {4, 0x1p-9f, 0x1p-40f, 1}, {1, 2, 0.25f, 8}, {1, 1, 0x1p60f, 1}}},
+      {"powers of two, one negative",
+       true,
+       {{1, 1, 0.5f, 2}, {4, 0x1p-9f, -1, 1}, {1, 2, 0.25f, 8}, {1, 1, 1, 1}}},
+      {"powers of two, wide",
+       true,
+       {{0x1p-127f, 1, 0, 2}, {4, 0x1p-149f, 1, 1}, {1, 2, 0.25f, 8}, {1, 1, 0x1p127f, 1}}},
+  };
+  for (const auto& [name, normal, scales] : sets)
     for (const int heads : {4, 20}) {
-      SCOPED_TRACE(std::to_string(heads) + (normal ? " heads, normal codes" : " heads, all codes"));
+      SCOPED_TRACE(std::to_string(heads) + " heads, " + name);
       Case c{.name = "", .tokens = 1, .heads = heads, .list = {{CacheFormat::kV32Fp8, 8, 1, 4}}};
       Problem p(c);
       std::iota(p.lists[0]->indices->begin(), p.lists[0]->indices->end(), 0);
@@ -378,7 +396,7 @@ TEST_P(AttendProperties, StrangeScales) {
         }
         // The last row's 1e30 meets codes of 0 alone: 0 * scale must stay 0.
         if (r == 3) std::memset(bytes + r * 656 + 256, 0, 128);
-        std::memcpy(bytes + r * 656 + 512, normal ? plain[r] : all[r], 16);
+        std::memcpy(bytes + r * 656 + 512, scales[r], 16);
         std::memset(bytes + r * 656 + 528, 0, 128);
       }
       Answer want = p.expected();

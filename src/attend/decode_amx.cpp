@@ -123,9 +123,8 @@ struct Amx {
 
   // Logits of NH blocks of heads and their maxima, unit by unit; sums are [tile of keys][block of
   // heads]. What is loaded after the last step, from memory behind the last unit, is not used.
-  template <class R, int NH>
-  WINNOW_INLINE static void score(const Block<Amx>& b, int hb, __m512 (&top)[NH],
-                                  Prefetcher<R>& fetch) {
+  template <class R, int NH, class Fetch>
+  WINNOW_INLINE static void score(const Block<Amx>& b, int hb, __m512 (&top)[NH], Fetch& fetch) {
     using P = Panels<R, Amx>;
     constexpr int kKeys = kUnitKeys<NH>;
     constexpr int64_t kUnit = kKeys / 16 * P::kSixteen;
@@ -162,19 +161,19 @@ struct Amx {
   }
 
   // Scores and softmax of NH blocks of heads.
-  template <class R, int NH>
-  static void scores(Block<Amx>& b, int hb, Prefetcher<R>& fetch) {
+  template <class R, int NH, class Fetch>
+  static void scores(Block<Amx>& b, int hb, Fetch& fetch) {
     __m512 top[NH];
     for (__m512& t : top) t = splat(-kInf);
     score<R>(b, hb, top, fetch);
-    for (int i = 0; i < NH; ++i) softmax<R>(b, hb + i, b.m.s + i * kBlockS, top[i], fetch);
+    for (int i = 0; i < NH; ++i) softmax(b, hb + i, b.m.s + i * kBlockS, top[i], fetch);
   }
 
   static constexpr int kBlockP = kSteps * kTileCells;
 
   // Softmax of a block of keys and 16 heads; P goes to b.m.p as A tiles [head][32 keys].
-  template <class R>
-  static void softmax(Block<Amx>& b, int hb, const float* s, __m512 top, Prefetcher<R>& fetch) {
+  template <class Fetch>
+  static void softmax(Block<Amx>& b, int hb, const float* s, __m512 top, Fetch& fetch) {
     State& st = *b.m.state;
     const bool fresh = b.first && b.begin == b.end;
     // What waits has weights of the old maximum.
@@ -208,8 +207,14 @@ struct Amx {
   // A block of keys. It may wait for its values until the next, or until finish().
   template <class R>
   static void attend(Block<Amx>& b, const KeyRef* keys, Prefetcher<R>& fetch) {
-    if constexpr (kFloatScales<R>)
+    if constexpr (kFloatScales<R>) {
       if (b.narrow) return attend_narrow<R>(b, keys, fetch);
+      if (all_powers<R>(keys, b.n)) return attend_wide<Folded<R>>(b, keys, fetch);
+    }
+    attend_wide<R>(b, keys, fetch);
+  }
+  template <class R, class Fetch>
+  static void attend_wide(Block<Amx>& b, const KeyRef* keys, Fetch& fetch) {
     const int steps = (b.n + 31) / 32, blocks = head_blocks(b.heads);
     if (b.end + steps > kSteps) values(b);
     if (b.begin == b.end) b.begin = b.end = 0;
@@ -434,9 +439,11 @@ struct Amx {
         _mm512_store_si512(to + kTileCells + h * 16, high);
         if (heavy >> h & 1) [[unlikely]] {
           const __m512 gain = _mm512_div_ps(_mm512_sub_ps(_mm512_castsi512_ps(high), x), scale);
-          // Scales without an inverse (0, infinite) add nothing, nor do infinite products.
-          const auto finite = _mm512_cmp_ps_mask(_mm512_abs_ps(gain), splat(FLT_MAX), _CMP_LE_OQ);
-          b.m.state->extra[panel][h] += _mm512_mask_reduce_add_ps(finite, gain);
+          // More than rounding can add (scales without an inverse, products that are infinite or
+          // subnormal) counts for nothing.
+          const __m512 limit = _mm512_mul_ps(_mm512_load_ps(from + h * 16), splat(0x1p-8f));
+          const auto counts = _mm512_cmp_ps_mask(_mm512_abs_ps(gain), limit, _CMP_LE_OQ);
+          b.m.state->extra[panel][h] += _mm512_mask_reduce_add_ps(counts, gain);
         }
       }
     }

@@ -55,8 +55,8 @@ struct Bf16Dot : VectorEngine<Bf16Dot> {
   }
 
   // What rounding added to the sum of a block's weights, of some of 16 heads: for each scale by
-  // itself, in units of P. Scales without an inverse (0, infinite) add nothing, nor do infinite
-  // products.
+  // itself, in units of P. More than rounding can add (scales without an inverse, products that
+  // are infinite or subnormal) counts for nothing.
   template <class R>
   static void count_rounding(const Block<Bf16Dot>& b, int hb, const float* logits,
                              __mmask16 heads) {
@@ -75,8 +75,9 @@ struct Bf16Dot : VectorEngine<Bf16Dot> {
           const __m512 rounded = i ? high_half(pair) : low_half(pair);
           const __m512 share =
               _mm512_div_ps(_mm512_sub_ps(rounded, _mm512_mul_ps(p[i], scale)), scale);
-          const auto finite = _mm512_cmp_ps_mask(_mm512_abs_ps(share), splat(FLT_MAX), _CMP_LE_OQ);
-          sum = _mm512_mask_add_ps(sum, heads & finite, sum, share);
+          const __m512 limit = _mm512_mul_ps(p[i], splat(0x1p-8f));
+          const auto counts = _mm512_cmp_ps_mask(_mm512_abs_ps(share), limit, _CMP_LE_OQ);
+          sum = _mm512_mask_add_ps(sum, heads & counts, sum, share);
         }
       }
       _mm512_storeu_ps(extra, sum);

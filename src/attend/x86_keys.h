@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <type_traits>
 
@@ -28,6 +29,39 @@ constexpr bool kFloatScales = [] {
   if constexpr (R::kQuantized) return std::is_same_v<typename R::Scale, float>;
   else return false;
 }();
+
+// Records whose fp32 scales are powers of two, as some writers round them: those are added to the
+// exponents of e4m3 values in bf16, exactly, as ue8m0 is. A block of such keys is R's with one sum
+// for all dims instead of one for each scale.
+template <class R>
+struct Folded : R {};
+template <class R>
+constexpr bool kFloatScales<Folded<R>> = false;
+
+// Whether all scales of these keys are. Sums and products are as far from either end of fp32's
+// range with scales of 2^-60 to 2^60 as one can ask for. Where scales are not rounded to powers of
+// two, the first key says so.
+template <class R>
+bool all_powers(const KeyRef* keys, int n) {
+  static_assert(kFloatScales<R> && R::kScaleBytes == 16);
+  const __m128i low = _mm_set1_epi32(67 << 23), range = _mm_set1_epi32(120 << 23);
+  const __m128i mantissa = _mm_set1_epi32(0x7fffff);
+  unsigned others = 0;
+  for (int i = 0; i < n && others == 0; ++i) {
+    const __m128i s = _mm_loadu_si128(reinterpret_cast<const __m128i*>(keys[i].scales));
+    others = _mm_cmpgt_epu32_mask(_mm_sub_epi32(s, low), range) | _mm_test_epi32_mask(s, mantissa);
+  }
+  return others == 0;
+}
+
+// The power of two that dims [64 g, 64 g + 64) of a key are multiplied by, as ue8m0.
+template <class R>
+[[gnu::always_inline]] inline int exponent_of(const KeyRef& key, int g) {
+  if constexpr (sizeof(typename R::Scale) == 1) return static_cast<int>(key.scales[g]);
+  uint32_t bits;
+  std::memcpy(&bits, key.scales + g * 64 / R::kTile * 4, 4);
+  return static_cast<int>(bits >> 23);
+}
 
 // Addresses of a list's next valid records, as many as there is room for: resolve() of eight
 // entries at once. One after the other they took 10 ticks a key: 1 to 4 % of a token.

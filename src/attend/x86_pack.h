@@ -56,7 +56,7 @@ WINNOW_INLINE Group load_group(const Bf16Codes& codes, const KeyRef& key, int g)
     if (g * 64 >= R::kNope) return load_rope<R>(key, g);
     const Group x = codes.load(key.row + g * 64);
     if constexpr (kFloatScales<R>) return x;
-    else return scale_exponents(x, static_cast<int>(key.scales[g]));
+    else return scale_exponents(x, exponent_of<R>(key, g));
   } else {
     return load_bf16(key.row + g * 128);
   }
@@ -148,32 +148,24 @@ template <class R, class E>
 WINNOW_INLINE void pack_codes(const CodeWords& words, const KeyRef* keys, int i,
                               const PackedKeys& to) {
   copy_scales<R>(keys, i, 2, to);
-  const float *scales_x = to.scales + i * 4, *scales_y = scales_x + 4;
-  const bool serve = ScaleWords::serve(scales_x, scales_y);
-  const ScaleWords scaled_x(scales_x), scaled_y(scales_y);
+  const ScaleWords<R> scales_x(keys[i]), scales_y(keys[i + 1]);
 #pragma GCC unroll 9
   for (int g = 0; g < R::kDqk / 64; ++g) {
-    if (g * 64 >= R::kNope) {
-      store_row<R, E>(to, i, g, load_rope<R>(keys[i], g));
-      store_row<R, E>(to, i + 1, g, load_rope<R>(keys[i + 1], g));
+    if (g * 64 >= R::kNope) {  // no codes
+      pack_group<R, E, true>(Bf16Codes(), keys, {i, g, 2}, to);
       continue;
     }
     const __m512i cx = _mm512_loadu_si512(keys[i].row + g * 64);
     const __m512i cy = _mm512_loadu_si512(keys[i + 1].row + g * 64);
-    if (!serve || !words.ordinary(cx, cy)) [[unlikely]] {
+    if (!scales_x.serves(g) || !scales_y.serves(g) || !words.ordinary(cx, cy)) [[unlikely]] {
       pack_any_codes<R, E>(keys, i, g, to);
       continue;
     }
-    const Group wx = twice(cx), wy = twice(cy);
-    Group x{words.moved(wx.a), words.moved(wx.b)}, y{words.moved(wy.a), words.moved(wy.b)};
-    store_row<R, E>(to, i, g, {words.value(x.a), words.value(x.b)});
-    store_row<R, E>(to, i + 1, g, {words.value(y.a), words.value(y.b)});
-    x.a = _mm512_add_epi16(x.a, scaled_x(g / 2, wx.a));
-    x.b = _mm512_add_epi16(x.b, scaled_x(g / 2, wx.b));
-    y.a = _mm512_add_epi16(y.a, scaled_y(g / 2, wy.a));
-    y.b = _mm512_add_epi16(y.b, scaled_y(g / 2, wy.b));
+    const Group wx = twice(cx), wy = twice(cy), x = words.moved(wx), y = words.moved(wy);
+    store_row<R, E>(to, i, g, scales_x.row(words, x, g));
+    store_row<R, E>(to, i + 1, g, scales_y.row(words, y, g));
     __m512i pairs[4];
-    interleave(x, y, pairs);
+    interleave(scales_x.value(x, wx, g), scales_y.value(y, wy, g), pairs);
     store_pairs<E>(to, i, g, pairs);
   }
 }
@@ -185,14 +177,17 @@ template <class R, class E, bool kValues = true>
 void pack_keys(const KeyRef* keys, int n, const PackedKeys& to) {
   constexpr int kAhead = 8;
   int i = 0;
-  if constexpr (E::kTiled && kFloatScales<R> && kValues)
-    for (const CodeWords words; i + 2 <= n; i += 2) pack_codes<R, E>(words, keys, i, to);
+  const auto pairs = [&](auto pack) {
+    for (; i + 2 <= n; i += 2) {
+      for (int a = i + kAhead; !E::kTiled && a < std::min(n, i + kAhead + 2); ++a)
+        prefetch<R>(keys[a]);
+      pack();
+    }
+  };
+  if constexpr (R::kQuantized && kValues && (E::kTiled || !kFloatScales<R>))
+    pairs([&, words = CodeWords()] { pack_codes<R, E>(words, keys, i, to); });
   const Bf16Codes codes;
-  for (; i + 2 <= n; i += 2) {
-    for (int a = i + kAhead; !E::kTiled && a < std::min(n, i + kAhead + 2); ++a)
-      prefetch<R>(keys[a]);
-    pack_pair<R, E, kValues>(codes, keys, i, 2, to);
-  }
+  pairs([&] { pack_pair<R, E, kValues>(codes, keys, i, 2, to); });
   for (; i % E::kValueStep != 0 || i < n; i += 2)
     pack_pair<R, E, kValues>(codes, keys, i, std::max(n - i, 0), to);
 }

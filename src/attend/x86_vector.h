@@ -23,6 +23,13 @@ struct VectorEngine {
   // Scores and softmax, two blocks of heads at a time, then the values.
   template <class R>
   static void attend(Block<E>& b, const KeyRef* keys, Prefetcher<R>& fetch) {
+    // Zen 4: 2 % faster with 128 heads, 1 % slower with 16, as packing is longer.
+    if constexpr (kFloatScales<R> && E::kPairs)
+      if (b.heads > 16 && all_powers<R>(keys, b.n)) return attend_as<Folded<R>>(b, keys, fetch);
+    attend_as<R>(b, keys, fetch);
+  }
+  template <class R, class Fetch>
+  static void attend_as(Block<E>& b, const KeyRef* keys, Fetch& fetch) {
     const int blocks = head_blocks(b.heads);
     E::template pack<R>(keys, b.n, b.m);
     b.rescale = 0;
@@ -65,8 +72,8 @@ struct VectorEngine {
 
   // Adds a panel to s [key][2][16]; fp32 scales multiply its sums. The last one makes them logits,
   // rounded: subtracting the maximum from unrounded products would leave its rounding error.
-  template <class R, int NH, int kPanelIndex>
-  static void score_panel(const Block<E>& b, int hb, Prefetcher<R>& fetch) {
+  template <class R, int NH, int kPanelIndex, class Fetch>
+  static void score_panel(const Block<E>& b, int hb, Fetch& fetch) {
     using P = Panels<R, E>;
     constexpr int c = kPanelIndex, kCells = P::cells(c), NK = tile_keys(NH);
     constexpr bool kScaled = E::kScaleInP && kFloatScales<R> && c < 4;
@@ -93,8 +100,8 @@ struct VectorEngine {
   }
 
   // Scores and softmax of NH blocks of heads; P goes to b.m.p.
-  template <class R, int NH>
-  static void scores(Block<E>& b, int hb, Prefetcher<R>& fetch) {
+  template <class R, int NH, class Fetch>
+  static void scores(Block<E>& b, int hb, Fetch& fetch) {
     [&]<int... c>(std::integer_sequence<int, c...>) { (score_panel<R, NH, c>(b, hb, fetch), ...); }
     (std::make_integer_sequence<int, Panels<R, E>::kCount>());
     for (int i = 0; i < NH; ++i, ++hb) {
