@@ -20,8 +20,7 @@ namespace {
 
 constexpr size_t kFlush = size_t{256} << 20;
 constexpr int64_t kRuns = 30;
-constexpr double kLong = 300;  // us
-constexpr std::chrono::milliseconds kRest{300};
+constexpr int kFirst = 3;  // runs that do not count
 
 void check(cudaError_t e) {
   if (e != cudaSuccess)
@@ -42,10 +41,12 @@ void flush() {
 }
 
 // Everything of a sample is queued at once: the flush keeps the device busy until the host is done.
+// Other code runs before the flush, which leaves none of it in L2, either.
 template <class F>
-double sample(bool cold, const F& run) {
+double sample(const Method& method, const F& run) {
   static const Event begin, end;
-  if (cold) flush();
+  if (method.after_code) cuda_run_other_code(stream());
+  if (method.cold) flush();
   check(cudaEventRecord(begin.event, stream()));
   run();
   check(cudaEventRecord(end.event, stream()));
@@ -55,12 +56,31 @@ double sample(bool cold, const F& run) {
   return 1e3 * ms;
 }
 
+using Clock = std::chrono::steady_clock;
+using Seconds = std::chrono::duration<double>;
+Clock::time_point ended = Clock::now();  // the case before
+
+// Long runs draw what the power limit allows, and 30 to 80 ms after the first the clock falls. So a
+// case of this length begins from rest, unless it ends before that with what was run since. Seen
+// with 107 ms of prefills: the next ones ran at 1.00 of the best times after 0.2 s, at 1.003 after
+// 0.1 s, at 1.02 to 1.08 after 0.05 s. What a case's set-up takes on the host is rest, too.
+void rest_before(double seconds) {
+  constexpr double kBurst = 0.03, kEach = 2, kMost = 0.3;  // rest for each second, and at most
+  static double busy = 0;                                  // seconds not yet rested from
+  busy = std::max(0.0, busy - Seconds(Clock::now() - ended).count() / kEach);
+  if (busy + seconds > kBurst) {
+    const double due = std::min(busy, busy + seconds - kBurst);
+    std::this_thread::sleep_for(Seconds(std::min(kEach * due, kMost)));
+    busy -= due;
+  }
+  busy += seconds;
+}
+
 std::vector<double> time_on_device(const std::function<void()>& run, const Method& method) {
   run();  // first-use work of the runtime
   check(cudaStreamSynchronize(stream()));
-  // Long runs draw what the power limit allows, and after 0.1 s the clock falls: each begins from
-  // rest, so that none pays for the one before it.
-  if (sample(false, run) > kLong) std::this_thread::sleep_for(kRest);
+  const int64_t runs = std::min(kRuns, method.max_runs);
+  rest_before(1e-6 * sample({.cold = false}, run) * static_cast<double>(kFirst + runs));
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t replay = nullptr;
   check(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal));
@@ -68,12 +88,12 @@ std::vector<double> time_on_device(const std::function<void()>& run, const Metho
   check(cudaStreamEndCapture(stream(), &graph));
   check(cudaGraphInstantiate(&replay, graph, 0));
   const auto once = [&] { check(cudaGraphLaunch(replay, stream())); };
-  for (int i = 0; i < 3; ++i) sample(method.cold, once);
+  for (int i = 0; i < kFirst; ++i) sample(method, once);
   std::vector<double> us;
-  for (int64_t i = 0; i < std::min(kRuns, method.max_runs); ++i)
-    us.push_back(sample(method.cold, once));
+  for (int64_t i = 0; i < runs; ++i) us.push_back(sample(method, once));
   cudaGraphExecDestroy(replay);
   cudaGraphDestroy(graph);
+  ended = Clock::now();
   return us;
 }
 
@@ -83,7 +103,7 @@ Roofs measure_device_roofs() {
   void *from = cuda_allocate(kCopy), *to = cuda_allocate(kCopy);
   double best = 1e30;
   for (int i = 0; i < 10; ++i)
-    best = std::min(best, sample(false, [&] {
+    best = std::min(best, sample({.cold = false}, [&] {
                       check(cudaMemcpyAsync(to, from, kCopy, cudaMemcpyDeviceToDevice, stream()));
                     }));
   cuda_release(from), cuda_release(to);

@@ -11,6 +11,9 @@ void cuda_release(void* memory);
 void cuda_wait();  // for the stream
 void cuda_upload(void* to, const void* from, size_t bytes);
 
+// Queues a kernel after which the instruction caches hold nothing of those before it.
+void cuda_run_other_code(void* stream);
+
 // FLOP/s of the tensor cores on bf16 operands.
 double cuda_tensor_roof(void* stream);
 

@@ -1,5 +1,6 @@
 #include "harness.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -144,6 +145,10 @@ Runner::Runner(Options options)
   if (!backend_)
     throw Error(ErrorCode::kUnsupported,
                 "bench: device: this build cannot time on '" + options_.device + "'");
+  if (options_.method.after_code && !on_cuda())
+    throw Error(
+        ErrorCode::kUnsupported,
+        "bench: after: expected nothing, found code (only a CUDA device has a mode for it)");
 }
 
 std::vector<std::string> Runner::kernels() const {
@@ -178,6 +183,7 @@ double Runner::share_of(const Row& row) const {
 // Neighbours on a virtual machine slow a roof as they slow a case: the best of all measurements is
 // nearest the truth.
 const std::vector<Result>& Runner::finish() {
+  progress_.clear();
   if (rows_.empty()) return results_;
   const Roofs again = backend_->roofs();
   for (double Roofs::*unit :
@@ -193,7 +199,7 @@ const std::vector<Result>& Runner::finish() {
     r.spread = (percentile(row.us, 0.9) - percentile(row.us, 0.1)) / r.median;
     r.us = backend_->use_median ? r.median : r.best;
     r.runs = static_cast<int64_t>(row.us.size());
-    find_peer(r);
+    if (!options_.method.after_code) find_peer(r);  // theirs are of a kernel over and over
   }
   for (Row& row : rows_) {
     row.result.roof_share = share_of(row);
@@ -204,7 +210,8 @@ const std::vector<Result>& Runner::finish() {
 }
 
 Runner::Row& Runner::row_of(const Case& c, bool cold) {
-  const std::string name = c.name + (cold ? " cold" : " warm");
+  const std::string name =
+      c.name + (cold ? " cold" : " warm") + (options_.method.after_code ? " after code" : "");
   for (Row& row : rows_)
     if (row.result.stage == stage_ && row.result.of.name == name &&
         row.result.of.kernel == c.kernel)
@@ -235,6 +242,7 @@ void Runner::measure(const Case& c, const std::function<void()>& run) {
       us = backend_->time(run, method);
     } catch (const Error& e) {
       if (e.code() != ErrorCode::kUnsupported) throw;
+      progress_.clear();
       if (round_ == 0) std::fprintf(stderr, "left out: %s: %s\n", c.name.c_str(), e.what());
       return;
     }
@@ -242,11 +250,16 @@ void Runner::measure(const Case& c, const std::function<void()>& run) {
     row.result.roof = std::max(row.result.roof, best);
     row.us.insert(row.us.end(), us.begin(), us.end());
     row.shares.insert(row.shares.end(), shares.begin(), shares.end());
-    if (isatty(STDERR_FILENO))
-      std::fprintf(stderr, "\r\033[K%s %s %s: %.1f us", stage_.c_str(), row.result.of.name.c_str(),
-                   c.kernel.c_str(), *std::min_element(row.us.begin(), row.us.end()));
+    report(row);
   }
-  if (isatty(STDERR_FILENO)) std::fprintf(stderr, "\r\033[K");
+}
+
+void Runner::report(const Row& row) {
+  const Case& c = row.result.of;
+  const double best = *std::min_element(row.us.begin(), row.us.end());
+  const std::string round =
+      rounds() > 1 ? fmt::format("round {}/{}  ", round_ + 1, rounds()) : std::string();
+  progress_.at(fmt::format("{}{} {} {}: {:.1f} us", round, stage_, c.name, c.kernel, best));
 }
 
 }  // namespace winnow::bench

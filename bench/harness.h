@@ -15,12 +15,13 @@
 #include <vector>
 
 #include "placement.h"
+#include "progress.h"
 
 namespace winnow::bench {
 
 // What is measured. 0 and "" stand for "not applicable" (null in the JSON).
 struct Case {
-  std::string name;  // the harness appends " cold" or " warm"
+  std::string name;  // the harness appends " cold" or " warm", and " after code"
   std::string kernel;
   std::string model;
   int64_t heads = 0, topk = 0, extra = 0, batch = 0, s_q = 0, context = 0;
@@ -51,6 +52,7 @@ struct Roofs {
 // How a case is timed in one visit.
 struct Method {
   bool cold = true;
+  bool after_code = false;  // each run after another kernel's code, as in a model (devices only)
   int64_t min_runs = 3, max_runs = 100;
   double seconds = 0.1;  // stop after this once min_runs are done
   // On the CPU: called before the first run, and then every few milliseconds with the best time
@@ -92,8 +94,8 @@ class Runner {
   bool on_cuda() const { return options_.device == "cuda"; }
   // Whether the options ask for this case: to spare the set-up of one that they do not.
   bool wants(const Case& c) const;
-  // Times `run` cold and warm, once more in every round. A kernel that refuses the shape is noted
-  // on stderr and left out.
+  // Times `run` cold and warm, once more in every round, and says so (progress.h). A kernel that
+  // refuses the shape is noted on stderr and left out.
   void measure(const Case& c, const std::function<void()>& run);
 
   void begin(const std::string& stage, int round) { stage_ = stage, round_ = round; }
@@ -108,6 +110,7 @@ class Runner {
     std::vector<double> us, shares;  // runs of all rounds; shares of the unit's roof
   };
   Row& row_of(const Case& c, bool cold);
+  void report(const Row& row);
   double share_of(const Row& row) const;
 
   Options options_;
@@ -117,6 +120,7 @@ class Runner {
   int round_ = 0;
   std::vector<Row> rows_;
   std::vector<Result> results_;
+  tools::Progress progress_;
 };
 
 struct Suite {

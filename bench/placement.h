@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -49,24 +50,42 @@ class Placement {
     upload(memory, buffer.data(), buffer.size() * sizeof(T));
     return tensor(reinterpret_cast<T*>(memory), shape);
   }
-  // Normal numbers; on a device a few million of them, over and over.
+  // Normal numbers; on a device a few million of them from anywhere on, over and over.
   template <class T>
   Tensor normals(tools::Buffer<T>& buffer, std::initializer_list<int64_t> shape,
                  tools::Random& random, float sigma = 1.0f) {
     const int64_t count = tensor<T>(nullptr, shape).size();
-    buffer = tools::Buffer<T>(on_host() || count < kBlock ? count : kBlock);
-    random.normals(buffer.span(), sigma);
-    if (on_host()) return tensor(buffer.data(), shape);
+    if (on_host()) {
+      buffer = tools::Buffer<T>(count);
+      random.normals(buffer.span(), sigma);
+      return tensor(buffer.data(), shape);
+    }
+    const tools::Buffer<T>& block = block_of<T>(sigma);
     std::byte* memory = bytes(count * sizeof(T));
-    for (int64_t at = 0; at < count; at += kBlock)
-      upload(memory + at * sizeof(T), buffer.data(),
-             (count - at < kBlock ? count - at : kBlock) * sizeof(T));
+    int64_t from = random.draw(0, kBlock - 1);
+    for (int64_t at = 0, n = 0; at < count; at += n, from = 0) {
+      n = count - at < kBlock - from ? count - at : kBlock - from;
+      upload(memory + at * sizeof(T), block.data() + from, n * sizeof(T));
+    }
     return tensor(reinterpret_cast<T*>(memory), shape);
   }
   std::span<std::byte> workspace(tools::Buffer<std::byte>& buffer, size_t count);
 
  private:
   static constexpr int64_t kBlock = (int64_t{1} << 22) - 9;  // odd: rows do not repeat soon
+
+  // Made once: 4 M of them take longer than most of what is timed with them.
+  template <class T>
+  static const tools::Buffer<T>& block_of(float sigma) {
+    static std::map<float, tools::Buffer<T>> kept;
+    tools::Buffer<T>& block = kept[sigma];
+    if (block.size() == 0) {
+      block = tools::Buffer<T>(kBlock);
+      tools::Random(1).normals(block.span(), sigma);
+    }
+    return block;
+  }
+
   Device device_;
   std::vector<void*> owned_;
 };

@@ -57,7 +57,7 @@ void FilledCache::fill(Placement& placement, uint64_t seed, ScaleMode scale) {
   const int64_t d = record_dim(cache.format), all = cache.pages * cache.page;
   const int64_t block = std::min<int64_t>(all, placement.on_host() ? 1024 : 16384);
   tools::Random random(seed);
-  tools::Buffer<bf16> kv(block * d);
+  tools::Buffer<bf16> kv;
   tools::Buffer<int64_t> slots(block);
   Placement own(placement.device());
   Tensor rows;

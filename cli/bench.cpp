@@ -18,7 +18,7 @@ namespace {
 struct BenchOptions {
   std::vector<std::string> stages;
   bench::Options options;
-  std::string cache = "both", json, save, render, commit;
+  std::string cache = "both", after = "nothing", json, save, render, commit;
   bool quick = false;
 };
 
@@ -61,6 +61,7 @@ void run_bench(BenchOptions o) {
   if (!o.save.empty()) check_place(o.save), check_place(beside(o.save));
   o.options.cold = o.cache != "warm", o.options.warm = o.cache != "cold";
   if (o.quick) o.options.method = {.min_runs = 3, .max_runs = 10, .seconds = 0.05};
+  o.options.method.after_code = o.after == "code";
   if (o.quick && o.options.rounds == 0) o.options.rounds = 1;
   bench::Machine machine = bench::describe_machine();
   if (!o.commit.empty()) machine.commit = o.commit;
@@ -105,14 +106,18 @@ void add_bench(CLI::App& app, Outcome&) {
       ->capture_default_str();
   cmd->add_option("--kernel", o->options.kernel, "This kernel only (every available one)");
   cmd->add_option("--filter", o->options.filter, "Only cases whose name contains this");
-  cmd->add_option("--cache", o->cache, "State of the CPU caches before a run")
+  cmd->add_option("--cache", o->cache, "State of the caches before a run")
       ->check(CLI::IsMember({"cold", "warm", "both"}))
+      ->capture_default_str();
+  cmd->add_option("--after", o->after,
+                  "What a CUDA device runs before each run: another kernel's code")
+      ->check(CLI::IsMember({"nothing", "code"}))
       ->capture_default_str();
   cmd->add_option("--runs", o->options.method.max_runs, "At most this many runs a case and round")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
   cmd->add_option("--seconds", o->options.method.seconds,
-                  "At most about this long a case and round")
+                  "At most about this long a case and round, on the CPU")
       ->check(CLI::Range(1e-6, 1e6))
       ->capture_default_str();
   cmd->add_option("--rounds", o->options.rounds, "Rounds over all cases (4 on the CPU, else 1)")

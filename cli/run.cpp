@@ -113,7 +113,7 @@ int run_loop(const RunOptions& o) {
   Counts n;
   const auto start = std::chrono::steady_clock::now();
   {
-    Progress progress(o.steps);
+    tools::Progress progress;
     for (int64_t s = 0; s < o.steps; ++s) {
       const Step& step = requests.next();
       layer.run(step);
@@ -121,8 +121,9 @@ int run_loop(const RunOptions& o) {
       requests.done();
       n.tokens += step.tokens(), n.decode += layer.plan().split().decode_tokens;
       n.arrived += static_cast<int64_t>(step.arrived.size()), n.finished += step.finished;
-      progress.at(s + 1, fmt::format("{} decodes, {} prefills, {} tokens", step.decodes,
-                                     step.prefills, step.tokens()));
+      const std::string at = fmt::format("step {}/{}  {} decodes, {} prefills, {} tokens", s + 1,
+                                         o.steps, step.decodes, step.prefills, step.tokens());
+      s + 1 < o.steps ? progress.at(at) : progress.done(at);
     }
   }
   n.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

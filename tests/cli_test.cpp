@@ -98,6 +98,7 @@ TEST_F(Cli, BadUsageIsNamed) {
   expect("plan --query-lens 4 --seq-lens 2", {"plan", "seq_lens"});
   expect("plan --model v4 --mha", {"plan", "mha"});
   expect("verify", {"path"});
+  expect("bench locate --after code", {"after", "CUDA"});
   expect("bench --runs 0", {"--runs", "not in range"});
   expect("locate --repeat 0", {"--repeat", "not in range"});
   for (const char* verb : {"attend", "score", "select", "locate", "write"})

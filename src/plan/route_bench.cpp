@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "cpu/threads.h"
 #include "harness.h"
 #include "problems.h"
 #include "winnow/absorb.h"
@@ -55,7 +56,7 @@ class Prefill {
     const Tensor latent = placement_.room(buffers_[4], {s.tokens, s.heads, kLatent});
     const Tensor attended = placement_.room(buffers_[5], {s.tokens, s.heads, kLatent});
     const Tensor out = placement_.room(buffers_[6], {s.tokens, s.heads, kValue});
-    choose(random);
+    choose();
     const Target target{.device = device};
     absorb_ = {.q_nope = nope, .w_uk = w_uk, .out = latent, .target = target};
     project_ = {.attn = attended, .w_uv = w_uv, .out = out, .target = target};
@@ -119,23 +120,25 @@ class Prefill {
   }
 
   // One id from each of `width` even stretches of what a token may see.
-  void choose(tools::Random& random) {
+  void choose() {
     width_ = std::min(kTopk, s_.context);
     ids_ = tools::Buffer<int32_t>(s_.tokens * width_);
     slots_ = tools::Buffer<int32_t>(s_.tokens * width_);
     lengths_ = tools::Buffer<int32_t>(s_.tokens), ends_ = tools::Buffer<int32_t>(s_.tokens);
-    for (int64_t t = 0; t < s_.tokens; ++t) {
+    host::parallel_for(s_.tokens, [&](int64_t t, int) {
+      tools::Random random(2 + t);
       const int64_t end = s_.context - s_.tokens + t + 1, count = std::min(end, width_);
       ends_[t] = static_cast<int32_t>(end), lengths_[t] = static_cast<int32_t>(count);
-      for (int64_t i = 0; i < width_; ++i) {
-        const int64_t first = i * end / count, last = (i + 1) * end / count;
-        const int64_t id = i < count ? random.draw(first, last - 1) : -1, at = t * width_ + i;
+      std::ranges::fill(ids_.span(t * width_, width_), -1);
+      std::ranges::fill(slots_.span(t * width_, width_), -1);
+      for (int64_t i = 0, first = 0, next = 0; i < count; ++i, first = next) {
+        next = (i + 1) * end / count;
+        const int64_t id = random.draw(first, next - 1), at = t * width_ + i;
+        const int64_t page = sizes_.page;
         ids_[at] = static_cast<int32_t>(id);
-        const int32_t page = sizes_.page;
-        slots_[at] =
-            id < 0 ? -1 : static_cast<int32_t>(gather_.paging.table[id / page] * page + id % page);
+        slots_[at] = static_cast<int32_t>(gather_.paging.table[id / page] * page + id % page);
       }
-    }
+    });
   }
 
   Shape s_;
