@@ -112,7 +112,7 @@ enum class SplitPolicy : uint8_t {
 
 // Which way prefill tokens of an fp8 cache go (a bf16 cache is always kBf16).
 enum class Mode : uint8_t {
-  kAuto,      // on CUDA from 23 heads on (V4: 32), with PlanOptions::mha or another route than the
+  kAuto,      // on CUDA from 46 heads on (V4: 32), with PlanOptions::mha or another route than the
               // default: kSeparate, where the route chooses the way of each prefill. Else, and with
               // SplitPolicy::kFixed, kMixed below 32 heads, or kDirect
   kBf16,      // the cache is bf16: every token reads it as it is
