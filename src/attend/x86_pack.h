@@ -118,10 +118,10 @@ WINNOW_INLINE void pack_group(const Bf16Codes& codes, const KeyRef* keys, const 
   }
   store_pairs<E>(to, i, g, pairs);
 }
-template <class R, class E>
+template <class R, class E, bool kValues>
 [[gnu::noinline, gnu::cold]] void pack_any_codes(const KeyRef* keys, int i, int g,
                                                  const PackedKeys& to) {
-  pack_group<R, E, true>(Bf16Codes(), keys, {i, g, 2}, to);
+  pack_group<R, E, kValues>(Bf16Codes(), keys, {i, g, 2}, to);
 }
 
 template <class R>
@@ -144,7 +144,7 @@ WINNOW_INLINE void pack_pair(const Bf16Codes& codes, const KeyRef* keys, int i, 
 }
 
 // The same by arithmetic (x86_codes.h), for two keys that are there, with V scaled.
-template <class R, class E>
+template <class R, class E, bool kValues>
 WINNOW_INLINE void pack_codes(const CodeWords& words, const KeyRef* keys, int i,
                               const PackedKeys& to) {
   copy_scales<R>(keys, i, 2, to);
@@ -152,18 +152,19 @@ WINNOW_INLINE void pack_codes(const CodeWords& words, const KeyRef* keys, int i,
 #pragma GCC unroll 9
   for (int g = 0; g < R::kDqk / 64; ++g) {
     if (g * 64 >= R::kNope) {  // no codes
-      pack_group<R, E, true>(Bf16Codes(), keys, {i, g, 2}, to);
+      pack_group<R, E, kValues>(Bf16Codes(), keys, {i, g, 2}, to);
       continue;
     }
     const __m512i cx = _mm512_loadu_si512(keys[i].row + g * 64);
     const __m512i cy = _mm512_loadu_si512(keys[i + 1].row + g * 64);
     if (!scales_x.serves(g) || !scales_y.serves(g) || !words.ordinary(cx, cy)) [[unlikely]] {
-      pack_any_codes<R, E>(keys, i, g, to);
+      pack_any_codes<R, E, kValues>(keys, i, g, to);
       continue;
     }
     const Group wx = twice(cx), wy = twice(cy), x = words.moved(wx), y = words.moved(wy);
     store_row<R, E>(to, i, g, scales_x.row(words, x, g));
     store_row<R, E>(to, i + 1, g, scales_y.row(words, y, g));
+    if constexpr (!kValues) continue;
     __m512i pairs[4];
     interleave(scales_x.value(x, wx, g), scales_y.value(y, wy, g), pairs);
     store_pairs<E>(to, i, g, pairs);
@@ -184,8 +185,8 @@ void pack_keys(const KeyRef* keys, int n, const PackedKeys& to) {
       pack();
     }
   };
-  if constexpr (R::kQuantized && kValues && (E::kTiled || !kFloatScales<R>))
-    pairs([&, words = CodeWords()] { pack_codes<R, E>(words, keys, i, to); });
+  if constexpr (R::kQuantized && ((E::kTiled && kValues) || !kFloatScales<R>))
+    pairs([&, words = CodeWords()] { pack_codes<R, E, kValues>(words, keys, i, to); });
   const Bf16Codes codes;
   pairs([&] { pack_pair<R, E, kValues>(codes, keys, i, 2, to); });
   for (; i % E::kValueStep != 0 || i < n; i += 2)
