@@ -110,7 +110,7 @@ requires(!kFloatScales<R>) class ScaleWords<R> {
   WINNOW_INLINE bool serves(int g) const {
     return static_cast<unsigned>(exponent_of<R>(key_, g) - 10) <= 235;
   }
-  WINNOW_INLINE Group row(const CodeWords& words, const Group& moved, int g) const {
+  WINNOW_INLINE Group row(const CodeWords&, const Group& moved, int g) const {
     return value(moved, moved, g);
   }
   WINNOW_INLINE Group value(const Group& moved, const Group&, int g) const {
