@@ -58,20 +58,40 @@ WINNOW_HD inline Row row_of(const Params& p, int64_t t) {
   return r;
 }
 
+// Where an id stands in what this rank holds of its row, or -1. In 32 bits, which hold any id: a
+// device divides 64 bits by a hundred instructions.
+WINNOW_HD inline int32_t position_of(const Params& p, const Row& r, int32_t id) {
+  if (id < 0) return -1;
+  auto at = static_cast<uint32_t>(id);
+  if (p.parallel.world > 1) {
+    const auto world = static_cast<uint32_t>(p.parallel.world);
+    const auto interleave = static_cast<uint32_t>(p.parallel.interleave);
+    const uint32_t turn = at / interleave;
+    if (turn % world != static_cast<uint32_t>(p.parallel.rank)) return -1;
+    at = turn / world * interleave + at % interleave;
+  }
+  return at < r.limit ? static_cast<int32_t>(at) : -1;
+}
+
+// The entry of the block table that a position needs; 0 where it needs none.
+WINNOW_HD inline int32_t page_of(const Params& p, const Row& r, int32_t position) {
+  if (position < 0 || r.workspace) return 0;
+  return r.table[static_cast<uint32_t>(position) / static_cast<uint32_t>(p.page)];
+}
+
+// The slot of a position whose page is this, or -1.
+WINNOW_HD inline int32_t slot_in(const Params& p, const Row& r, int32_t position, int32_t page) {
+  if (position < 0) return -1;
+  if (r.workspace) return r.start + position;
+  if (page < 0 || page >= p.pages) return -1;
+  const uint32_t offset = static_cast<uint32_t>(position) % static_cast<uint32_t>(p.page);
+  return page * p.rows_per_page + static_cast<int32_t>(offset);  // pages * rows_per_page fit
+}
+
 // One id of a row: its slot, or -1.
 WINNOW_HD inline int32_t slot_of(const Params& p, const Row& r, int32_t id) {
-  if (id < 0) return -1;
-  int64_t local = id;
-  if (p.parallel.world > 1) {
-    const int64_t w = p.parallel.world, i = p.parallel.interleave;
-    if ((local / i) % w != p.parallel.rank) return -1;
-    local = local / (w * i) * i + local % i;
-  }
-  if (local >= r.limit) return -1;
-  if (r.workspace) return static_cast<int32_t>(r.start + local);
-  const int32_t found = r.table[local / p.page];
-  if (found < 0 || found >= p.pages) return -1;
-  return static_cast<int32_t>(static_cast<int64_t>(found) * p.rows_per_page + local % p.page);
+  const int32_t position = position_of(p, r, id);
+  return slot_in(p, r, position, page_of(p, r, position));
 }
 
 struct Shape {};

@@ -33,7 +33,10 @@ inline std::vector<Case> cases() {
       {"workspace", 9, 70, 64, 40, 4, 8, 0, true},
       {"dcp_2", 4, 130, 64, 40, 2, 8, 0, false, 2, 1, 1, false},
       {"dcp_4_interleaved_compact", 4, 130, 16, 40, 2, 8, 0, false, 4, 2, 8, true},
+      {"dcp_beyond_32_bits", 4, 130, 64, 40, 2, 8, 0, false, 1 << 30, 0, 1 << 9, false},
       {"compact_alone", 4, 130, 16, 40, 2, 8, 0, false, 1, 0, 1, true},
+      {"long_rows", 3, 4509, 64, 1000, 2, 90},
+      {"long_rows_compact", 3, 4509, 64, 1000, 2, 90, 0, false, 2, 1, 4, true},
       {"workspace_dcp", 6, 70, 64, 40, 4, 8, 0, true, 2, 0, 16, true},
   };
 }

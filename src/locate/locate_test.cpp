@@ -64,7 +64,7 @@ struct Problem {
     if (id < 0) return {};
     if (c.world > 1) {
       if ((id / c.interleave) % c.world != c.rank) return {};
-      id = id / (c.world * c.interleave) * c.interleave + id % c.interleave;
+      id = id / (int64_t{c.world} * c.interleave) * c.interleave + id % c.interleave;
     }
     if (c.workspace && prefill_requests[t] >= 0) {
       if (prefill_requests[t] >= 3) return {};
