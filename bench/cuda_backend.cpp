@@ -63,7 +63,7 @@ Clock::time_point ended = Clock::now();  // the case before
 // Long runs draw what the power limit allows, and 30 to 80 ms after the first the clock falls. So a
 // case of this length begins from rest, unless it ends before that with what was run since. Seen
 // with 107 ms of prefills: the next ones ran at 1.00 of the best times after 0.2 s, at 1.003 after
-// 0.1 s, at 1.02 to 1.08 after 0.05 s. What a case's set-up takes on the host is rest, too.
+// 0.1 s, at 1.01 to 1.08 after 0.05 s. What a case's set-up takes on the host is rest, too.
 void rest_before(double seconds) {
   constexpr double kBurst = 0.03, kEach = 2, kMost = 0.3;  // rest for each second, and at most
   static double busy = 0;                                  // seconds not yet rested from
