@@ -135,6 +135,10 @@ nb::object keyword_call(nb::handle function, nb::handle shape, nb::dict kwargs) 
 
 // A torch without the exchange table, or a tensor that it cannot carry: by attributes.
 void read_torch(Array& a, nb::handle t, const std::string& what) {
+  const nb::object layout = t.attr("layout");
+  if (const auto name = nb::cast<std::string>(nb::str(layout)); name != "torch.strided")
+    throw Error(ErrorCode::kInvalidArgument,
+                what + ": expected a dense tensor, found one of layout " + name);
   const nb::tuple shape(t.attr("shape")), stride(t.attr("stride")());
   set_rank(a, static_cast<int64_t>(nb::len(shape)), what);
   for (int i = 0; i < a.tensor.rank; ++i) {

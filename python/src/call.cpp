@@ -120,13 +120,21 @@ void Call::fail(std::string_view name, const std::string& expected,
               what(name) + ": expected " + expected + ", found " + found);
 }
 
+// In place of what Python says, which does not name the argument.
+void Call::wrong_type(std::string_view name, const char* expected) const {
+  PyErr_Clear();
+  type_error(what(name) + ": expected " + expected + ", found " +
+             Py_TYPE((*this)[name].ptr())->tp_name);
+}
+
 int64_t Call::integer(std::string_view name, int64_t otherwise) const {
   const nb::handle h = (*this)[name];
   if (!h.is_valid()) return otherwise;
   const nb::object index = nb::steal(nb::handle(PyNumber_Index(h.ptr())));
-  if (!index.is_valid()) throw nb::python_error();
-  const long long value = PyLong_AsLongLong(index.ptr());
-  if (value == -1 && PyErr_Occurred()) throw nb::python_error();
+  if (!index.is_valid()) wrong_type(name, "an int");
+  int overflow = 0;
+  const long long value = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+  if (overflow != 0) fail(name, "an int64", nb::cast<std::string>(nb::repr(index)));
   return value;
 }
 
@@ -146,7 +154,7 @@ double Call::number(std::string_view name, double otherwise) const {
   const nb::handle h = (*this)[name];
   if (!h.is_valid()) return otherwise;
   const double value = PyFloat_AsDouble(h.ptr());
-  if (value == -1 && PyErr_Occurred()) throw nb::python_error();
+  if (value == -1 && PyErr_Occurred()) wrong_type(name, "a number");
   return value;
 }
 
@@ -154,15 +162,14 @@ bool Call::flag(std::string_view name, bool otherwise) const {
   const nb::handle h = (*this)[name];
   if (!h.is_valid()) return otherwise;
   const int value = PyObject_IsTrue(h.ptr());
-  if (value < 0) throw nb::python_error();
+  if (value < 0) wrong_type(name, "a bool");
   return value > 0;
 }
 
 std::string Call::text(std::string_view name, const char* otherwise) const {
   const nb::handle h = (*this)[name];
   if (!h.is_valid()) return otherwise;
-  if (!PyUnicode_Check(h.ptr()))
-    type_error(what(name) + ": expected a str, found " + Py_TYPE(h.ptr())->tp_name);
+  if (!PyUnicode_Check(h.ptr())) wrong_type(name, "a str");
   return utf8(h.ptr());
 }
 
@@ -226,8 +233,7 @@ Cache Call::cache(std::string_view name, bool writes) {
   const nb::handle h = (*this)[name];
   if (!h.is_valid()) return {};
   const PyCache* c = nullptr;
-  if (!nb::try_cast<const PyCache*>(h, c) || !c)
-    type_error(what(name) + ": expected a winnow.Cache, found " + Py_TYPE(h.ptr())->tp_name);
+  if (!nb::try_cast<const PyCache*>(h, c) || !c) wrong_type(name, "a winnow.Cache");
   same_device(name, c->origin);
   if (writes && c->read_only) fail(name, "a cache that can be written", "a read-only array");
   return c->cache;
@@ -237,8 +243,7 @@ const Plan* Call::plan() {
   const nb::handle h = (*this)["plan"];
   if (!h.is_valid()) return nullptr;
   const Plan* plan = nullptr;
-  if (!nb::try_cast<const Plan*>(h, plan) || !plan)
-    type_error(what("plan") + ": expected a winnow.Plan, found " + Py_TYPE(h.ptr())->tp_name);
+  if (!nb::try_cast<const Plan*>(h, plan) || !plan) wrong_type("plan", "a winnow.Plan");
   const Device& d = plan->options().target.device;
   if (has_origin_ && (d.kind != origin_.device || d.index != origin_.index))
     fail("plan", "a plan for " + device_name(origin_.device, origin_.index),

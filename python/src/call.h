@@ -94,6 +94,7 @@ class Call {
 
   [[noreturn]] void fail(std::string_view name, const std::string& expected,
                          const std::string& found) const;
+  [[noreturn]] void wrong_type(std::string_view name, const char* expected) const;
 
  private:
   struct Output {

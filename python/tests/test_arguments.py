@@ -53,9 +53,10 @@ def test_host_integers_go_to_host_integers(call):
         (lambda x: winnow.request_ids([0, 2], tokens=-1), "tokens: expected 0 or more"),
         (lambda x: winnow.workspace_starts([1], None), "chunks: expected a sequence .* None"),
         (lambda x: winnow.workspace_starts([1], [(0, "1")]), r"chunks: .* found \(0, '1'\)"),
-        (lambda x: winnow.select(x, 2, relative=np.zeros(2)), "truth value"),
+        (lambda x: winnow.select(x, 2**70), "select: topk: expected an int64, found 1180591620"),
         (lambda x: winnow.select(x, 2, kernel="\ud800"), "surrogates"),
         (lambda x: winnow.select(x.to("meta"), 2), "logits: .* found one on meta"),
+        (lambda x: winnow.select(x.to_sparse(), 2), "logits: .* layout torch.sparse_coo"),
         (lambda x: winnow.select(x, 2, ends=torch.tensor(3, dtype=INT)), "ends: expected 1 to 4"),
         (lambda x: winnow.select(x.numpy().astype(">f4"), 2), "logits: .* found big-endian"),
         (lambda x: winnow.select(np.zeros((1, 4), "V0"), 2), "logits: .* found another dtype"),
@@ -63,6 +64,24 @@ def test_host_integers_go_to_host_integers(call):
 )
 def test_values_out_of_range(call, text):
     with pytest.raises(ValueError, match=text):
+        call(torch.zeros(1, 4))
+
+
+@pytest.mark.parametrize(
+    "call, text",
+    [
+        (lambda x: winnow.select(x, "2"), "select: topk: expected an int, found str"),
+        (lambda x: winnow.select(x, 2.0), "select: topk: expected an int, found float"),
+        (lambda x: winnow.select(x, 2, relative=np.zeros(2)), "relative: expected a bool, found"),
+        (lambda x: winnow.select(x, 2, kernel=3), "select: kernel: expected a str, found int"),
+        (lambda x: winnow.select(x, 2, plan=3), "select: plan: expected a winnow.Plan, found int"),
+        (lambda x: winnow.attend(x, x, x), "attend: cache: expected a winnow.Cache, found Tensor"),
+        (lambda x: winnow.attend_mha(x, x, x, scale="x"), "scale: expected a number, found str"),
+        (lambda x: winnow.attend_mha(x, x, x, scale=x), "scale: expected a number, found Tensor"),
+    ],
+)
+def test_values_of_another_type(call, text):
+    with pytest.raises(TypeError, match=text):
         call(torch.zeros(1, 4))
 
 
