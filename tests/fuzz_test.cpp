@@ -1,7 +1,6 @@
 // Random problems with hostile values, from fixed seeds: every CPU kernel against the reference
 // (bit for bit where sums are exact), and damaged files against the reader. WINNOW_FUZZ_ROUNDS sets
 // the number of rounds per target.
-#include <algorithm>
 #include <cmath>
 
 #include "accuracy.h"

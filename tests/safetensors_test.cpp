@@ -3,7 +3,6 @@
 
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 
 #include "accuracy.h"
 #include "testing.h"

@@ -1,7 +1,6 @@
 #include "random.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "core/formats.h"
 

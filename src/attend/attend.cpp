@@ -2,7 +2,6 @@
 #include "winnow/attend.h"
 
 #include <algorithm>
-#include <bit>
 #include <limits>
 
 #include "attend/kernel.h"

@@ -7,10 +7,8 @@
 // Budget, AVX-512, per d or key step of an 8 x 2 tile: 16 FMA, 2 vector loads, 8 broadcasts; loads
 // take 5 cycles, FMA 16 (one port) or 8 (two). Key chunk of 64 x 64 (16 KB) + query chunk (8 KB)
 // stay in L1; all scratch for 128 heads (480 KB) and O (264 KB) in L2.
-#include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "attend/tiles.h"
 #include "core/arena.h"

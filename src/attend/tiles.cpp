@@ -3,7 +3,6 @@
 #include "attend/tiles.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "core/arena.h"
 #include "cpu/threads.h"

@@ -1,7 +1,6 @@
 #include "cpu/isa.h"
 
 #include <cstring>
-#include <fstream>
 
 #if defined(__x86_64__)
 #include <cpuid.h>

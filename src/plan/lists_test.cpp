@@ -3,7 +3,6 @@
 #include "winnow/lists.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "testing.h"
 

@@ -1,8 +1,6 @@
 // Plan: defaults and modes, what a batch fills, refills that change or refuse, memory that stays.
 #include "winnow/plan.h"
 
-#include <numeric>
-
 #include "core/kernel_table.h"
 #include "plan/plan_cases.h"
 #include "testing.h"

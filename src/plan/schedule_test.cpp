@@ -2,7 +2,6 @@
 #include "plan/schedule.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "testing.h"
 

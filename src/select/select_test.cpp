@@ -3,7 +3,6 @@
 #include "winnow/select.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 

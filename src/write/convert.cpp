@@ -1,5 +1,4 @@
 // join and quantize: check the call, choose the kernel.
-#include <algorithm>
 
 #include "core/check.h"
 #include "winnow/write.h"

@@ -1,7 +1,6 @@
 // write: checks the call, chooses the kernel.
 #include "winnow/write.h"
 
-#include <algorithm>
 #include <cfloat>
 
 #include "core/check.h"
