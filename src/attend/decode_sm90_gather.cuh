@@ -163,12 +163,16 @@ __device__ __forceinline__ void fill(Smem<R, N>& sm, const Args& p, int slot, in
 
 // Blocks of a CTA's first token whose rows the copying warps look up themselves.
 __device__ __forceinline__ int own_blocks(const Span& sp) { return min(sp.blocks, 2); }
+// The first block of which the copying warps are told anything.
+__device__ __forceinline__ int first_told(int own) { return min(own, 1); }
 constexpr int kNoMore = -2;  // instead of a page: the CTA's last block lies before
 
-// The copies of the rows, a stage of 16 rows a warp. Four warps share the first two blocks, whose
-// rows they look up themselves (`index`, `list`: a lane's); then three go on where the fourth one
-// has found the rows, with kMany from token to token. Looking all of them up here took half of the
-// time of the copying warps, and with 128 heads everything waited for them.
+// The copies of the rows, a stage of 16 rows a warp. Four warps share the first block, whose rows
+// they look up themselves, with those of the second (`index`, `list`: a lane's). The fourth one
+// tells the others of its part of the second and describes the first as soon as it is there, for
+// which all wait; they go on where it has found the rows, with kMany from token to token. Looking
+// all of them up here took half of the time of the copying warps, and with 128 heads everything
+// waited for them.
 template <class R, int N, Way W>
 __device__ __forceinline__ void copy(Smem<R, N>& sm, const Args& p, const Span& sp, int index,
                                      int list) {
@@ -178,13 +182,20 @@ __device__ __forceinline__ void copy(Smem<R, N>& sm, const Args& p, const Span& 
   const int w = __shfl_sync(~0u, (tid / 32) & 3, 0);  // uniform, and so is what comes of it
   const int own = kMany ? __shfl_sync(~0u, own_blocks(sp), 0) : 2;
   const Place first = place_of(p, sp, list, index);
-  int slot = w, ph = 1, stage = w, block = 0, told = 0, turn = 0;  // told: block - own mod kAhead
+  // told: block - first_told(own) mod kAhead
+  int slot = w, ph = 1, stage = w, block = 0, told = 0, turn = 0;
   if (kMany && w == 3 && own == 0) return;
+  if (w == 3 && own == 2) {
+    Place second = first;
+    if (kMany) second.offset |= list << 31;
+    if (lane >= 16) sm.place[0][3 * K::kRows + (lane & 15)] = second;
+    mb_arrive(&sm.placed[0]);
+  }
 #pragma unroll 1
   while (kMany || block < sp.blocks) {
     const int row = stage * K::kRows + (lane & 15), here = block * 16 + (lane & 15);
     Place at;
-    const bool mine = block < own;
+    const bool mine = block < own && block + stage < 4;
     if (mine) {
       at = {__shfl_sync(~0u, first.page, here), __shfl_sync(~0u, first.offset, here)};
     } else {
@@ -199,9 +210,9 @@ __device__ __forceinline__ void copy(Smem<R, N>& sm, const Args& p, const Span& 
       at.offset &= INT_MAX;
     }
     fill<R, N>(sm, p, slot, ph, {at, of});
-    if (w == 3 && block >= own - 1) break;
-    // the same stage of the next block, then every third stage
-    const int step = mine ? 4 : 3;
+    if (w == 3) break;
+    // the same stage of the second block, then every third stage
+    const int step = mine && block == 0 ? 4 : 3;
     slot += step;
     if (slot >= K::kStages) {
       slot -= K::kStages;
@@ -211,7 +222,7 @@ __device__ __forceinline__ void copy(Smem<R, N>& sm, const Args& p, const Span& 
     if (stage >= 4) {
       stage -= 4;
       block++;
-      if (!mine && ++told == K::kAhead) {
+      if (block > first_told(own) && ++told == K::kAhead) {
         told = 0;
         turn ^= 1;
       }
@@ -290,15 +301,6 @@ __device__ __forceinline__ void describe(Smem<R, N>& sm, int slot) {
                   valid & 2 ? (float)lam[1] : -INFINITY);
 }
 
-// Asks the L2 for a row that the ring has no room for yet. With few tokens its bandwidth is free.
-template <class R>
-__device__ __forceinline__ void expect_row(const ListView& L, Place at) {
-  const std::byte* row = L.data + at.page * L.page_stride + R::Stored::row(at.offset, L.page);
-#pragma unroll
-  for (int c = 0; c < R::kRowBytes + 112; c += 128)  // rows begin at multiples of 16
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(row + min(c, R::kRowBytes - 1)) : "memory");
-}
-
 // What the fourth copying warp does then: describes block after block as they arrive, and finds the
 // rows of the kAhead-th one behind it, with kMany of later tokens too.
 template <class R, int N, Way W>
@@ -326,7 +328,7 @@ __device__ __forceinline__ void look_ahead(Smem<R, N>& sm, const Args& p, Span s
   };
   const auto tell = [&](int block, int2 x) {  // over what was known of the block that has arrived
     if (block > total || (!kMany && block == total)) return;
-    const unsigned at = (block - own) % unsigned{K::kAhead};
+    const unsigned at = (block - first_told(own)) % unsigned{K::kAhead};
 #pragma unroll
     for (int k = 0; k < 2; k++) {
       const int list = position(block, k) >= sp.n0;
@@ -335,16 +337,14 @@ __device__ __forceinline__ void look_ahead(Smem<R, N>& sm, const Args& p, Span s
         if (block == total) place.page = kNoMore;
         place.offset |= list << 31;
       }
-      if constexpr (W >= Way::kCluster && R::kFp8 && K::kStages < 16)
-        if (place.page >= 0) expect_row<R>(p.lists[list], place);
       sm.place[at][lane + 32 * k] = place;
     }
     mb_arrive(&sm.placed[at]);
   };
-  int slot = lane >> 3, ph = 0;
+  int slot = lane >> 3, ph = 0, found = own;
   int2 next = load(own);
 #pragma unroll 1
-  for (int i = own - K::kAhead; i < total; i++) {
+  for (int i = own > 0 ? 0 : -1; i < total; i++) {
     if (i >= 0) {
       mb_wait_all(&sm.full[slot], ph);
       describe<R, N>(sm, slot);
@@ -355,8 +355,11 @@ __device__ __forceinline__ void look_ahead(Smem<R, N>& sm, const Args& p, Span s
         ph ^= 1;
       }
     }
-    tell(i + K::kAhead, next);
-    next = load(i + 1 + K::kAhead);
+#pragma unroll 1
+    do {
+      tell(found, next);
+      next = load(++found);
+    } while (found <= i + K::kAhead);
   }
 }
 

@@ -134,7 +134,8 @@ struct alignas(1024) Smem {
   float2 row[K::kStages][K::kRows];
   uint8_t side[K::kStages][K::kSide];
   uint16_t sc[K::kStages][K::kSc][K::kRows];
-  Place place[K::kAhead][K::kBlock];  // of block i, from the third one on: (i - 2) mod kAhead
+  // of block i: i - first_told() mod kAhead; of the second block, the last stage's alone
+  Place place[K::kAhead][K::kBlock];
   float m[N], alpha[N], warp[4][N], factor[N], top[N], sum[N];  // warp: each warp's maxima or sums
   uint32_t valid[K::kStages];
   uint32_t odd[K::kStages];  // kOddRows, kOddBlock
