@@ -1,5 +1,5 @@
 # What crosses stages and languages: C programs, each public header alone, the installed package seen
-# by a consumer, README's code, and the size of files.
+# by a consumer, README's code, the size of files, and the documents' links.
 
 # C ABI from C11.
 file(GLOB c_tests CONFIGURE_DEPENDS *_test.c)
@@ -82,3 +82,6 @@ endif()
 add_test(NAME files_under_500_lines
          COMMAND ${CMAKE_COMMAND} -Droot=${PROJECT_SOURCE_DIR}
                  -P ${CMAKE_CURRENT_SOURCE_DIR}/lines.cmake)
+add_test(NAME links_of_documents
+         COMMAND ${CMAKE_COMMAND} -Droot=${PROJECT_SOURCE_DIR}
+                 -P ${CMAKE_CURRENT_SOURCE_DIR}/links.cmake)
