@@ -15,24 +15,24 @@ class Plan;
 // with a cache of its own, under one softmax.
 struct KvList {
   Cache cache;
-  Tensor indices;      // [T, K] int32: physical slots, or logical ids when block_table is given
-  Tensor lengths;      // [T] int32, optional: entries at positions >= lengths[t] are invalid
-  Tensor block_table;  // [R, W] int32, optional
+  Tensor indices;       // [T, K] int32: physical slots, or logical ids when block_table is given
+  Tensor lengths = {};  // [T] int32, optional: entries at positions >= lengths[t] are invalid
+  Tensor block_table = {};  // [R, W] int32, optional
 };
 
 struct AttendArgs {
   const Plan* plan = nullptr;
   int32_t part = 0;  // of the plan: the tokens below are those of plan->parts()[part]
-  Tensor
-      q;  // [T, H, d_qk] bf16, or [T, H, d_nope] when q_rope is given; any token and head strides
-  Tensor q_rope;                     // [T, H, d_rope] bf16, optional
+  // [T, H, d_qk] bf16, or [T, H, d_nope] when q_rope is given; any token and head strides
+  Tensor q;
+  Tensor q_rope = {};                // [T, H, d_rope] bf16, optional
   std::array<KvList, 2> lists = {};  // the second stays empty when there is one list
-  Tensor requests;     // [T] int32: row of the block tables; needed with logical ids only
-  float scale = 1.0f;  // of the logits
-  Tensor sink;         // [H] f32, optional
-  Tensor out;          // [T, H, d_v] bf16
-  Tensor lse;          // [T, H] f32, optional, natural logarithm
-  Tensor max_logit;    // [T, H] f32, optional
+  Tensor requests = {};   // [T] int32: row of the block tables; needed with logical ids only
+  float scale = 1.0f;     // of the logits
+  Tensor sink = {};       // [H] f32, optional
+  Tensor out;             // [T, H, d_v] bf16
+  Tensor lse = {};        // [T, H] f32, optional, natural logarithm
+  Tensor max_logit = {};  // [T, H] f32, optional
   bool empty_lse_negative =
       false;  // lse of a row without valid entry: -inf (for merging) instead of +inf
   std::span<std::byte> workspace = {};  // at least attend_workspace_bytes() /
@@ -63,19 +63,20 @@ struct MhaArgs {
   Tensor q;  // [T, H, d_qk] bf16
   Tensor k;  // [N, H, d_qk] bf16: decompressed keys, per head (stride 0 over heads shares one)
   Tensor v;  // [N, H, d_v] bf16
-  Tensor
-      ids;  // [T, K] int32: keys of each token as a set, duplicates count once; optional (all keys)
-  Tensor starts;   // [T] int32: row of k that id 0 of token t means, optional (0)
-  Tensor lengths;  // [T] int32: ids outside [0, lengths[t]) are ignored, optional (N - start)
-  Tensor mask;     // [T, M] uint8, optional: id j counts only if mask[t, j] != 0 (ids >= M do not)
-  Tensor bits;     // [T, M] uint8, optional: id j counts only if bit j % 8 of bits[t, j / 8] is set
-                   // (ids >= 8 M do not), as topk_mask() makes them
-  Tensor bias;     // [T, M] f32, optional: added to the logit of id j (0 for ids >= M); -inf
-                   // excludes it
+  // [T, K] int32: keys of each token as a set, duplicates count once; optional (all keys)
+  Tensor ids = {};
+  Tensor starts = {};   // [T] int32: row of k that id 0 of token t means, optional (0)
+  Tensor lengths = {};  // [T] int32: ids outside [0, lengths[t]) are ignored, optional (N - start)
+  // [T, M] uint8, optional: id j counts only if mask[t, j] != 0 (ids >= M do not)
+  Tensor mask = {};
+  Tensor bits = {};  // [T, M] uint8, optional: id j counts only if bit j % 8 of bits[t, j / 8] is
+                     // set (ids >= 8 M do not), as topk_mask() makes them
+  Tensor bias = {};  // [T, M] f32, optional: added to the logit of id j (0 for ids >= M); -inf
+                     // excludes it
   float scale = 1.0f;
-  Tensor sink;  // [H] f32, optional
-  Tensor out;   // [T, H, d_v] bf16
-  Tensor lse;   // [T, H] f32, optional
+  Tensor sink = {};  // [H] f32, optional
+  Tensor out;        // [T, H, d_v] bf16
+  Tensor lse = {};   // [T, H] f32, optional
   bool empty_lse_negative = false;
   Target target = {};
 };
@@ -88,10 +89,10 @@ struct MhaArgs {
 void attend_mha(const MhaArgs& args);
 
 struct TopkMaskArgs {
-  Tensor ids;      // [T, K] int32
-  Tensor lengths;  // [T] int32, optional: ids outside [0, lengths[t]) are ignored
-  Tensor
-      mask;  // [T, M] uint8, out: bit j % 8 of byte j / 8 = key j selected; 8 * M bounds the keys
+  Tensor ids;           // [T, K] int32
+  Tensor lengths = {};  // [T] int32, optional: ids outside [0, lengths[t]) are ignored
+  // [T, M] uint8, out: bit j % 8 of byte j / 8 = key j selected; 8 * M bounds the keys
+  Tensor mask;
   Target target = {};
 };
 
@@ -101,9 +102,9 @@ void topk_mask(const TopkMaskArgs& args);
 struct MergeArgs {
   Tensor partial_out;  // [P, T, H, d_v] f32 or bf16: results over P disjoint parts of the lists
   Tensor partial_lse;  // [P, T, H] f32, natural; +inf and -inf both mean "empty"
-  Tensor sink;         // [H] f32, optional, applied once, here
+  Tensor sink = {};    // [H] f32, optional, applied once, here
   Tensor out;          // [T, H, d_v] bf16 or f32
-  Tensor lse;          // [T, H] f32, optional; -inf where all parts are empty
+  Tensor lse = {};     // [T, H] f32, optional; -inf where all parts are empty
   Target target = {};
 };
 

@@ -53,9 +53,9 @@ int32_t c128a_width(int32_t max_position, int32_t ratio = 128);
 
 struct WindowListsArgs {
   const Plan* plan = nullptr;
-  Tensor positions;    // [T] int32; negative: padding
-  Tensor requests;     // [T] int32; with block_table
-  Tensor block_table;  // [R, W] int32, optional: gives physical slots instead of positions
+  Tensor positions;         // [T] int32; negative: padding
+  Tensor requests = {};     // [T] int32; with block_table
+  Tensor block_table = {};  // [R, W] int32, optional: gives physical slots instead of positions
   int32_t window = 128;
   int32_t page = 64;
   int64_t pages = 0;

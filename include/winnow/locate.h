@@ -27,13 +27,13 @@ struct LocateArgs {
   int32_t rows_per_page = 0;  // slots a page takes in the result; 0 means page
   // Prefill tokens that read a contiguous workspace: row = workspace_starts[p] + id, p =
   // prefill_requests[t].
-  Tensor prefill_requests;  // [T] int32, -1 for decode tokens; optional
-  Tensor workspace_starts;  // [P] int32
+  Tensor prefill_requests = {};  // [T] int32, -1 for decode tokens; optional
+  Tensor workspace_starts = {};  // [P] int32
   int64_t workspace_rows =
       0;  // rows in the workspace: rows outside [0, workspace_rows) are rejected
   ContextParallel parallel = {};
-  Tensor slots;   // [T, K] int32, out
-  Tensor counts;  // [T] int32, out, optional: valid entries per row
+  Tensor slots;        // [T, K] int32, out
+  Tensor counts = {};  // [T] int32, out, optional: valid entries per row
   Target target = {};
 };
 

@@ -30,17 +30,17 @@ struct PipelineArgs {
   Tensor kv;     // [>= T, d] bf16
   Tensor slots;  // [T] int64
   Cache cache;
-  Tensor block_table;       // [>= R, W] int32
-  Tensor compressed_kv;     // V4: [>= S, d] bf16; S may be 0
-  Tensor compressed_slots;  // V4: [S] int64
-  Cache compressed;         // V4
-  Tensor compressed_table;  // V4: [>= R, W2] int32
-  Indexer indexer;          // V3.2, and V4 unless every compressed state is attended to
-  Tensor q;                 // [T, H, d_qk] bf16
+  Tensor block_table;            // [>= R, W] int32
+  Tensor compressed_kv = {};     // V4: [>= S, d] bf16; S may be 0
+  Tensor compressed_slots = {};  // V4: [S] int64
+  Cache compressed = {};         // V4
+  Tensor compressed_table = {};  // V4: [>= R, W2] int32
+  Indexer indexer = {};          // V3.2, and V4 unless every compressed state is attended to
+  Tensor q;                      // [T, H, d_qk] bf16
   float scale = 1.0f;
-  Tensor sink;                     // [H] f32, optional
+  Tensor sink = {};                // [H] f32, optional
   Tensor out;                      // [T, H, d_v] bf16
-  Tensor lse;                      // [T, H] f32, optional
+  Tensor lse = {};                 // [T, H] f32, optional
   std::span<std::byte> workspace;  // pipeline_workspace_bytes(plan)
   Target target = {};              // the stream, if not the plan's
 };

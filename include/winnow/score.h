@@ -15,16 +15,16 @@ struct ScoreArgs {
   Tensor q;        // [T, H_I, 128] e4m3, heads 1..128
   Tensor weights;  // [T, H_I] f32; already holds q's scale and the softmax factors
   // Paged keys: a cache of index keys, with the pages of each request ...
-  Cache keys;
-  Tensor block_table;  // [R, W] int32
-  Tensor requests;     // [T] int32: request of each token
+  Cache keys = {};
+  Tensor block_table = {};  // [R, W] int32
+  Tensor requests = {};     // [T] int32: request of each token
   // ... or contiguous keys:
-  Tensor key_rows;     // [N, 128] e4m3
-  Tensor key_scales;   // [N] f32
-  Tensor starts;       // [T] int32: first valid key of a token, optional (0)
-  Tensor ends;         // [T] int32: one past its last valid key
-  Tensor logits;       // [T, N] f32; N bounds the keys of a row
-  bool clean = false;  // fill entries outside [start, end) with -inf; else they are left alone
+  Tensor key_rows = {};    // [N, 128] e4m3
+  Tensor key_scales = {};  // [N] f32
+  Tensor starts = {};      // [T] int32: first valid key of a token, optional (0)
+  Tensor ends;             // [T] int32: one past its last valid key
+  Tensor logits = {};      // [T, N] f32; N bounds the keys of a row
+  bool clean = false;      // fill entries outside [start, end) with -inf; else they are left alone
   Target target = {};
 };
 

@@ -10,8 +10,8 @@ class Plan;
 struct SelectArgs {
   const Plan* plan = nullptr;
   Tensor logits;          // [T, N] f32, rows of any stride
-  Tensor starts;          // [T] int32: first valid column, optional (0)
-  Tensor ends;            // [T] int32: one past the last valid column, optional (N)
+  Tensor starts = {};     // [T] int32: first valid column, optional (0)
+  Tensor ends = {};       // [T] int32: one past the last valid column, optional (N)
   Tensor ids;             // [T, K] int32, out
   bool relative = false;  // give column - start (clamped to the row) instead of column
   Target target = {};

@@ -20,7 +20,7 @@ struct WriteArgs {
   const Plan* plan = nullptr;  // optional: takes kernel and device from it
   Tensor kv;                   // [N >= T, d] bf16, d of the record (576, 512; 128 for index keys),
                                // or [N, d_nope] when rope is given; rows of any stride
-  Tensor rope;                 // [N >= T, d_rope] bf16, optional
+  Tensor rope = {};            // [N >= T, d_rope] bf16, optional
   Tensor slots;                // [T] int64; a negative slot skips its token (padding)
   Cache cache;                 // the pages to write to; the format says what is written
   ScaleMode scale = ScaleMode::kDefault;
@@ -38,12 +38,12 @@ void write(const WriteArgs& args);
 
 struct GatherArgs {
   const Plan* plan = nullptr;
-  Cache cache;         // any latent format
-  Tensor block_table;  // [R, W] int32: page ids of each request
-  Tensor starts;       // [R] int32: first token of each request, optional (0)
-  Tensor lengths;      // [R] int32: tokens of each request, may be 0
-  Tensor out_starts;   // [R] int32: first row of each request in out, optional (prefix sum)
-  Tensor out;          // [N, d] bf16
+  Cache cache;             // any latent format
+  Tensor block_table;      // [R, W] int32: page ids of each request
+  Tensor starts = {};      // [R] int32: first token of each request, optional (0)
+  Tensor lengths;          // [R] int32: tokens of each request, may be 0
+  Tensor out_starts = {};  // [R] int32: first row of each request in out, optional (prefix sum)
+  Tensor out;              // [N, d] bf16
   Target target = {};
 };
 
