@@ -294,8 +294,9 @@ __device__ __forceinline__ void collect(Smem<R, N>& sm, const Args& p, const Spa
   const int count = static_cast<int>(over_splits(p, N - split_here(p) + p.splits - 1));
   touch(p.out, reinterpret_cast<const void*>(p.out_head));
   mb_wait(&sm.open, 0);
-  if (count > 2) add_units<R, N, 4>(sm, p, sp, count);
-  else add_units<R, N, 2>(sm, p, sp, count);
+  // With many heads there are more than two, and no code for fewer.
+  if (N > 2 * kMaxExchanged || count > 2) return add_units<R, N, 4>(sm, p, sp, count);
+  if constexpr (N <= 2 * kMaxExchanged) add_units<R, N, 2>(sm, p, sp, count);
 }
 
 }  // namespace winnow::attention::sm90

@@ -119,7 +119,7 @@ __device__ __forceinline__ void put_merged(const Args& p, const Span& sp, int u,
   const int t = i / 2, hl = 8 * (u / 2 % (N / 8)) + 2 * (t & 3);
   const int w = u % 2 * 2 + t / 32, tile = u / 2 / (N / 8) * 2 + (i & 1), r = (t & 31) >> 2;
   const int d = tile / 4 * 256 + sixteen<R, N>(w, tile % 4) * 16;
-  const bool fp8 = R::kFp8 && d < R::kNope;
+  const bool fp8 = R::kFp8 && (R::kNope >= R::kV || d < R::kNope);
   bf16* dst = p.out + (int64_t)sp.token * p.out_token + (int64_t)(sp.head0 + hl) * p.out_head + d +
               (fp8 ? 2 * r : r);
 #pragma unroll
