@@ -156,6 +156,19 @@ void read_torch(Array& a, nb::handle t, const std::string& what) {
   a.tensor.data = reinterpret_cast<void*>(nb::cast<uintptr_t>(t.attr("data_ptr")()));
 }
 
+// torch may leave the imaginary part of a conjugate to be negated when it is read. Those are floats
+// two apart, so that others are not asked.
+void refuse_pending_negation(const Array& a, nb::handle t, const std::string& what) {
+  if (a.tensor.dtype != DType::kF32 || a.other_dtype) return;
+  for (int i = 0; i < a.tensor.rank; ++i)
+    if (a.tensor.shape[i] > 1 && a.tensor.stride[i] % 2 != 0) return;
+  if (nb::hasattr(t, "is_neg") && nb::cast<bool>(t.attr("is_neg")()))
+    throw Error(ErrorCode::kInvalidArgument,
+                what +
+                    ": expected values as they lie in memory, found a tensor that is yet to be "
+                    "negated (resolve_neg())");
+}
+
 // NumPy and CuPy: their interface dictionary. Unlike DLPack it carries read-only arrays and
 // ml_dtypes.
 void read_interface(Array& a, nb::handle t, const char* attribute, const std::string& what) {
@@ -267,9 +280,13 @@ Array view_of(nb::handle object, const std::string& what) {
         PyErr_Clear();
         read_torch(a, object, what);
       }
+      refuse_pending_negation(a, object, what);
       break;
     }
-    case Library::kTorch: read_torch(a, object, what); break;
+    case Library::kTorch:
+      read_torch(a, object, what);
+      refuse_pending_negation(a, object, what);
+      break;
     case Library::kNumpy: read_interface(a, object, "__array_interface__", what); break;
     case Library::kCuda:
       read_interface(a, object, "__cuda_array_interface__", what);

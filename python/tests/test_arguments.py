@@ -57,6 +57,7 @@ def test_host_integers_go_to_host_integers(call):
         (lambda x: winnow.select(x, 2, kernel="\ud800"), "surrogates"),
         (lambda x: winnow.select(x.to("meta"), 2), "logits: .* found one on meta"),
         (lambda x: winnow.select(x.to_sparse(), 2), "logits: .* layout torch.sparse_coo"),
+        (lambda x: winnow.select(x.to(torch.complex64).conj().imag, 2), "logits: .* be negated"),
         (lambda x: winnow.select(x, 2, ends=torch.tensor(3, dtype=INT)), "ends: expected 1 to 4"),
         (lambda x: winnow.select(x.numpy().astype(">f4"), 2), "logits: .* found big-endian"),
         (lambda x: winnow.select(np.zeros((1, 4), "V0"), 2), "logits: .* found another dtype"),
