@@ -26,9 +26,13 @@ namespace winnow::attention::sm90 {
 // Registers a thread, 65,536 in all. Making bf16 rows takes the copying warps a few more.
 template <class R>
 constexpr int kRegsCopy = R::kFp8 ? 40 : 48;
-template <class R>
-constexpr int kRegsScore = R::kFp8 ? 104 : 96;
-constexpr int kRegsWeigh = 184;
+// With few heads weigh needs fewer, and score more for its second sums.
+template <class R, int N>
+constexpr int kRegsScore = kScaledSums<R, N> ? 128
+                           : R::kFp8         ? 104
+                                             : 96;
+template <class R, int N>
+constexpr int kRegsWeigh = kScaledSums<R, N> ? 168 : 184;
 
 template <class R, int N, Way W>
 __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p) {
@@ -66,7 +70,7 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
   if (wg < 2) {
     Span sp = job<N>(p);
     load_q<R, N, false>(sm, p, sp);
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegsWeigh));
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegsWeigh<R, N>));
     cut_list<K>(p, sp);
     Weighed<N> at{};
 #pragma unroll 1
@@ -74,7 +78,7 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
     while (kMany && next_token<K>(p, sp));
     if constexpr (W == Way::kCluster) merge<R, N>(sm, p, sp, split_here(p));
   } else if (wg == 2) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsScore<R>));
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsScore<R, N>));
     Span sp = job<N>(p);
     float back = load_q<R, N, true>(sm, p, sp);
     cut_list<K>(p, sp);

@@ -5,6 +5,96 @@
 
 namespace winnow::attention::sm90 {
 
+// Whether scales are taken times sums over a scale's columns, not times the rows: fewer
+// instructions with few heads, of which this warpgroup has more than the others. Exact for any
+// scale.
+template <class R, int N>
+constexpr bool kScaledSums = R::kFp8&& N <= 32;
+
+// S^T of a warp's 16 rows in the stage at `slot`, times `unit`, by columns that share a scale: one
+// of two sums grows while the other one, of the columns before, is scaled and added to y.
+template <class R, int N>
+__device__ __forceinline__ void scaled_sums(const Smem<R, N>& sm, int slot, float unit,
+                                            float (&y)[N / 2]) {
+  using K = Config<R, N>;
+  const int lane = thread_here() & 31, r = lane >> 2;
+  constexpr int kGroups = R::kNope / 64, kPer = R::kTile / 64;  // of 64 columns; of a scale
+  uint32_t rows =
+      s32(sm.ring[slot]) + ((lane & 7) + 8 * ((lane >> 3) & 1)) * K::kPitch + (lane >> 4) * 16;
+  const uint32_t q0 = __shfl_sync(~0u, desc(s32(sm.q), 16), 0);  // uniform
+  uint32_t a[2][4][4], x[4][4];  // fragments; codes of the next group, or RoPE
+  float sum[2][N / 2];
+  // The scales of rows r and r + 8 times unit: V3.2's as they are stored, V4's by their halves.
+  float4 stored[2];
+  float2 halves{};
+  const uint16_t* sc = &sm.sc[slot][0][scale_at(r)];
+  if constexpr (R::kSideBytes == 0) {
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+      const float4 v = *reinterpret_cast<const float4*>(sm.ring[slot] + (r + 8 * k) * K::kPitch +
+                                                        R::kScaleOffset);
+      stored[k] = make_float4(v.x * unit, v.y * unit, v.z * unit, v.w * unit);
+    }
+  } else {
+    halves = make_float2(sm.row[slot][r].x * unit, sm.row[slot][r + 8].x * unit);
+  }
+  const auto scales = [&](int tile) {
+    if constexpr (R::kSideBytes == 0) {
+      const auto of = [&](const float4& v) {
+        return tile == 0 ? v.x : tile == 1 ? v.y : tile == 2 ? v.z : v.w;
+      };
+      return make_float2(of(stored[0]), of(stored[1]));
+    } else {
+      const __half* at = reinterpret_cast<const __half*>(sc + tile * K::kRows);
+      return make_float2(__half2float(at[0]) * halves.x, __half2float(at[2]) * halves.y);
+    }
+  };
+  const auto add = [&](int tile, float2 f) {
+    float(&from)[N / 2] = sum[tile & 1];
+    hold(from);
+#pragma unroll
+    for (int c = 0; c < N / 2; c++)
+      y[c] = tile == 0 ? from[c] * (c & 2 ? f.y : f.x) : fmaf(from[c], c & 2 ? f.y : f.x, y[c]);
+  };
+  const auto multiply = [&](auto kind, uint32_t(&f)[4][4], int g, float(&to)[N / 2], int keep) {
+    const uint32_t q = fresh(q0 + (g * N * 128 >> 4));
+    wg_fence();
+#pragma unroll
+    for (int ks = 0; ks < 4; ks++)
+      wgmma_rs<N, decltype(kind)::value, 0>(to, f[ks], q + (ks * 32 >> 4), keep || ks);
+    wg_commit();
+  };
+  ldsm(x[0], rows);
+  ldsm(x[1], rows + 32);
+#pragma unroll
+  for (int g = 0; g < kGroups; g++) {
+    const int tile = g / kPer;
+#pragma unroll
+    for (int ks = 0; ks < 4; ks++) {
+      uint32_t(&f)[4] = a[g & 1][ks];
+      e4m3x4(x[ks / 2][ks % 2 * 2], f[0], f[2]);
+      e4m3x4(x[ks / 2][ks % 2 * 2 + 1], f[1], f[3]);
+    }
+    const bool last = g + 1 == kGroups;
+    rows += last ? 64 + R::kRopeOffset - R::kNope : 64;
+    ldsm(x[0], rows);
+    ldsm(x[1], rows + 32);
+    float2 f{};
+    if (g % kPer == 0 && g > 0) f = scales(tile - 1);
+    multiply(std::false_type{}, a[g & 1], g, sum[tile & 1], g % kPer);
+    wg_wait<1>();
+    if (g % kPer == 0 && g > 0) add(tile - 1, f);
+  }
+  ldsm(x[2], rows + 64);
+  ldsm(x[3], rows + 96);
+  const float2 f = scales(R::kScales - 1);
+  multiply(std::true_type{}, x, kGroups, sum[R::kScales & 1], 0);
+  wg_wait<1>();
+  add(R::kScales - 1, f);
+  wg_wait<0>();
+  add(R::kScales, make_float2(unit, unit));
+}
+
 // A token's blocks from at.block on, a warp's first stage at at.slot; `at` goes on.
 template <class R, int N>
 __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span& sp, float q_back,
@@ -45,7 +135,9 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
       wg_commit();
       wg_wait<1>();
     };
-    if constexpr (R::kFp8) {
+    if constexpr (kScaledSums<R, N>) {
+      scaled_sums<R, N>(sm, slot, unit, y);
+    } else if constexpr (R::kFp8) {
       // group g of the turn that begins at rows_at
       constexpr int kEarly = R::kTile == 64 ? 1 : 2;
       uint32_t z[2][4];  // the second half of RoPE's rows
@@ -115,21 +207,22 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
     hold(y);
     if constexpr (K::kExactly) {
       if (odd) {  // their unit is not Q's, and lambda is 0
-        exact_scores<R, N>(sm, p, sp.token, rows);
+        if constexpr (!kScaledSums<R, N>) exact_scores<R, N>(sm, p, sp.token, rows);
         c0 = make_float2(1 / q_back, c0.y > -INFINITY ? 0.f : -INFINITY);
         c1 = make_float2(1 / q_back, c1.y > -INFINITY ? 0.f : -INFINITY);
         __syncwarp();
         if ((lane & 3) == 0) sm.row[rows][r] = c0, sm.row[rows][r + 8] = c1;
+        if constexpr (!kScaledSums<R, N>)
 #pragma unroll
-        for (int j = 0; j < N / 8; j++) {
-          const float4 v = sm.y[j][t];
-          y[4 * j] = v.x, y[4 * j + 1] = v.y, y[4 * j + 2] = v.z, y[4 * j + 3] = v.w;
-        }
+          for (int j = 0; j < N / 8; j++) {
+            const float4 v = sm.y[j][t];
+            y[4 * j] = v.x, y[4 * j + 1] = v.y, y[4 * j + 2] = v.z, y[4 * j + 3] = v.w;
+          }
       }
     }
     // log2(e^s * 2^lambda) - m; an invalid row is -inf. The logit is rounded before m, which is one
     // of them, is taken off: equal ones stay equal however large they are.
-    const float k0 = unit * c0.x, k1 = unit * c1.x;
+    const float k0 = kScaledSums<R, N> ? 1 : unit * c0.x, k1 = kScaledSums<R, N> ? 1 : unit * c1.x;
     float worst[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
