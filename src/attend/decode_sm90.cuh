@@ -1,9 +1,10 @@
 // Sparse decode attention on Hopper. A CTA takes one token, up to 64 heads, a part of its lists, or
 // one token after the other, all of their lists:
-// - warpgroup 3 copies records as they are stored into a ring of 16-row stages, a bulk copy a row;
-//   its last warp tells the others what a block's rows are like;
-// - warpgroup 2 reads rows as matrix fragments, dequantises them in registers (fp8 to fp16, scales
-//   divided by the token's power of two), S^T = K Q^T with heads on the N side, hands on log2 P;
+// - the last warpgroup copies records as they are stored into a ring of 16-row stages, a bulk copy
+//   a row; its last warp tells the others what a block's rows are like;
+// - warpgroup 2, with 32 heads or fewer also 3, each every other block, reads rows as matrix
+//   fragments, dequantises them in registers (fp8 to fp16, scales divided by the token's power of
+//   two), S^T = K Q^T with heads on the N side, hands on log2 P;
 // - warpgroups 0, 1 make P of half of the heads each, read the same rows transposed, dequantise
 //   them again, O^T += V^T P^T, 256 columns each.
 // The splits of a token form a cluster and merge through distributed shared memory, each sending
@@ -23,19 +24,18 @@
 
 namespace winnow::attention::sm90 {
 
-// Registers a thread, 65,536 in all. Making bf16 rows takes the copying warps a few more.
-template <class R>
-constexpr int kRegsCopy = R::kFp8 ? 40 : 48;
-// With few heads weigh needs fewer, and score more for its second sums.
+// Registers a thread, 65,536 in all. Making bf16 rows takes the copying warps a few more. Of five
+// warpgroups each begins with 96.
 template <class R, int N>
-constexpr int kRegsScore = kScaledSums<R, N> ? 128
-                           : R::kFp8         ? 104
-                                             : 96;
+constexpr int kRegsCopy = N > 32 && R::kFp8 ? 40 : 48;
 template <class R, int N>
-constexpr int kRegsWeigh = kScaledSums<R, N> ? 168 : 184;
+constexpr int kRegsScore = N > 32 && R::kFp8 ? 104 : 96;
+template <class R, int N>
+constexpr int kRegsWeigh = Config<R, N>::kScorers == 2 ? 120 : 184;
 
 template <class R, int N, Way W>
-__global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p) {
+__global__ void __launch_bounds__(Config<R, N>::kThreads, 1)
+    decode(const __grid_constant__ Args p) {
   using K = Config<R, N>;
   constexpr bool kMany = W == Way::kMany;
   extern __shared__ __align__(1024) uint8_t raw_smem[];
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
   // The first indices are asked for at once.
   Span ahead{};
   int first = -1, list = 0;
-  if (wg == 3) {
+  if (wg == K::kCopy) {
     ahead = job<N>(p);
     cut_list<K>(p, ahead);
     first = first_index<K>(p, ahead, list);
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
   const int tid = threadIdx.x;
   if ((tid & 31) == 0) {
 #pragma unroll 1
-    for (int b = tid / 32; b < Smem<R, N>::kBarriers; b += 16)
+    for (int b = tid / 32; b < Smem<R, N>::kBarriers; b += K::kThreads / 32)
       mb_init(s32(sm.full) + 8 * b, Smem<R, N>::arrivals(b, W));
     fence_barrier_init();
   }
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
     do weigh<R, N, W>(sm, p, sp, wg, at);
     while (kMany && next_token<K>(p, sp));
     if constexpr (W == Way::kCluster) merge<R, N>(sm, p, sp, split_here(p));
-  } else if (wg == 2) {
+  } else if (wg < K::kCopy) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsScore<R, N>));
     Span sp = job<N>(p);
     float back = load_q<R, N, true>(sm, p, sp);
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
       // made way for the token's statistics.
 #pragma unroll 1
       for (uint32_t phase = 0;;) {
-        expect_q<R>(p, sp);
+        if (first_scorer()) expect_q<R>(p, sp);
         score<R, N>(sm, p, sp, back, at);
         const bool some = sp.blocks > 0;
         if (!next_token<K>(p, sp)) return;
@@ -98,14 +98,17 @@ __global__ void __launch_bounds__(512, 1) decode(const __grid_constant__ Args p)
     }
     score<R, N>(sm, p, sp, back, at);
     if constexpr (W == Way::kExchange) {
-      exchanged_weights<R, N>(sm, p, sp);
+      if (first_scorer()) return exchanged_weights<R, N>(sm, p, sp);
+      bar<2, K::kScore>();  // as they do there, and when the weights are made
+      meet<3, K::kMath>();
     } else if constexpr (W == Way::kCluster) {
       meet<3, K::kMath>();
       cluster_meet();
-      make_weights<R, N>(sm, p, sp, split_here(p));
+      if (first_scorer()) return make_weights<R, N>(sm, p, sp, split_here(p));
+      meet<3, K::kMath>();
     }
   } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsCopy<R>));
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsCopy<R, N>));
     copy<R, N, W>(sm, p, ahead, first, list);
     if ((thread_here() & 96) == 96) look_ahead<R, N, W>(sm, p, ahead);
     if constexpr (W == Way::kExchange) {

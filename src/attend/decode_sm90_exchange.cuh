@@ -217,7 +217,7 @@ __device__ __forceinline__ void exchanged_weights(Smem<R, N>& sm, const Args& p,
   all += __shfl_xor_sync(~0u, all, 1);
   const bool write = blockIdx.x == sp.head0 / N * S && t < 2 * N && s0 == 0;  // the first split's
   const float f = finish(p, sp.token, sp.head0 + h, big, all, top, write);
-  bar<2, 128>();  // the last products with Q are done
+  bar<2, Config<R, N>::kScore>();  // the last products with Q are done
 #pragma unroll
   for (int j = 0; j < 8; j++) weight[s0 + j][h] = s0 + j < S ? m[j] * f : 0.f;
   meet<3, Config<R, N>::kMath>();

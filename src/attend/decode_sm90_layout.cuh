@@ -82,7 +82,10 @@ __device__ __forceinline__ unsigned over_splits(const Args& p, unsigned n) {
 template <class R, int N>
 struct Config {
   static constexpr int kRows = 16, kBlock = 64;
-  static constexpr int kThreads = 512, kMath = 384;
+  // Score warpgroups, which take blocks in turn: with few heads one of them is longer at a block
+  // than the two that weigh it. Behind them come the copying warps.
+  static constexpr int kScorers = N <= 32 && R::kFp8 ? 2 : 1, kCopy = 2 + kScorers;
+  static constexpr int kScore = 128 * kScorers, kMath = 256 + kScore, kThreads = kMath + 128;
   static constexpr int kPitch =
       R::kRowBytes % 128 == 16 ? R::kRowBytes : R::kRowBytes + 16;  // conflict-free ldmatrix
   static_assert((kPitch / 16) % 2 == 1);
@@ -97,7 +100,7 @@ struct Config {
   static constexpr int kYBytes = N * 256;
   static constexpr int kSide = R::kSideBytes ? R::kSideBytes * kRows : 8;
   static constexpr int kAhead = 3;  // blocks whose rows are found ahead
-  static constexpr int kMisc = N * 4 * 9 + kAhead * (kBlock * 8 + 8) + 152;
+  static constexpr int kMisc = N * 4 * 9 + kAhead * (kBlock * 8 + 8) + 176;
   static constexpr int kLimit = 232448;
   static constexpr int kFit = (kLimit - kQBytes - kPBytes - kYBytes - kMisc) /
                               (kStageBytes + kSide + kSc * kRows * 2 + kRows * 8 + 24);
@@ -142,25 +145,25 @@ struct alignas(1024) Smem {
   uint64_t full[K::kStages], empty[K::kStages];
   uint64_t ready[kReady];  // of block i, the barrier i mod kReady: its rows are there and described
   uint64_t placed[K::kAhead];
-  uint64_t yfull, yempty, pempty;  // log2 P and P: made, taken over
-  uint64_t inbox, notes;           // units, statistics that the splits of the cluster send
-  uint64_t marked, open;           // the place of this split's sums is marked, of all splits' is
-  uint32_t qmax, moved[2];         // moved: whether block i moves the reference, by i mod 2
-  uint32_t qpart[4];               // largest of a later token's Q, by warp
+  uint64_t yfull, yempty[2], pempty;  // log2 P, P: made, taken over; yempty of block i: i mod 2
+  uint64_t inbox, notes;              // units, statistics that the splits of the cluster send
+  uint64_t marked, open;              // the place of this split's sums is marked, of all splits' is
+  uint32_t qmax, moved[2];            // moved: whether block i moves the reference, by i mod 2
+  uint32_t qpart[4 * K::kScorers];    // largest of a later token's Q, by warp
   // The barriers from `full` on, in their order, and how many arrive at the b-th.
-  static constexpr int kBarriers = 2 * K::kStages + kReady + K::kAhead + 7;
+  static constexpr int kBarriers = 2 * K::kStages + kReady + K::kAhead + 8;
   // Where a CTA has several tokens, the keepers of its heads' sums arrive at `inbox` when they have
   // set them back.
   static constexpr __device__ int arrivals(int b, Way way) {
     if (b < K::kStages) return R::kSideBytes ? 33 : 32;
     const int k = b - 2 * K::kStages - kReady - K::kAhead;
-    if (k == 3 && way == Way::kMany) return N;
+    if (k == 4 && way == Way::kMany) return N;
     return b < 2 * K::kStages ? 8
            : k < 0            ? 32
            : k == 0           ? 128
-           : k == 1           ? 256
-           : k == 2           ? 8
-           : k == 5           ? 10  // the weigh warps, two that copied
+           : k <= 2           ? 256
+           : k == 3           ? 8
+           : k == 6           ? 10  // the weigh warps, two that copied
                               : 1;
   }
 };
@@ -219,6 +222,8 @@ __device__ __forceinline__ bool next_token(const Args& p, Span& sp) {
   cut_list<K>(p, sp);
   return true;
 }
+// Whether this is the score warpgroup that does what is done once.
+__device__ __forceinline__ bool first_scorer() { return thread_here() / 128 == 2; }
 // How far the score or a weigh warpgroup is: the next block's first stage, its number.
 struct Progress {
   int slot, block;

@@ -82,8 +82,9 @@ template <class R, int N, bool kRopePart>
 __device__ __forceinline__ float load_q(Smem<R, N>& sm, const Args& p, const Span& sp) {
   using K = Config<R, N>;
   const int tid = thread_here(), lane = tid & 31, w = (tid / 32) & 7;
-  constexpr int kLoads = kRopePart ? (N + 15) / 16 : N / 4;
-  const int h0 = kRopePart ? (w & 3) * 4 + lane / 8 : w;
+  constexpr int kRopeHeads = K::kScore / 8;  // of a load
+  constexpr int kLoads = kRopePart ? (N + kRopeHeads - 1) / kRopeHeads : N / 4;
+  const int h0 = kRopePart ? w % (kRopeHeads / 4) * 4 + lane / 8 : w;
   uint4 v[kLoads];
   const int64_t stride = kRopePart ? p.qr_head : p.q_head;
   const bf16* at = (kRopePart ? p.q_rope + sp.token * p.qr_token + (lane & 7) * 8
@@ -91,11 +92,11 @@ __device__ __forceinline__ float load_q(Smem<R, N>& sm, const Args& p, const Spa
                    (sp.head0 + h0) * stride;
 #pragma unroll
   for (int i = 0; i < kLoads; i++) {
-    const int h = kRopePart ? h0 + 16 * i : h0 + 8 * (i / 2), half = kRopePart ? 0 : i & 1;
+    const int h = kRopePart ? h0 + kRopeHeads * i : h0 + 8 * (i / 2), half = kRopePart ? 0 : i & 1;
     v[i] = make_uint4(0, 0, 0, 0);
     if (h < sp.heads && (kRopePart || lane + 32 * half < R::kNope / 8))
       v[i] = __ldg(reinterpret_cast<const uint4*>(at) + 32 * half);
-    if (kRopePart || half) at += (kRopePart ? 16 : 8) * stride;
+    if (kRopePart || half) at += (kRopePart ? kRopeHeads : 8) * stride;
   }
   uint32_t f = 0;
   float back = 1;
@@ -113,7 +114,7 @@ __device__ __forceinline__ float load_q(Smem<R, N>& sm, const Args& p, const Spa
   }
 #pragma unroll
   for (int i = 0; i < kLoads; i++) {
-    const int h = kRopePart ? h0 + 16 * i : h0 + 8 * (i / 2),
+    const int h = kRopePart ? h0 + kRopeHeads * i : h0 + 8 * (i / 2),
               c = kRopePart ? lane & 7 : lane + 32 * (i & 1);
     if (h < N && (kRopePart || c < R::kNope / 8)) put_q<R, N, kRopePart>(sm, h, c, v[i], f);
   }
@@ -128,30 +129,33 @@ __device__ __forceinline__ void copy_16(uint32_t to, const bf16* from, bool ther
                : "memory");
 }
 
-// Q of a later token, by the score warpgroup alone while the others are still at the last one. All
+// Q of a later token, by the score warpgroups alone while the others are still at the last one. All
 // of it is asked for at once, to where it will be, looked at for its largest value as it comes, and
 // converted there: a warp has heads 2w and 2w+1 of every eight, a lane two chunks of eight columns
-// of one of them. Some 1,000 instructions a warp.
+// of one of them; of two warpgroups each has every other eight. Some 1,000 instructions a warp.
 template <class R, int N>
 __device__ __forceinline__ float reload_q(Smem<R, N>& sm, const Args& p, int token, int head0) {
   using K = Config<R, N>;
   static_assert(R::kFp8 && N % 16 == 0);
   constexpr int kTile = N * 128, kTurns = N / 16, kRope = N / 16;
+  constexpr int kEights = 2 / K::kScorers;  // of the 16 heads of a turn
   const int t = thread_here() & 127, lane = t & 31, w = t / 32;
+  const int scorer = K::kScorers == 1 ? 0 : thread_here() / 128 & 1, h8 = 8 * scorer;
   const int heads = min(p.heads - head0, N);
-  bar<2, 128>();  // all warps' products with the last Q are done
+  bar<2, K::kScore>();  // all warps' products with the last Q are done
   // chunk lane of a head, and the one 32 further: those of odd heads lie 16 bytes aside
-  const bf16* from = p.q + token * p.q_token + (head0 + 2 * w) * p.q_head + lane * 8;
-  uint32_t to = s32(sm.q) + (lane >> 3) * kTile + 2 * w * 128 + (((lane & 7) ^ (2 * w)) << 4);
+  const bf16* from = p.q + token * p.q_token + (head0 + h8 + 2 * w) * p.q_head + lane * 8;
+  uint32_t to =
+      s32(sm.q) + (lane >> 3) * kTile + (h8 + 2 * w) * 128 + (((lane & 7) ^ (2 * w)) << 4);
 #pragma unroll 1
-  for (int h = 2 * w; h < N; h += 16) {
+  for (int h = h8 + 2 * w; h < N; h += 16) {
 #pragma unroll
-    for (int k = 0; k < 4; k++) {  // heads h, h + 1, h + 8, h + 9
+    for (int k = 0; k < 2 * kEights; k++) {  // heads h, h + 1, of both eights h + 8, h + 9
       const bool there = h + k % 2 + k / 2 * 8 < heads;
       const uint32_t at = (k & 1 ? (to ^ 16) + 128 : to) + k / 2 * 1024;
       copy_16(at, from, there);
       if (lane + 32 < R::kNope / 8) copy_16(at + 4 * kTile, from + 256, there);
-      from += (k & 1 ? 7 : 1) * p.q_head;
+      from += (k & 1 ? 8 * K::kScorers - 1 : 1) * p.q_head;
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
     to += 2048;
@@ -160,16 +164,18 @@ __device__ __forceinline__ float reload_q(Smem<R, N>& sm, const Args& p, int tok
   const uint32_t rope =
       s32(sm.q) + K::kNopeTiles * kTile + h0 * 128 + (((lane & 7) ^ (h0 & 7)) << 4);
   from = p.q_rope + token * p.qr_token + (head0 + h0) * p.qr_head + (lane & 7) * 8;
+  // of two warpgroups the second has the first 16 heads' RoPE
+  const auto mine = [&](int i) { return K::kScorers == 1 || (i & 1) != scorer; };
 #pragma unroll
   for (int i = 0; i < kRope; i++)
-    copy_16(rope + i * 2048, from + i * 16 * p.qr_head, h0 + 16 * i < heads);
+    if (mine(i)) copy_16(rope + i * 2048, from + i * 16 * p.qr_head, h0 + 16 * i < heads);
   const int odd = 2 * w + (lane >> 2 & 1);
   const uint32_t first =
-      s32(sm.q) + (lane >> 3) * kTile + odd * 128 + (((lane & 3) * 2 ^ odd) << 4);
+      s32(sm.q) + (lane >> 3) * kTile + (h8 + odd) * 128 + (((lane & 3) * 2 ^ odd) << 4);
   // this lane's chunks of heads h and h + 8, 32 bytes at a time
   const auto each = [&](uint32_t from_here, auto f) {
 #pragma unroll
-    for (int k = 0; k < 4; k++)
+    for (int k = 0; k < 2 * kEights; k++)
       if (k % 2 == 0 || (lane >> 3) + 4 < K::kNopeTiles)
         f(from_here + k / 2 * 1024 + (k & 1) * 4 * kTile);
   };
@@ -188,14 +194,17 @@ __device__ __forceinline__ float reload_q(Smem<R, N>& sm, const Args& p, int tok
   }
   asm volatile("cp.async.wait_all;" ::: "memory");
 #pragma unroll
-  for (int i = 0; i < kRope; i++) {
-    get_shared(x, rope + i * 2048);
-    most = larger(most, make_uint4(x[0], x[1], x[2], x[3]));
-  }
+  for (int i = 0; i < kRope; i++)
+    if (mine(i)) {
+      get_shared(x, rope + i * 2048);
+      most = larger(most, make_uint4(x[0], x[1], x[2], x[3]));
+    }
   most = largest(most);
-  if (lane == 0) sm.qpart[w] = most;
-  bar<2, 128>();
-  const int e = q_exponent(max(max(sm.qpart[0], sm.qpart[1]), max(sm.qpart[2], sm.qpart[3])));
+  if (lane == 0) sm.qpart[4 * scorer + w] = most;
+  bar<2, K::kScore>();
+#pragma unroll
+  for (int k = 0; k < 4 * K::kScorers; k++) most = max(most, sm.qpart[k]);
+  const int e = q_exponent(most);
   const uint32_t f = q_factor(e);
   to = first;
 #pragma unroll 1
@@ -209,12 +218,14 @@ __device__ __forceinline__ float reload_q(Smem<R, N>& sm, const Args& p, int tok
       put_shared(at ^ 16, x[1], x[3], x[5], x[7]);
     });
 #pragma unroll
-  for (int i = 0; i < kRope; i++) {
-    get_shared(x, rope + i * 2048);
-    put_shared(rope + i * 2048, mul_b2(x[0], f), mul_b2(x[1], f), mul_b2(x[2], f), mul_b2(x[3], f));
-  }
+  for (int i = 0; i < kRope; i++)
+    if (mine(i)) {
+      get_shared(x, rope + i * 2048);
+      put_shared(rope + i * 2048, mul_b2(x[0], f), mul_b2(x[1], f), mul_b2(x[2], f),
+                 mul_b2(x[3], f));
+    }
   fence_async();
-  bar<2, 128>();
+  bar<2, K::kScore>();
   return pow2i(e - 13);
 }
 

@@ -5,11 +5,10 @@
 
 namespace winnow::attention::sm90 {
 
-// Whether scales are taken times sums over a scale's columns, not times the rows: fewer
-// instructions with few heads, of which this warpgroup has more than the others. Exact for any
-// scale.
+// Whether scales are taken times sums over a scale's columns, not times the rows: with few heads
+// fewer instructions. Exact for any scale.
 template <class R, int N>
-constexpr bool kScaledSums = R::kFp8&& N <= 32;
+constexpr bool kScaledSums = N <= 16 && R::kFp8;
 
 // S^T of a warp's 16 rows in the stage at `slot`, times `unit`, by columns that share a scale: one
 // of two sums grows while the other one, of the columns before, is scaled and added to y.
@@ -95,7 +94,8 @@ __device__ __forceinline__ void scaled_sums(const Smem<R, N>& sm, int slot, floa
   add(R::kScales, make_float2(unit, unit));
 }
 
-// A token's blocks from at.block on, a warp's first stage at at.slot; `at` goes on.
+// A token's blocks from at.block on, a warp's first stage at at.slot; `at` goes on. Of two score
+// warpgroups each has every other block of a CTA.
 template <class R, int N>
 __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span& sp, float q_back,
                                       Progress& at) {
@@ -103,12 +103,16 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
   const int t = thread_here() & 127, lane = t & 31, r = lane >> 2;
   const float unit = p.scale * kLog2e * q_back;  // turns S into log2 P
   float y[N / 2];
-  const uint32_t qa = s32(sm.q);
+  const uint32_t qa = K::kScorers == 1 ? s32(sm.q) : __shfl_sync(~0u, s32(sm.q), 0);  // uniform
   const uint32_t lane_off = ((lane & 7) + 8 * ((lane >> 3) & 1)) * K::kPitch + (lane >> 4) * 16;
-  int slot = at.slot;
-  const int behind = at.block + sp.blocks;
+  const int behind = at.block + sp.blocks, end = (at.slot + 4 * sp.blocks) % K::kStages;
+  const auto go_on = [](int slot, int stages) {
+    return slot + stages < K::kStages ? slot + stages : slot + stages - K::kStages;
+  };
+  int slot = at.slot, i = at.block;
+  if (K::kScorers == 2 && ((thread_here() / 128 ^ i) & 1)) slot = go_on(slot, 4), i++;
 #pragma unroll 1
-  for (int i = at.block; i < behind; i++) {
+  for (; i < behind; i += K::kScorers) {
     mb_wait(&sm.ready[i % kReady], (i / kReady) & 1);
     const uint32_t base = s32(sm.ring[slot]) + lane_off;
     const uint16_t* sc = &sm.sc[slot][0][scale_at(r)];
@@ -193,10 +197,9 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
       }
     }
     const int rows = slot;
-    slot += 4;
-    if (slot >= K::kStages) slot -= K::kStages;
+    slot = go_on(slot, 4 * K::kScorers);
     // Weigh has loaded the last block, and moved the reference where that asked for it.
-    if (i >= 1) mb_wait(&sm.yempty, (i - 1) & 1);
+    if (i >= 1) mb_wait(&sm.yempty[(i - 1) & 1], ((i - 1) >> 1) & 1);
     float2 c0 = sm.row[rows][r], c1 = sm.row[rows][r + 8], m[N / 8];
 #pragma unroll
     for (int j = 0; j < N / 8; j++)
@@ -239,7 +242,7 @@ __device__ __forceinline__ void score(Smem<R, N>& sm, const Args& p, const Span&
       sm.moved[i & 1] = 1;
     mb_arrive(&sm.yfull);
   }
-  at = {slot, behind};
+  at = {end, behind};
 }
 
 }  // namespace winnow::attention::sm90

@@ -209,7 +209,7 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
           }
         }
     }
-    mb_arrive(&sm.yempty);  // the reference that score reads next is the new one
+    mb_arrive(&sm.yempty[i & 1]);  // the reference that score reads next is the new one
     // 2^-lambda, 0 for a row without a token
     float i0 = c0.y > -INFINITY ? __uint_as_float((254u << 23) - __float_as_uint(c0.x)) : 0.f,
           i1 = c1.y > -INFINITY ? __uint_as_float((254u << 23) - __float_as_uint(c1.x)) : 0.f;
