@@ -147,12 +147,16 @@ const bench::Suite flashmla("attend", "flashmla", [](bench::Runner& runner) {
 
 // Decode at any batch: what a batch costs that does not fill the machine's multiprocessors evenly.
 const bench::Suite batches("attend", "batches", [](bench::Runner& runner) {
-  for (const int64_t heads : {128, 64, 16})
+  const auto run = [&](bench::Sizes s) {
+    s.context = 16384, s.shuffled = true;
     for (const int64_t batch :
          {1,  2,  3,  4,  6,  8,  12,  16,  20,  24,  28,  32,  40,  48,  56,
           64, 66, 68, 72, 80, 96, 112, 128, 132, 136, 144, 160, 192, 224, 256})
-      measure(runner,
-              {.heads = heads, .topk = 2048, .batch = batch, .context = 16384, .shuffled = true});
+      s.batch = batch, measure(runner, s);
+  };
+  for (const int64_t heads : {128, 64, 16}) run({.heads = heads, .topk = 2048});
+  for (const int64_t heads : {128, 64})
+    run({.model = kV4, .heads = heads, .topk = 128, .extra = heads * 8});
 });
 
 }  // namespace

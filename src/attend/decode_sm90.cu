@@ -127,13 +127,16 @@ int32_t first_part(const Params& p, bool wide) {
             at_once = gpu::multiprocessors(p.device.index) / groups;
   const int32_t waves = p.tokens / at_once, full = waves * at_once;
   if (full == 0 || full == p.tokens) return p.tokens;
-  // As cut() has it; the wide kernel takes 3 us a token and 1.6 a block.
+  // As cut() has it; the wide kernel takes 3 us a token and 1.6 a block, and where CTAs go from
+  // token to token, a later one begins 10 earlier.
   const double wave =
       wide ? 3 + blocks_of(p) * 1.6 : 5 + size / 8.0 + blocks_of(p) * block_time(size);
-  const double whole = wide ? (waves + 1) * wave : cut(p).cost;
-  constexpr double kLaunch = 3;
-  return waves * wave + kLaunch + cut(part(p, full, p.tokens - full)).cost < whole ? full
-                                                                                   : p.tokens;
+  const Cut all = wide ? Cut{.cost = (waves + 1) * wave} : cut(p);
+  const bool many = !wide && all.splits == 1 && sm90::goes_on(format_of(p), size);
+  const double launch = wide ? 15 : 3;  // another kernel, whose code is in no cache
+  constexpr double kGoesOn = 10;
+  const double more = all.cost - waves * wave - (many ? kGoesOn : 0);  // for the rest
+  return launch + cut(part(p, full, p.tokens - full)).cost < more ? full : p.tokens;
 }
 
 void decode(const Params& p) {

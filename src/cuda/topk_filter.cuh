@@ -35,8 +35,10 @@ inline size_t filter_bytes(int64_t columns) {
   return sizeof(FilterMemory) + static_cast<size_t>(columns + 3) / 32 * 4 + 16;
 }
 
-// A logit that, going by the sample, somewhat more than `wanted` reach: four standard deviations
-// of the sample's count above it, cut to 22 bits. NaN if there is none.
+// A logit that, going by the sample, somewhat more than `wanted` reach: six standard deviations of
+// the sample's count above it, or as many as remain to what the list holds (four at 128k columns
+// and K = 2,048); cut to 22 bits. NaN if there is none. A row that has each logit twice, as
+// repeated text does, has four of its own.
 __device__ __forceinline__ float bar_of(const Row& row, uint32_t wanted, FilterMemory& sm) {
   const uint32_t length = row.last - row.first;
   uint32_t keys[4];
@@ -45,8 +47,11 @@ __device__ __forceinline__ float bar_of(const Row& row, uint32_t wanted, FilterM
     const uint64_t k = i * kThreads + threadIdx.x;
     keys[i] = key_of(row.origin[row.first + static_cast<uint32_t>(k * length / kSample)]);
   }
-  const float expected = static_cast<float>(wanted) * kSample / static_cast<float>(length);
-  uint32_t rank = static_cast<uint32_t>(expected + 4 * sqrtf(expected)) + 8;
+  // a count's standard deviation is 1/2 in its square root
+  const float each = static_cast<float>(kSample) / static_cast<float>(length),
+              least = sqrtf(static_cast<float>(wanted) * each), most = sqrtf(kListed * each),
+              root = fminf(least + 3.f, (least + most) / 2);
+  uint32_t rank = static_cast<uint32_t>(root * root) + 1;
   if (rank > kSample) return __uint_as_float(0x7fffffffu);
   uint32_t prefix = 0, mask = 0;
   const uint32_t bins = fresh(s32(sm.bins));

@@ -59,5 +59,12 @@ const bench::Suite suite("score", "default", [](bench::Runner& runner) {
     measure(runner, {.index_heads = heads, .context = 32768, .shared = true});
 });
 
+const bench::Suite batches("score", "batches", [](bench::Runner& runner) {
+  for (const int64_t context : {4096, 20480, 32768})
+    for (const int64_t batch :
+         {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 66, 68, 96, 128, 132, 136, 160, 192, 256})
+      measure(runner, {.batch = batch, .context = context});
+});
+
 }  // namespace
 }  // namespace winnow
