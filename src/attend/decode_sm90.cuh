@@ -24,19 +24,11 @@
 
 namespace winnow::attention::sm90 {
 
-// Registers a thread, 65,536 in all. Making bf16 rows takes the copying warps a few more. Of five
-// warpgroups each begins with 96.
-template <class R, int N>
-constexpr int kRegsCopy = N > 32 && R::kFp8 ? 40 : 48;
-template <class R, int N>
-constexpr int kRegsScore = N > 32 && R::kFp8 ? 104 : 96;
-template <class R, int N>
-constexpr int kRegsWeigh = Config<R, N>::kScorers == 2 ? 120 : 184;
-
 template <class R, int N, Way W>
-__global__ void __launch_bounds__(Config<R, N>::kThreads, 1)
+__global__ void __launch_bounds__(Crew<R, N, W>::kThreads, 1)
     decode(const __grid_constant__ Args p) {
   using K = Config<R, N>;
+  using C = Crew<R, N, W>;
   constexpr bool kMany = W == Way::kMany;
   extern __shared__ __align__(1024) uint8_t raw_smem[];
   auto& sm = *reinterpret_cast<Smem<R, N>*>(raw_smem);
@@ -45,17 +37,17 @@ __global__ void __launch_bounds__(Config<R, N>::kThreads, 1)
   // The first indices are asked for at once.
   Span ahead{};
   int first = -1, list = 0;
-  if (wg == K::kCopy) {
+  if (wg >= K::kCopy) {
     ahead = job<N>(p);
     cut_list<K>(p, ahead);
-    first = first_index<K>(p, ahead, list);
+    first = first_index<K, C>(p, ahead, list);
   }
   if (W >= Way::kCluster && wg == 1) prefetch_q<N>(p);
   // Every launch waits for this, and a barrier takes about 70 cycles: three for each warp.
   const int tid = threadIdx.x;
   if ((tid & 31) == 0) {
 #pragma unroll 1
-    for (int b = tid / 32; b < Smem<R, N>::kBarriers; b += K::kThreads / 32)
+    for (int b = tid / 32; b < Smem<R, N>::kBarriers; b += C::kThreads / 32)
       mb_init(s32(sm.full) + 8 * b, Smem<R, N>::arrivals(b, W));
     fence_barrier_init();
   }
@@ -70,7 +62,7 @@ __global__ void __launch_bounds__(Config<R, N>::kThreads, 1)
   if (wg < 2) {
     Span sp = job<N>(p);
     load_q<R, N, false>(sm, p, sp);
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegsWeigh<R, N>));
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(C::kRegsWeigh));
     cut_list<K>(p, sp);
     Weighed<N> at{};
 #pragma unroll 1
@@ -78,7 +70,9 @@ __global__ void __launch_bounds__(Config<R, N>::kThreads, 1)
     while (kMany && next_token<K>(p, sp));
     if constexpr (W == Way::kCluster) merge<R, N>(sm, p, sp, split_here(p));
   } else if (wg < K::kCopy) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsScore<R, N>));
+    if constexpr (C::kThreads > 640)
+      asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(C::kRegsScore));
+    else asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(C::kRegsScore));
     Span sp = job<N>(p);
     float back = load_q<R, N, true>(sm, p, sp);
     cut_list<K>(p, sp);
@@ -108,11 +102,11 @@ __global__ void __launch_bounds__(Config<R, N>::kThreads, 1)
       meet<3, K::kMath>();
     }
   } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsCopy<R, N>));
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(C::kRegsCopy));
     copy<R, N, W>(sm, p, ahead, first, list);
-    if ((thread_here() & 96) == 96) look_ahead<R, N, W>(sm, p, ahead);
+    if (copy_warp<C>() >= C::kCopiers) look_ahead<R, N, W>(sm, p, ahead);
     if constexpr (W == Way::kExchange) {
-      const int w = thread_here() / 32 & 3;
+      const int w = copy_warp<C>();
       if (w == 0) open<R, N>(sm, p, ahead);
       if (w == 1 || w == 2) mark_units<R, N>(sm, p, ahead);
     } else if constexpr (W == Way::kCluster) {
@@ -148,7 +142,7 @@ struct Launch {
 
   Launch(dim3 grid, unsigned cluster, cudaStream_t stream) {
     config.gridDim = grid;
-    config.blockDim = dim3(Config<R, N>::kThreads);
+    config.blockDim = dim3(Crew<R, N, W>::kThreads);
     config.dynamicSmemBytes = sizeof(Smem<R, N>);
     config.stream = stream;
     attribute[0].id = cudaLaunchAttributeClusterDimension;

@@ -48,10 +48,17 @@ __device__ __forceinline__ int index_at(const Args& p, const Span& sp, int pos, 
   const ListView& L = p.lists[list];
   return __ldg(L.indices + (int64_t)sp.token * L.index_stride + (pos - (list ? sp.n0 : 0)));
 }
-// That of a copying warp's lane in the first two blocks: a stage a warp of each, a row a lane.
-template <class K>
+// Which of the copying warps this is.
+template <class C>
+__device__ __forceinline__ int copy_warp() {
+  return thread_here() / 32 & (C::kCopyWarps - 1);
+}
+// That of a copying warp's lane in the first two blocks: a stage a warp, or one of each, a row a
+// lane.
+template <class K, class C>
 __device__ __forceinline__ int first_index(const Args& p, const Span& sp, int& list) {
-  const int t = thread_here(), stage = (t / 16 & 1) * 4 + (t / 32 & 3);
+  const int t = thread_here(), w = copy_warp<C>(),
+            stage = C::kCopyWarps == 8 ? w : (t / 16 & 1) * 4 + w;
   return index_at(p, sp, sp.begin + stage * K::kRows + (t & 15), list);
 }
 
@@ -164,7 +171,10 @@ __device__ __forceinline__ void fill(Smem<R, N>& sm, const Args& p, int slot, in
 // Blocks of a CTA's first token whose rows the copying warps look up themselves.
 __device__ __forceinline__ int own_blocks(const Span& sp) { return min(sp.blocks, 2); }
 // The first block of which the copying warps are told anything.
-__device__ __forceinline__ int first_told(int own) { return min(own, 1); }
+template <class C>
+__device__ __forceinline__ int first_told(int own) {
+  return C::kCopyWarps == 8 ? own : min(own, 1);
+}
 constexpr int kNoMore = -2;  // instead of a page: the CTA's last block lies before
 
 // The copies of the rows, a stage of 16 rows a warp. Four warps share the first block, whose rows
@@ -172,20 +182,23 @@ constexpr int kNoMore = -2;  // instead of a page: the CTA's last block lies bef
 // tells the others of its part of the second and describes the first as soon as it is there, for
 // which all wait; they go on where it has found the rows, with kMany from token to token. Looking
 // all of them up here took half of the time of the copying warps, and with 128 heads everything
-// waited for them.
+// waited for them. Eight warps share the first two blocks; then six go on.
 template <class R, int N, Way W>
 __device__ __forceinline__ void copy(Smem<R, N>& sm, const Args& p, const Span& sp, int index,
                                      int list) {
   using K = Config<R, N>;
+  using C = Crew<R, N, W>;
   constexpr bool kMany = W == Way::kMany;
   const int tid = thread_here(), lane = tid & 31;
-  const int w = __shfl_sync(~0u, (tid / 32) & 3, 0);  // uniform, and so is what comes of it
+  constexpr bool kEight = C::kCopyWarps == 8;
+  const int w = __shfl_sync(~0u, copy_warp<C>(), 0);  // uniform, and so is what comes of it
+  const bool copier = w < C::kCopiers;
   const int own = kMany ? __shfl_sync(~0u, own_blocks(sp), 0) : 2;
   const Place first = place_of(p, sp, list, index);
-  // told: block - first_told(own) mod kAhead
-  int slot = w, ph = 1, stage = w, block = 0, told = 0, turn = 0;
-  if (kMany && w == 3 && own == 0) return;
-  if (w == 3 && own == 2) {
+  int slot = w, ph = 1, stage = w & 3, block = w / 4, turn = 0;
+  int told = max(block - first_told<C>(own), 0);  // block - first_told(own) mod kAhead
+  if (kMany && !copier && block >= own) return;
+  if (!kEight && w == 3 && own == 2) {
     Place second = first;
     if (kMany) second.offset |= list << 31;
     if (lane >= 16) sm.place[0][3 * K::kRows + (lane & 15)] = second;
@@ -193,9 +206,10 @@ __device__ __forceinline__ void copy(Smem<R, N>& sm, const Args& p, const Span& 
   }
 #pragma unroll 1
   while (kMany || block < sp.blocks) {
-    const int row = stage * K::kRows + (lane & 15), here = block * 16 + (lane & 15);
+    const int row = stage * K::kRows + (lane & 15);
+    const int here = (kEight ? 0 : block * 16) + (lane & 15);
     Place at;
-    const bool mine = block < own && block + stage < 4;
+    const bool mine = block < own && (kEight || block + stage < 4);
     if (mine) {
       at = {__shfl_sync(~0u, first.page, here), __shfl_sync(~0u, first.offset, here)};
     } else {
@@ -210,23 +224,27 @@ __device__ __forceinline__ void copy(Smem<R, N>& sm, const Args& p, const Span& 
       at.offset &= INT_MAX;
     }
     fill<R, N>(sm, p, slot, ph, {at, of});
-    if (w == 3) break;
-    // the same stage of the second block, then every third stage
-    const int step = mine && block == 0 ? 4 : 3;
+    if (!copier) break;
+    // the same stage of the second block, then every third stage; or from the third block on every
+    // sixth
+    const bool leap = kEight ? own == 2 && mine : mine && block == 0;
+    const int step = leap ? C::kCopyWarps : C::kCopiers;
     slot += step;
     if (slot >= K::kStages) {
       slot -= K::kStages;
       ph ^= 1;
     }
     stage += step;
-    if (stage >= 4) {
-      stage -= 4;
-      block++;
-      if (block > first_told(own) && ++told == K::kAhead) {
-        told = 0;
-        turn ^= 1;
+#pragma unroll
+    for (int k = 0; k < C::kCopyWarps / 4; k++)
+      if (stage >= 4) {
+        stage -= 4;
+        block++;
+        if (block > first_told<C>(own) && ++told == K::kAhead) {
+          told = 0;
+          turn ^= 1;
+        }
       }
-    }
   }
 }
 
@@ -301,12 +319,15 @@ __device__ __forceinline__ void describe(Smem<R, N>& sm, int slot) {
                   valid & 2 ? (float)lam[1] : -INFINITY);
 }
 
-// What the fourth copying warp does then: describes block after block as they arrive, and finds the
-// rows of the kAhead-th one behind it, with kMany of later tokens too.
+// What the last copying warp does then: describes block after block as they arrive, and finds the
+// rows of the kAhead-th one behind it, with kMany of later tokens too. Of eight warps the last but
+// one finds them, kAhead blocks at once.
 template <class R, int N, Way W>
 __device__ __forceinline__ void look_ahead(Smem<R, N>& sm, const Args& p, Span sp) {
   using K = Config<R, N>;
+  using C = Crew<R, N, W>;
   constexpr bool kMany = W == Way::kMany;
+  constexpr bool kApart = C::kCopyWarps == 8;
   const int lane = thread_here() & 31, own = kMany ? own_blocks(sp) : 2;
   int before = 0, total = sp.blocks;  // blocks of the tokens before sp's, and with it
   const auto position = [&](int block, int k) {
@@ -327,14 +348,15 @@ __device__ __forceinline__ void look_ahead(Smem<R, N>& sm, const Args& p, Span s
     return make_int2(index(position(block, 0)), index(position(block, 1)));
   };
   const auto tell = [&](int block, int2 x) {  // over what was known of the block that has arrived
-    if (block > total || (!kMany && block == total)) return;
-    const unsigned at = (block - first_told(own)) % unsigned{K::kAhead};
+    // of the end all copying warps are told, though one in six skips a block
+    if (kMany ? block > total + kApart : block >= total) return;
+    const unsigned at = (block - first_told<C>(own)) % unsigned{K::kAhead};
 #pragma unroll
     for (int k = 0; k < 2; k++) {
       const int list = position(block, k) >= sp.n0;
       Place place = place_of(p, sp, list, k ? x.y : x.x);
       if constexpr (kMany) {
-        if (block == total) place.page = kNoMore;
+        if (block >= total) place.page = kNoMore;
         place.offset |= list << 31;
       }
       sm.place[at][lane + 32 * k] = place;
@@ -342,24 +364,43 @@ __device__ __forceinline__ void look_ahead(Smem<R, N>& sm, const Args& p, Span s
     mb_arrive(&sm.placed[at]);
   };
   int slot = lane >> 3, ph = 0, found = own;
-  int2 next = load(own);
-#pragma unroll 1
-  for (int i = own > 0 ? 0 : -1; i < total; i++) {
-    if (i >= 0) {
-      mb_wait_all(&sm.full[slot], ph);
-      describe<R, N>(sm, slot);
-      mb_arrive(&sm.ready[i % kReady]);
-      slot += 4;
-      if (slot >= K::kStages) {
-        slot -= K::kStages;
-        ph ^= 1;
-      }
+  const auto describe_next = [&](int i) {
+    mb_wait_all(&sm.full[slot], ph);
+    describe<R, N>(sm, slot);
+    mb_arrive(&sm.ready[i % kReady]);
+    slot += 4;
+    if (slot >= K::kStages) {
+      slot -= K::kStages;
+      ph ^= 1;
     }
+  };
+  if (kApart && copy_warp<C>() == C::kCopyWarps - 1) {
 #pragma unroll 1
-    do {
+    for (int i = 0;; i++) {
+      if constexpr (kMany)
+        while (i >= total && next_token<K>(p, sp)) total += sp.blocks;
+      if (i >= total) return;
+      describe_next(i);
+    }
+  }
+  int2 next = load(own);
+  if constexpr (kApart) {
+#pragma unroll 1
+    for (; found <= total + 1; next = load(++found)) {
+      const int gone = found - K::kAhead;  // its places are free where its rows are there
+      if (gone >= own) mb_wait(&sm.ready[gone % kReady], (gone / kReady) & 1);
       tell(found, next);
-      next = load(++found);
-    } while (found <= i + K::kAhead);
+    }
+  } else {
+#pragma unroll 1
+    for (int i = own > 0 ? 0 : -1; i < total; i++) {
+      if (i >= 0) describe_next(i);
+#pragma unroll 1
+      do {
+        tell(found, next);
+        next = load(++found);
+      } while (found <= i + K::kAhead);
+    }
   }
 }
 

@@ -85,7 +85,7 @@ struct Config {
   // Score warpgroups, which take blocks in turn: with few heads one of them is longer at a block
   // than the two that weigh it. Behind them come the copying warps.
   static constexpr int kScorers = N <= 32 && R::kFp8 ? 2 : 1, kCopy = 2 + kScorers;
-  static constexpr int kScore = 128 * kScorers, kMath = 256 + kScore, kThreads = kMath + 128;
+  static constexpr int kScore = 128 * kScorers, kMath = 256 + kScore;
   static constexpr int kPitch =
       R::kRowBytes % 128 == 16 ? R::kRowBytes : R::kRowBytes + 16;  // conflict-free ldmatrix
   static_assert((kPitch / 16) % 2 == 1);
@@ -106,6 +106,20 @@ struct Config {
                               (kStageBytes + kSide + kSc * kRows * 2 + kRows * 8 + 24);
   static constexpr int kStages = kFit > 20 ? 20 : kFit;
   static_assert(kStages >= 8, "scores run one block ahead of the output");
+};
+// Who works at it. The last four or eight warps copy, or find rows and describe them: of eight one
+// finds, one describes, and six copy; of four one does both. Eight are for many tokens of few
+// heads, where copies are what the others wait for; a launch of so many takes longer to begin.
+// Registers: 65,536 in all, of which five warpgroups begin with 96 a thread, six with 80. Making
+// bf16 rows takes the copying warps a few more.
+template <class R, int N, Way W>
+struct Crew {
+  using K = Config<R, N>;
+  static constexpr int kCopyWarps = N <= 16 && R::kFp8 && W == Way::kMany ? 8 : 4;
+  static constexpr int kCopiers = kCopyWarps == 8 ? 6 : 3, kThreads = K::kMath + 32 * kCopyWarps;
+  static constexpr int kRegsCopy = K::kScorers == 1 && R::kFp8 ? 40 : 48;
+  static constexpr int kRegsScore = K::kScorers == 1 && R::kFp8 ? 104 : 96;
+  static constexpr int kRegsWeigh = kThreads == 512 ? 184 : kThreads == 640 ? 120 : 96;
 };
 // Where a stage's scale of row r is: those of rows 2i, 2i+1, 2i+8, 2i+9 lie together, as weigh
 // reads them.
@@ -137,7 +151,7 @@ struct alignas(1024) Smem {
   float2 row[K::kStages][K::kRows];
   uint8_t side[K::kStages][K::kSide];
   uint16_t sc[K::kStages][K::kSc][K::kRows];
-  // of block i: i - first_told() mod kAhead; of the second block, the last stage's alone
+  // of block i: i - first_told() mod kAhead; of the second block, the last stage's at most
   Place place[K::kAhead][K::kBlock];
   float m[N], alpha[N], warp[4][N], factor[N], top[N], sum[N];  // warp: each warp's maxima or sums
   uint32_t valid[K::kStages];
