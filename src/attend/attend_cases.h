@@ -121,6 +121,15 @@ inline std::vector<Case> cases() {
                  true});
   all.push_back(
       {"v4_rounds_h50", once, 50, {{kV4Fp8, 64, 3, 11, true}, {kV4Fp8, 2, 70, 9}}, 2, true});
+  // Several blocks, and tokens without any between others.
+  for (const int64_t heads : {30, 100})
+    all.push_back({.name = "v4_rounds_h" + std::to_string(heads),
+                   .tokens = twice,
+                   .heads = heads,
+                   .list = {{kV4Fp8, 64, 3, 130, true}, {kV4Fp8, 2, 70, 15, true}},
+                   .lists = 2,
+                   .sink = true,
+                   .strided = true});
   all.push_back({"one_long_token", 1, 16, {{kV32Fp8, 64, 8, 2048}}, 1, true});
   all.push_back({"no_pages", 2, 4, {{kV32Fp8, 64, 0, 10}}, 1, true});
   // Logits.

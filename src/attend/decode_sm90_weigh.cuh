@@ -1,8 +1,9 @@
-// Decode on Hopper: P of half of the heads, O^T += V^T P^T for half of the columns, the output.
+// Decode on Hopper: P of half of the heads, O^T += V^T P^T for half of the columns.
 #pragma once
 
 #include "attend/decode_sm90_exact.cuh"
 #include "attend/decode_sm90_exchange.cuh"
+#include "attend/decode_sm90_out.cuh"
 
 namespace winnow::attention::sm90 {
 
@@ -11,52 +12,6 @@ template <int N>
 struct Weighed : Progress {
   float o[4][N / 2];
 };
-
-// O^T times the heads' factors, 256 columns, as bf16, straight from the registers: the ring may be
-// filled again, and through shared memory it took a microsecond more. The eight lanes of a head
-// have 16 columns: a sector of 32 bytes. fp8 tiles hold dims 2i and 2i+1 of a warp's 16 in rows i
-// and i+8, bf16 tiles dims i and i+8, of which neighbours exchange one. kMany: zeros for the next
-// token, here, since code behind a jump is in no cache.
-template <class R, int N, bool kMany>
-__device__ __forceinline__ void write_out(const Smem<R, N>& sm, const Args& p, int token,
-                                          float (&o)[4][N / 2], int g) {
-  const int t = thread_here() & 127, lane = t & 31, w = t / 32, quad = lane & 3, r = lane >> 2;
-  const Span sp = job<N>(p);  // again, rather than in registers of the loop over blocks
-  const bool plain = !R::kFp8 || (Config<R, N>::kRopeInV && g == 1);
-  const uint32_t mix = !plain ? 0x3210 : r & 1 ? 0x3276 : 0x5410;
-  const int aside = !plain ? 0 : r & 1 ? 7 - r : -r;  // of columns 2r and 2r + 1
-  bf16* to = p.out + token * p.out_token + (sp.head0 + 2 * quad) * p.out_head + g * 256 +
-             sixteen<R, N>(w, 0) * 16 + 2 * r;
-  constexpr int kTo = sixteen<R, N>(0, 1) * 16;  // the next tile
-  const auto zero = [] {
-    float x;
-    asm volatile("mov.f32 %0,0f00000000;" : "=f"(x));
-    return x;
-  };
-  const auto put = [](bf16* at, uint32_t x, bool there) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p,%2,0;\n@p st.global.cs.b32 [%0],%1;\n}" ::"l"(at),
-                 "r"(x), "r"((int)there)
-                 : "memory");
-  };
-#pragma unroll
-  for (int j = 0; j < N / 8; j++, to += 8 * p.out_head) {
-    const float2 f = *reinterpret_cast<const float2*>(&sm.factor[8 * j + 2 * quad]);
-    const int left = sp.heads - (8 * j + 2 * quad);
-#pragma unroll
-    for (int k = 0; k < 2; k++) {
-      bf16* const at = to + k * p.out_head;
-      const float by = k ? f.y : f.x;
-#pragma unroll
-      for (int m = 0; m < 4; m++) {
-        uint32_t x = pack<true>(o[m][4 * j + k] * by, o[m][4 * j + k + 2] * by);
-        const bool bf = !R::kFp8 || (Config<R, N>::kRopeInV && m == 3);  // of either warpgroup
-        if (bf) x = __byte_perm(x, __shfl_xor_sync(~0u, x, 4), mix);
-        put((bf ? at + aside : at) + m * kTo, x, left > k);
-        if constexpr (kMany) o[m][4 * j + k] = zero(), o[m][4 * j + k + 2] = zero();
-      }
-    }
-  }
-}
 
 // P of half of the heads, O^T += V^T P^T for 256 of the 512 columns, the half that warpgroup g has.
 // One code for both: two of them did not fit the instruction cache (V4 waited 15 % of its time). So
@@ -67,6 +22,7 @@ template <class R, int N, Way W>
 __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span& sp, int g,
                                       Weighed<N>& at) {
   using K = Config<R, N>;
+  using Out = Leaving<R, N, W>;
   constexpr float kTop = 4.f;
   const int t = thread_here() & 127, lane = t & 31, w = t / 32, quad = lane & 3, r = lane >> 2;
   float(&o)[4][N / 2] = at.o;
@@ -123,6 +79,10 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
   }
   int slot = at.slot;
   const int behind = at.block + sp.blocks;
+  if (Out::kSo && at.block > 0 && sp.blocks > 0) {
+    mb_wait(&sm.yfull, at.block & 1);  // till then there is nothing to do
+    give_back(sm, slot);
+  }
 #pragma unroll 1
   for (int i = at.block; i < behind; i++) {
     mb_wait(&sm.yfull, i & 1);
@@ -209,7 +169,10 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
           }
         }
     }
-    mb_arrive(&sm.yempty[i & 1]);  // the reference that score reads next is the new one
+    // The reference that score reads next is the new one. The last block's places are given back
+    // when the output has left through them.
+    const bool last = Out::kSo && i + 1 == behind;
+    if (!(Out::kOverY && last)) mb_arrive(&sm.yempty[i & 1]);
     // 2^-lambda, 0 for a row without a token
     float i0 = c0.y > -INFINITY ? __uint_as_float((254u << 23) - __float_as_uint(c0.x)) : 0.f,
           i1 = c1.y > -INFINITY ? __uint_as_float((254u << 23) - __float_as_uint(c1.x)) : 0.f;
@@ -338,7 +301,7 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
       wg_wait<1>();
       make(1);
       __syncwarp();
-      if (lane == 0) mb_arrive(&sm.empty[slot]);  // the rows are in registers: the stage is free
+      if (lane == 0 && !last) mb_arrive(&sm.empty[slot]);  // rows are in registers, the stage free
       if (++slot == K::kStages) slot = 0;
       if (ks < 3) load(0);
       multiply(1);
@@ -380,8 +343,30 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
       }
     }
     both();
-    if (some) finished(true);
-    return write_out<R, N, true>(sm, p, sp.token, o, g);
+    if constexpr (Out::kSo) {
+      if (sp.blocks > 0) {
+        if constexpr (Out::kOverY) {
+          put_out<Out::kEights, N / 8>(Out(sm, slot), sm, o, g);
+          both();
+          send_out<Out::kEights, N / 8>(Out(sm, slot), p, sp.token);
+        }
+        put_out<0, Out::kEights>(Out(sm, slot), sm, o, g);
+        if constexpr (Out::kOverY) {
+          wait_for_reads();
+          mb_arrive(&sm.yempty[(behind - 1) & 1]);
+        }
+        both();
+        send_out<0, Out::kEights>(Out(sm, slot), p, sp.token);
+      } else {
+        put_zeros<N>(p, sp.token);
+      }
+      if (some) finished(true);
+      if (p.tokens - sp.token <= static_cast<int>(gridDim.y)) wait_for_reads();  // the last token
+    } else {
+      if (some) finished(true);
+      write_out<R, N, true>(sm, p, sp.token, o, g);
+    }
+    return;
   }
   if (some) {
     sm.sum[head] = sum_of(head);

@@ -79,6 +79,14 @@ __device__ __forceinline__ void bulk_copy_one(uint32_t to, uint64_t from, uint32
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
+// And from shared to global memory, in the bulk group of the warp: multiples of 16.
+__device__ __forceinline__ void bulk_store_one(void* to, uint32_t from, uint32_t bytes) {
+  asm volatile(
+      "{\n.reg .pred p;\nelect.sync _|p,0xffffffff;\n@p "
+      "cp.async.bulk.global.shared::cta.bulk_group [%0],[%1],%2;\n}" ::"l"(to),
+      "r"(from), "r"(bytes)
+      : "memory");
+}
 __device__ __forceinline__ bool mb_done(uint64_t* b, uint32_t ph) {  // the whole warp agrees
   int ok;
   asm volatile(
