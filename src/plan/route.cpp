@@ -25,29 +25,29 @@ struct Crossover {
   int32_t context, gathered, mha;
 };
 
-// H200, 2026-11-16, 540ba0c. With 32 heads gathering saves 6 % at most, of 1,024 tokens and more,
-// with 16 nothing: not worth its workspace.
+// H200, 2026-11-16, 849cc39. With 32 heads gathering saves 3 % at most, of 4k tokens alone, with 16
+// nothing: not worth its workspace.
 constexpr Crossover kHopper128[] = {
-    {256, 228, 93},      {1024, 188, 212},     {2048, 178, 243},     {4096, 170, 886},
-    {8192, 183, kNever}, {16384, 205, kNever}, {65536, 625, kNever},
+    {256, 230, 91},      {1024, 189, 210},     {2048, 175, 243},     {4096, 168, 874},
+    {8192, 180, kNever}, {16384, 201, kNever}, {65536, 612, kNever},
 };
 constexpr Crossover kHopper64[] = {
-    {256, kNever, 135},  {1024, 209, 211},     {2048, 183, 248},      {4096, 173, 899},
-    {8192, 201, kNever}, {16384, 273, kNever}, {65536, 1468, kNever},
+    {256, kNever, 133},  {1024, 213, 214},     {2048, 184, 246},      {4096, 173, 897},
+    {8192, 198, kNever}, {16384, 261, kNever}, {65536, 1254, kNever},
 };
 constexpr Crossover kHopper32[] = {
-    {256, kNever, kNever}, {1024, kNever, 200},     {2048, kNever, 185},     {4096, kNever, 434},
-    {8192, kNever, 1071},  {16384, kNever, kNever}, {65536, kNever, kNever},
+    {256, kNever, kNever}, {1024, kNever, 207},     {2048, kNever, 193},     {4096, kNever, 451},
+    {8192, kNever, 1168},  {16384, kNever, kNever}, {65536, kNever, kNever},
 };
 constexpr Crossover kHopper16[] = {
-    {256, kNever, kNever}, {1024, kNever, 182},   {2048, kNever, 159},     {4096, kNever, 325},
-    {8192, kNever, 680},   {16384, kNever, 1842}, {65536, kNever, kNever},
+    {256, kNever, kNever}, {1024, kNever, 214},   {2048, kNever, 182},     {4096, kNever, 380},
+    {8192, kNever, 798},   {16384, kNever, 3088}, {65536, kNever, kNever},
 };
 // V4: 128 heads with 1,024 compressed states, 64 with 512.
 constexpr Crossover kHopperV4Heads128[] = {
-    {4096, 112, kNever}, {16384, 117, kNever}, {65536, 174, kNever}};
+    {4096, 115, kNever}, {16384, 120, kNever}, {65536, 179, kNever}};
 constexpr Crossover kHopperV4Heads64[] = {
-    {4096, 209, kNever}, {16384, 228, kNever}, {65536, 527, kNever}};
+    {4096, 211, kNever}, {16384, 236, kNever}, {65536, 548, kNever}};
 // AMD EPYC (Zen 4), 2 cores that others used too, 2026-11-15, c71596d, 16 heads, --cache warm:
 // reading the pages was never slower than gathering them. With AMX attend() is several times as
 // fast, and attend_mha() is not.

@@ -36,8 +36,8 @@ TEST(Route, ManyTokensGather) {
       EXPECT_EQ(hopper(heads, 4096, context, false), Route::kDirect) << heads << " " << context;
   // What gathering costs grows with the context, between the measured ones and beyond.
   EXPECT_EQ(hopper(128, 300, 16384, false), Route::kGathered);
-  EXPECT_EQ(hopper(128, 300, 24576, false), Route::kGathered);  // from 275
-  EXPECT_EQ(hopper(128, 300, 32768, false), Route::kDirect);    // from 345
+  EXPECT_EQ(hopper(128, 300, 24576, false), Route::kGathered);  // from 269
+  EXPECT_EQ(hopper(128, 300, 32768, false), Route::kDirect);    // from 338
   EXPECT_EQ(hopper(128, 1024, 1 << 20, false), Route::kDirect);
   EXPECT_EQ(hopper(128, 16384, 1 << 20, false), Route::kGathered);
   EXPECT_EQ(hopper(128, INT32_MAX, INT32_MAX, false), Route::kGathered);
@@ -65,7 +65,7 @@ TEST(Route, ShortContextsDecompress) {
     EXPECT_NE(hopper(heads, 4096, 65536, true), Route::kMha);
   }
   EXPECT_EQ(hopper(128, 512, 4096, true), Route::kGathered);
-  EXPECT_EQ(hopper(128, 512, 2500, true), Route::kMha);  // from 385
+  EXPECT_EQ(hopper(128, 512, 2500, true), Route::kMha);  // from 382
   EXPECT_EQ(hopper(16, 512, 4096, true), Route::kMha);   // a key's products weigh less
   EXPECT_EQ(hopper(128, 1024, 8192, true), Route::kGathered);
   EXPECT_EQ(hopper(16, 1024, 8192, true), Route::kMha);
