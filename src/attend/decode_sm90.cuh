@@ -1,7 +1,7 @@
 // Sparse decode attention on Hopper. A CTA takes one token, up to 64 heads, a part of its lists, or
 // one token after the other, all of their lists:
-// - the last warpgroup copies records as they are stored into a ring of 16-row stages, a bulk copy
-//   a row; its last warp tells the others what a block's rows are like;
+// - the last warpgroup, or two of them (Crew), copies records as they are stored into a ring of
+//   16-row stages, a bulk copy a row; its last warp tells the others what a block's rows are like;
 // - warpgroup 2, with 32 heads or fewer also 3, each every other block, reads rows as matrix
 //   fragments, dequantises them in registers (fp8 to fp16, scales divided by the token's power of
 //   two), S^T = K Q^T with heads on the N side, hands on log2 P;

@@ -6,7 +6,7 @@
 namespace winnow::attention::sm90 {
 
 // Whether scales are taken times sums over a scale's columns, not times the rows: with few heads
-// fewer instructions. Exact for any scale.
+// fewer instructions, and exact whatever V3.2's scales are.
 template <class R, int N>
 constexpr bool kScaledSums = N <= 16 && R::kFp8;
 
