@@ -37,13 +37,17 @@ void sm90_wide(const Params& p) noexcept {
 }
 
 bool sm90_wide_is_better(const Params& p) {
-  // Without splits it wants an item for every multiprocessor. It pads heads to 64, and is faster
-  // all the same: bf16 rows, 64k, 4096 tokens: 32 heads 1,961 us against 3,017, 16 heads 1,895
-  // against 2,653. A fixed split may not change with the batch.
+  // It has no splits, so it wants items for half of the multiprocessors, where the decode kernel's
+  // splits end: bf16 rows, topk 2048, 64 tokens of 128 heads 71 us against 124, 128 of 64 heads 92
+  // against 131. It pads heads to 64, and is faster all the same from three quarters on: 112 tokens
+  // of 32 heads 83 us against 86, 4,096 tokens of 16 heads 1,895 against 2,653. A fixed split may
+  // not change with the batch.
   const bool bf16_rows =
       p.lists[0].format == CacheFormat::kV32Bf16 || p.lists[0].format == CacheFormat::kV4Bf16;
   const int64_t items = int64_t{p.tokens} * ((p.heads + wide::kHeads - 1) / wide::kHeads);
-  return bf16_rows && !p.fixed_split && items >= gpu::multiprocessors(p.device.index);
+  const int quarters = p.heads > 32 ? 2 : 3;
+  return bf16_rows && !p.fixed_split &&
+         4 * items >= quarters * gpu::multiprocessors(p.device.index);
 }
 
 size_t sm90_wide_workspace(const Shape&, int64_t) { return 0; }
