@@ -33,6 +33,7 @@ struct CaseList {
   bool lengths = false;  // some shorter than the row, one 0, some negative or too large
   bool logical = false;  // ids through a block table
   Scales scales = Scales::kAny;
+  bool padded = false;  // -1 where lengths would end a row
 };
 
 struct Case {
@@ -130,6 +131,19 @@ inline std::vector<Case> cases() {
                    .lists = 2,
                    .sink = true,
                    .strided = true});
+  // Rows of short contexts without lengths: -1 at their ends, for more than a warp sees at once.
+  const auto padded = [&](const char* what, int64_t tokens, int64_t heads, CacheFormat format) {
+    CaseList list{format, 64, 12, 700};
+    list.padded = true;
+    all.push_back({std::string("padded_") + what, tokens, heads, {list}, 1, true});
+  };
+  padded("v32", 5, 128, kV32Fp8), padded("v4_rounds", twice, 9, kV4Fp8);
+  padded("v32_alone", once, 100, kV32Fp8), padded("v32_wide", once, 70, kV32Bf16);
+  CaseList window{kV4Fp8, 64, 3, 130}, extra{kV4Fp8, 2, 70, 65};
+  window.padded = extra.padded = true;
+  all.push_back({"padded_two_lists", 7, 20, {window, extra}, 2, true});
+  window.format = extra.format = kV4Bf16;
+  all.push_back({"padded_two_wide", once, 40, {window, extra}, 2, true});
   all.push_back({"one_long_token", 1, 16, {{kV32Fp8, 64, 8, 2048}}, 1, true});
   all.push_back({"no_pages", 2, 4, {{kV32Fp8, 64, 0, 10}}, 1, true});
   // Logits.

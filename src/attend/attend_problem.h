@@ -73,10 +73,11 @@ struct ProblemList {
       (*lengths)[t] = static_cast<int32_t>(length[t % 5]);
       for (int64_t k = 0; k < c.width; ++k) {
         // Behind the length: slots that hold NaN. Before it: one entry in ten is hostile.
-        const bool behind = c.lengths && k >= (*lengths)[t];
-        int64_t index = slots < 2 || draw(rng, 0, 9) == 0 ? bad[draw(rng, 0, bad.size() - 1)]
-                        : behind                          ? live() ^ 1
-                                                          : live();
+        const bool behind = (c.lengths || c.padded) && k >= (*lengths)[t];
+        int64_t index = c.padded && behind                  ? -1
+                        : slots < 2 || draw(rng, 0, 9) == 0 ? bad[draw(rng, 0, bad.size() - 1)]
+                        : behind                            ? live() ^ 1
+                                                            : live();
         if (behind && index == slots) index = INT32_MAX;
         // A shifted page of an odd size moves a live slot to a dead one: move it back.
         if (c.logical && index >= 0 && index < slots && !behind) index = logical(index, t % 2);

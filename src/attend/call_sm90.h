@@ -42,4 +42,25 @@ inline Call call_of(const Params& p, int groups) {
   return a;
 }
 
+#ifdef __CUDACC__
+// How many of a list's `count` entries there are up to the last that is an index: without lengths,
+// the lists of a short context end in -1. By a whole warp, 256 at once from the end on.
+__device__ __forceinline__ int up_to_last(const int32_t* list, int count, int lane) {
+  constexpr int kEach = 8, kAtOnce = 32 * kEach;
+  const int32_t* at = list + (count - 1 - lane);
+#pragma unroll 1
+  for (; count > 0; count -= kAtOnce, at -= kAtOnce) {
+    int entry[kEach], nearest = kAtOnce;  // how far before the end of those at hand
+#pragma unroll
+    for (int k = 0; k < kEach; k++) entry[k] = count - lane > 32 * k ? __ldg(at - 32 * k) : -1;
+#pragma unroll
+    for (int k = kEach - 1; k >= 0; k--)
+      if (entry[k] >= 0) nearest = 32 * k + lane;
+    nearest = __reduce_min_sync(~0u, nearest);
+    if (nearest < kAtOnce) return count - nearest;
+  }
+  return 0;
+}
+#endif
+
 }  // namespace winnow::attention

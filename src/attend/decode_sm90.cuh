@@ -36,11 +36,12 @@ __global__ void __launch_bounds__(Crew<R, N, W>::kThreads, 1)
   if (blockIdx.z && token_here() >= p.tokens) return;  // a whole cluster
   // The first indices are asked for at once.
   Span ahead{};
-  int first = -1, list = 0;
+  int first = -1, list = 0, last = 0;
   if (wg >= K::kCopy) {
     ahead = job<N>(p);
     cut_list<K>(p, ahead);
     first = first_index<K, C>(p, ahead, list);
+    if constexpr (!kMany) last = last_index(p, ahead);
   }
   if (W >= Way::kCluster && wg == 1) prefetch_q<N>(p);
   // Every launch waits for this, and a barrier takes about 70 cycles: three for each warp.
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(Crew<R, N, W>::kThreads, 1)
     Span sp = job<N>(p);
     load_q<R, N, false>(sm, p, sp);
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(C::kRegsWeigh));
-    cut_list<K>(p, sp);
+    count_blocks<W>(sm, p, sp);
     Weighed<N> at{};
 #pragma unroll 1
     do weigh<R, N, W>(sm, p, sp, wg, at);
@@ -75,7 +76,7 @@ __global__ void __launch_bounds__(Crew<R, N, W>::kThreads, 1)
     else asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(C::kRegsScore));
     Span sp = job<N>(p);
     float back = load_q<R, N, true>(sm, p, sp);
-    cut_list<K>(p, sp);
+    count_blocks<W>(sm, p, sp);
     Progress at{thread_here() / 32 & 3};
     if constexpr (kMany) {
       // The next token's Q replaces this one's while weigh is at the last block; then weigh has
@@ -103,6 +104,13 @@ __global__ void __launch_bounds__(Crew<R, N, W>::kThreads, 1)
     }
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(C::kRegsCopy));
+    if constexpr (!kMany) {
+      trim<K>(p, ahead, last);
+      if (thread_here() == 128 * K::kCopy) {
+        sm.blocks = ahead.blocks;
+        mb_arrive(&sm.counted);
+      }
+    }
     copy<R, N, W>(sm, p, ahead, first, list);
     if (copy_warp<C>() >= C::kCopiers) look_ahead<R, N, W>(sm, p, ahead);
     if constexpr (W == Way::kExchange) {

@@ -100,7 +100,7 @@ struct Config {
   static constexpr int kYBytes = N * 256;
   static constexpr int kSide = R::kSideBytes ? R::kSideBytes * kRows : 8;
   static constexpr int kAhead = 3;  // blocks whose rows are found ahead
-  static constexpr int kMisc = N * 4 * 9 + kAhead * (kBlock * 8 + 8) + 176;
+  static constexpr int kMisc = N * 4 * 9 + kAhead * (kBlock * 8 + 8) + 192;
   static constexpr int kLimit = 232448;
   static constexpr int kFit = (kLimit - kQBytes - kPBytes - kYBytes - kMisc) /
                               (kStageBytes + kSide + kSc * kRows * 2 + kRows * 8 + 24);
@@ -162,10 +162,12 @@ struct alignas(1024) Smem {
   uint64_t yfull, yempty[2], pempty;  // log2 P, P: made, taken over; yempty of block i: i mod 2
   uint64_t inbox, notes;              // units, statistics that the splits of the cluster send
   uint64_t marked, open;              // the place of this split's sums is marked, of all splits' is
+  uint64_t counted;                   // `blocks` is there
   uint32_t qmax, moved[2];            // moved: whether block i moves the reference, by i mod 2
   uint32_t qpart[4 * K::kScorers];    // largest of a later token's Q, by warp
+  int blocks;  // of a CTA's only token: what the copying warps tell the others
   // The barriers from `full` on, in their order, and how many arrive at the b-th.
-  static constexpr int kBarriers = 2 * K::kStages + kReady + K::kAhead + 8;
+  static constexpr int kBarriers = 2 * K::kStages + kReady + K::kAhead + 9;
   // Where a CTA has several tokens, the keepers of its heads' sums arrive at `inbox` when they have
   // set them back.
   static constexpr __device__ int arrivals(int b, Way way) {
@@ -225,6 +227,33 @@ __device__ __forceinline__ void cut_list(const Args& p, Span& sp) {
   sp.begin = static_cast<int>(first) * K::kBlock;
   sp.blocks = static_cast<int>(last - first);
   sp.end = min(sp.total, sp.begin + sp.blocks * K::kBlock);
+}
+
+// The last index of a split, asked for early; none is -1 where lengths end the lists, or there are
+// two.
+__device__ __forceinline__ int last_index(const Args& p, const Span& sp) {
+  const ListView& list = p.lists[0];
+  if (p.list_count > 1 || list.lengths || sp.blocks == 0) return 0;
+  return __ldg(list.indices + sp.token * list.index_stride + (sp.end - 1));
+}
+// Leaves out what stands behind the last index that is one.
+template <class K>
+__device__ __forceinline__ void trim(const Args& p, Span& sp, int last) {
+  if (__builtin_expect(last >= 0, 1)) return;
+  const int32_t* list = p.lists[0].indices + sp.token * p.lists[0].index_stride;
+  sp.end = sp.begin + up_to_last(list + sp.begin, sp.end - sp.begin, thread_here() & 31);
+  sp.blocks = (sp.end - sp.begin + K::kBlock - 1) / K::kBlock;
+}
+
+// The blocks of a CTA's first token, for those that do not copy it.
+template <Way W, class R, int N>
+__device__ __forceinline__ void count_blocks(Smem<R, N>& sm, const Args& p, Span& sp) {
+  if constexpr (W == Way::kMany) {
+    cut_list<Config<R, N>>(p, sp);
+  } else {
+    mb_wait(&sm.counted, 0);
+    sp.blocks = __reduce_max_sync(~0u, sm.blocks);  // the same, in a uniform register
+  }
 }
 
 // The CTA's next token, false after its last, where it has several. Every role goes on by itself:

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kConsumers + Rows::kThreads, 1)
       mb_init(&sm.p_full[b], 4);
       mb_init(&sm.scored[b], 4);
     }
-    mb_init(&sm.q_full, Rows::kThreads);
+    mb_init(&sm.q_full, Rows::kThreads + 1);
     mb_init(&sm.q_empty, 8);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }

@@ -357,13 +357,13 @@ __device__ __forceinline__ void consume(Smem<Family>& sm, const Args& p) {
   };
 #pragma unroll 1
   for (int item = blockIdx.x, n = 0; item < p.items; item += gridDim.x, n++) {
-    const int blocks = work_at(p, item).blocks;
     float o[128];
 #pragma unroll
     for (int i = 0; i < 128; i++) o[i] = 0;
     Rows2 rows;
     mb_wait(&sm.q_full, q_ph);
     q_ph ^= 1;
+    const int blocks = sm.blocks;
     const int mine = (blocks + 1 - kWg) / 2, pairs = (blocks + 1) / 2;
     if (mine == 0 && lane == 0) mb_arrive(&sm.q_empty);
 #pragma unroll 1

@@ -58,7 +58,9 @@ struct alignas(1024) Smem {
   // empty, for each 16 rows of a half: 4 arrivals, a warp each of the warpgroup that weighs it.
   // p_full and scored (its products have left the tensor core): 4 arrivals of the scoring
   // warpgroup. q_empty: 8, every consumer warp.
+  // q_full: every copying thread, and the one that says how many blocks the item has.
   uint64_t full[2][2], empty[2][2][4], p_full[2], scored[2], q_full, q_empty;
+  int blocks;
 };
 
 template <class Family>
@@ -69,7 +71,7 @@ __device__ __forceinline__ uint8_t* p_tile(Smem<Family>& sm, int buffer) {
 
 // What a producer is (Rows<Record>; wide_sm90_rows_*.cuh): Family; kThreads (128 or 256) and kRegs
 // of its warpgroups; arrivals(half) on a `full` barrier; produce(sm, args), run by all its threads
-// (t = threadIdx.x - kConsumers): for every item wait for q_empty, copy_q(), then for every block
+// (t = threadIdx.x - kConsumers): for every item wait for q_empty, begin(), then for every block
 // and half: wait for `empty` of the rows at hand (phases start at 1: the first wait passes; a tail
 // tile goes with the last rows), write rows (invalid ones as zeros, without reading), arrive on
 // `full`. Rows that are stored, not copied asynchronously, need fence_async() before.
@@ -85,8 +87,8 @@ struct Work {
 };
 
 // Items of a CTA: blockIdx.x, blockIdx.x + gridDim.x, ... below p.items. Consumers and producers
-// walk the same sequence: per item Q once, then its blocks; block i goes to buffer i & 1, half 0
-// before half 1.
+// walk the same sequence: per item Q once, then its blocks, as many as the producer says (trim());
+// block i goes to buffer i & 1, half 0 before half 1.
 __device__ __forceinline__ Work work_at(const Args& p, int item) {
   Work w;
   w.token = item >> (p.groups - 1);
@@ -103,6 +105,15 @@ __device__ __forceinline__ int index_at(const Args& p, const Work& w, int pos, i
   if (pos >= w.end) return -1;
   const ListView& l = p.lists[list];
   return __ldg(l.indices + (int64_t)w.token * l.index_stride + (pos - (list ? w.n0 : 0)));
+}
+
+// Leaves out what stands behind the last index that is one, where there is one list and no lengths.
+// For a whole warp; `last`: the last.
+__device__ __forceinline__ void trim(const Args& p, Work& w, int last) {
+  const ListView& list = p.lists[0];
+  if (__builtin_expect(last >= 0 || p.list_count > 1 || list.lengths != nullptr, 1)) return;
+  w.end = up_to_last(list.indices + w.token * list.index_stride, w.end, threadIdx.x & 31);
+  w.blocks = (w.end + kBlock - 1) / kBlock;
 }
 
 __device__ __forceinline__ int request_of(const Args& p, const Work& w) {
@@ -132,13 +143,18 @@ __device__ __forceinline__ void copies_arrive(
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(s32(b)) : "memory");
 }
 
-// Q of an item, by all producer threads (thread t of n); every one arrives once on q_full.
-// A warp copies four heads' rows of a tile at once; heads past the last become zeros.
+// An item's block count and Q, by all producer threads (thread t of n); every one arrives once on
+// q_full, the first twice. A warp copies four heads' rows of a tile at once; heads past the last
+// become zeros.
 template <class Family>
-__device__ __forceinline__ void copy_q(Smem<Family>& sm, const Args& p, const Work& w, int t,
-                                       int n) {
+__device__ __forceinline__ void begin(Smem<Family>& sm, const Args& p, const Work& w, int t,
+                                      int n) {
   constexpr int kTiles = Shape<Family>::kTiles, kNope = Family::kNope / 64;
   const int c = t & 7;
+  if (t == 0) {
+    sm.blocks = w.blocks;
+    mb_arrive(&sm.q_full);
+  }
 #pragma unroll
   for (int h = t / 8; h < kHeads; h += n / 8) {
     const bool there = w.head0 + h < p.heads;

@@ -30,7 +30,10 @@ class Addresses {
     work = work_at(p_, item);
     sweep.enter(p_, item);
     request_ = request_of(p_, work);
+    int list;
+    const int last = work.end > 0 ? index_at(p_, work, work.end - 1, list) : 0;
     fetch(0);
+    trim(p_, work, last);
     turn();
   }
   // On to block i, which must follow the last one.
@@ -96,7 +99,7 @@ requires(!Record::kQuantized) struct Rows {
       rows.start(item);
       mb_wait(&sm.q_empty, q_ph);
       q_ph ^= 1;
-      copy_q(sm, p, rows.work, t, kThreads);
+      begin(sm, p, rows.work, t, kThreads);
 #pragma unroll 1
       for (int i = 0; i < rows.work.blocks; i++) {
         const int b = i & 1;
