@@ -45,6 +45,7 @@ void measure(bench::Runner& runner, int64_t heads, int64_t rows, int64_t topk) {
 const bench::Suite suite("mha", "default", [](bench::Runner& runner) {
   if (!runner.on_cuda()) return measure(runner, 2, 512, 0), measure(runner, 2, 512, 64);
   measure(runner, 16, 4096, 0), measure(runner, 16, 16384, 0), measure(runner, 16, 4096, 2048);
+  measure(runner, 16, 16384, 2048);
 });
 
 }  // namespace

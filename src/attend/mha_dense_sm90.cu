@@ -1,12 +1,13 @@
-// attend_mha over ranges of keys, with or without bits: keys of 192 and values of 128, the
-// decompressed ones of V3.2, by wgmma.
+// attend_mha for keys of 192 and values of 128, the decompressed ones of V3.2, by wgmma: over
+// ranges of keys with or without bits, and over sets of them, by ids or mask.
 //
 // A block takes 128 tokens of one head and walks the rows that any of them may see, 64 at a time.
 // Two warpgroups own 64 tokens each: the queries stay in registers as the first operand of QK^T,
 // the weights go from the accumulators straight into the product with V. A block's softmax runs
 // beside the product of the one before, and each warpgroup's products under the other's softmax. A
 // third warpgroup copies keys and values through a ring of four stages. A token's range and bits
-// only mask its scores.
+// only mask its scores. Of sets the consumers make bits first, in shared memory, for 4,096 rows at
+// a time (mha_dense_sm90_sets.cuh); the copies run on meanwhile.
 //
 // Budget for a block of keys: 2 x (12 m64n64k16 + 4 m64n128k16) are 1,280 cycles of the tensor
 // core for 5.2 MFLOP; shared memory is read for 80 KB and written for 40 KB of them, 94 B a cycle;
@@ -17,6 +18,7 @@
 // would not keep out, ends there, and so does a logit that is not finite or beyond 2^24.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cfloat>
 
 #include "attend/mha_dense_sm90.h"
@@ -30,23 +32,25 @@ namespace {
 
 using namespace gpu;
 
-constexpr int kTokens = 128, kKeys = 64;  // of a tile, of a block
 constexpr int kStages = 4;
 constexpr int kTileBytes = kKeys * 128;  // 64 rows of 64 elements
 constexpr int kKeyTiles = kKeyDim / 64, kValueTiles = kValueDim / 64;
-constexpr int kConsumers = 256, kProducers = 128;
 constexpr int kHeadGroup = 8;  // heads whose tiles run side by side and share rows in L2
 constexpr float kLog2e = 1.44269504088896f, kLn2 = 0.693147180559945f;
 constexpr float kLag = 8.f;  // how far logits may outgrow their reference, log2 units
 constexpr float kExact =
     16777216.f;  // beyond it a logit's rounding is no longer small against kLag
 
+struct Ranges {};  // in the place of Sets
+
+template <class Set>
 struct alignas(1024) SharedMemory {
   uint8_t k[kStages][kKeyTiles][kTileBytes];
   uint8_t v[kStages][kValueTiles][kTileBytes];
   int32_t first[kTokens], last[kTokens];  // rows that a token sees
   int32_t low, high;                      // rows that any of them sees
   uint64_t k_full[kStages], v_full[kStages], k_empty[kStages], v_empty[kStages];
+  Set set;
 };
 
 struct Place {
@@ -61,7 +65,8 @@ __device__ Place place_of(const Task& task) {
   return {(task.tiles - 1 - at / heads) * kTokens, group * kHeadGroup + at % heads};
 }
 
-__device__ void find_ranges(SharedMemory& sm, const Params& p, int64_t token) {
+template <class Set>
+__device__ void find_ranges(SharedMemory<Set>& sm, const Params& p, int64_t token) {
   if (threadIdx.x == 0) sm.low = INT_MAX, sm.high = 0;
   __syncthreads();
   if (threadIdx.x < kTokens) {
@@ -74,7 +79,8 @@ __device__ void find_ranges(SharedMemory& sm, const Params& p, int64_t token) {
 }
 
 // Copies the rows of each block: eight threads a row, a chunk of every tile each.
-__device__ void produce(SharedMemory& sm, const Task& task, const Place& at, int blocks) {
+template <class Set>
+__device__ void produce(SharedMemory<Set>& sm, const Task& task, const Place& at, int blocks) {
   const Params& p = task.p;
   const int t = threadIdx.x - kConsumers, c = t % 8, r = t / 8;
   const bf16* k = p.k + (sm.low + r) * p.k_row_stride + at.head * p.k_head_stride + c * 8;
@@ -177,8 +183,9 @@ __device__ __forceinline__ bool softmax(float (&s)[32], uint32_t (&w)[16], Rows&
 }
 
 // The result of this thread's rows; those that are not finite again, slowly.
+template <class Set>
 __device__ __forceinline__ void finish(const Task& task, const Place& at, float (&o)[64],
-                                       Rows& rows) {
+                                       Rows& rows, Set& set) {
   const Params& p = task.p;
   float factor[2];
   bf16* row[2];
@@ -209,12 +216,14 @@ __device__ __forceinline__ void finish(const Task& task, const Place& at, float 
     while (left) {
       const int lane = __ffs(left) - 1;  // a row is that of four lanes
       left &= ~(0xfu << (lane & ~3));
-      attend_row(task, __shfl_sync(~0u, i ? rows.token[1] : rows.token[0], lane), at.head);
+      attend_row(task, __shfl_sync(~0u, i ? rows.token[1] : rows.token[0], lane), at.head, set);
     }
   }
 }
 
-__device__ void consume(SharedMemory& sm, const Task& task, const Place& at, int blocks) {
+template <class Set>
+__device__ void consume(SharedMemory<Set>& sm, const Task& task, const Place& at, int blocks) {
+  constexpr bool kSets = std::is_same_v<Set, Sets>;
   const Params& p = task.p;
   const int lane = threadIdx.x % 32;
   const int mine = threadIdx.x / 32 * 16 + lane / 4;
@@ -260,15 +269,20 @@ __device__ void consume(SharedMemory& sm, const Task& task, const Place& at, int
   const uint64_t* words_at[2];
   int words[2];
   uint64_t bits[2];
+  if constexpr (!kSets)
 #pragma unroll
-  for (int i = 0; i < 2; i++) words_at[i] = words_of(task, rows.token[i], low, words[i]);
+    for (int i = 0; i < 2; i++) words_at[i] = words_of(task, rows.token[i], low, words[i]);
   const auto ask = [&](int b) {
-    if (!p.bits) return;
+    if (!kSets && !p.bits) return;
 #pragma unroll
     for (int i = 0; i < 2; i++)
-      bits[i] = b < words[i]               ? __ldg(words_at[i] + b)
-                : rows.token[i] < p.tokens ? bits_of(task, rows.token[i], low + b * kKeys)
-                                           : 0;
+      if constexpr (kSets) bits[i] = sm.set.bits[mine + 8 * i][b % Sets::kBlocks];
+      else
+        bits[i] =
+            b < words[i] ? __ldg(words_at[i] + b)
+            : rows.token[i] < p.tokens
+                ? sm90::bits_of(p, rows.token[i], low + b * kKeys - start_of(p, rows.token[i]))
+                : 0;
   };
   // Weights of block b, whose scores are done.
   const auto weights = [&](uint32_t(&w)[16], int b) {
@@ -278,10 +292,12 @@ __device__ void consume(SharedMemory& sm, const Task& task, const Place& at, int
 #pragma unroll
       for (int i = 0; i < 32; i++) s[i] = -s[i];
     const int row = low + b * kKeys;
-    if (p.bits || row < from || row + kKeys > to)
+    const bool masked = kSets ? !__all_sync(~0u, (bits[0] & bits[1]) == ~uint64_t{0})
+                              : p.bits || row < from || row + kKeys > to;
+    if (masked)
 #pragma unroll
       for (int i = 0; i < 2; i++)
-        mask(s, in_range(rows, i, row) & (p.bits ? bits[i] : ~uint64_t{0}), i);
+        mask(s, kSets ? bits[i] : in_range(rows, i, row) & (p.bits ? bits[i] : ~uint64_t{0}), i);
     return softmax(s, w, rows, k, alpha);
   };
   const auto add = [&](const uint32_t(&w)[16], int b) {
@@ -309,6 +325,7 @@ __device__ void consume(SharedMemory& sm, const Task& task, const Place& at, int
   };
   if (blocks > 0) {
     uint32_t w0[16], w1[16];
+    if constexpr (kSets) build(sm.set, p, at.token, low, 0);
     ask(0);
     scores(0);
     wg_wait<0>();
@@ -317,6 +334,8 @@ __device__ void consume(SharedMemory& sm, const Task& task, const Place& at, int
 #pragma unroll 1
     for (; b + 2 < blocks; b += 2) {
       step(w0, w1, b);
+      if constexpr (kSets)
+        if ((b + 2) % Sets::kBlocks == 0) build(sm.set, p, at.token, low, (b + 2) / Sets::kBlocks);
       step(w1, w0, b + 1);
     }
     if (b + 1 < blocks) {
@@ -327,20 +346,31 @@ __device__ void consume(SharedMemory& sm, const Task& task, const Place& at, int
     }
     wg_wait<0>();
     hold(o);
+    if constexpr (kSets) drain(sm.set, (blocks - 1) / Sets::kBlocks);
   }
-  finish(task, at, o, rows);
+  if constexpr (kSets)  // again: held all along, they would be spilled
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+      rows.token[i] = at.token + thread_here() / 32 * 16 + thread_here() % 32 / 4 + 8 * i;
+  finish(task, at, o, rows, sm.set);
 }
 
+template <class Set>
 __global__ void __launch_bounds__(kConsumers + kProducers, 1)
     attend_dense(const __grid_constant__ Task task) {
   extern __shared__ __align__(1024) uint8_t memory[];
-  auto& sm = *reinterpret_cast<SharedMemory*>(memory);
+  auto& sm = *reinterpret_cast<SharedMemory<Set>*>(memory);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; i++) {
       mb_init(&sm.k_full[i], kProducers), mb_init(&sm.v_full[i], kProducers);
       mb_init(&sm.k_empty[i], kConsumers / 32), mb_init(&sm.v_empty[i], kConsumers / 32);
     }
+    if constexpr (std::is_same_v<Set, Sets>) init(sm.set);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  if constexpr (std::is_same_v<Set, Sets>) {
+    __syncwarp();
+    cluster_sync();
   }
   const Place at = place_of(task);
   find_ranges(sm, task.p, at.token);
@@ -354,10 +384,41 @@ __global__ void __launch_bounds__(kConsumers + kProducers, 1)
   }
 }
 
+// Heads that share the bits of a tile; a group of heads has whole clusters. Ids are read the least
+// by eight, but of an H200's 132 multiprocessors clusters of eight take 120: no loss where tiles
+// differ in length, as in a causal call, and less than the gain where there are many.
+unsigned cluster_of(const Task& task) {
+  static_assert(kHeadGroup % 8 == 0);
+  const Params& p = task.p;
+  const bool differ = p.lengths && p.rows <= 2 * p.tokens;
+  if (p.heads % 8 == 0 && (differ || task.tiles * p.heads >= 1024)) return 8;
+  return p.heads % 2 == 0 ? 2 : 1;
+}
+
+template <class Set>
+void launch(const Task& task, unsigned cluster) {
+  constexpr int kBytes = sizeof(SharedMemory<Set>);
+  static_assert(kBytes <= 232448);
+  cudaFuncSetAttribute(attend_dense<Set>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {cluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = {static_cast<unsigned>(task.tiles * task.p.heads), 1, 1};
+  config.blockDim = {kConsumers + kProducers, 1, 1};
+  config.dynamicSmemBytes = kBytes;
+  config.stream = static_cast<cudaStream_t>(task.p.device.stream);
+  config.attrs = &attribute, config.numAttrs = cluster > 1;
+  cudaLaunchKernelEx(&config, attend_dense<Set>, task);
+}
+
 }  // namespace
 
 bool fits(const Params& p) {
-  return p.d_qk == kKeyDim && p.d_v == kValueDim && !p.ids && !p.mask && !p.bias &&
+  // Every row is read here. The kernel by sets leaves out those that none of its 64 tokens wants,
+  // and takes about twelve times as long for the others (docs/prefill-sm90.md).
+  const bool few = p.ids && 12 * std::min<int64_t>(p.tokens, 64) * p.topk < p.rows;
+  return p.d_qk == kKeyDim && p.d_v == kValueDim && !p.bias && !few &&
          p.rows <= INT32_MAX - kKeys && aligned8(p.q, p.q_token_stride, p.q_head_stride) &&
          aligned8(p.k, p.k_row_stride, p.k_head_stride) &&
          aligned8(p.v, p.v_row_stride, p.v_head_stride) &&
@@ -368,12 +429,8 @@ void attend(const Params& p) noexcept {
   Task task{p};
   task.tiles = (p.tokens + kTokens - 1) / kTokens;
   task.whole_words = reinterpret_cast<uintptr_t>(p.bits) % 8 == 0 && p.bits_stride % 8 == 0;
-  constexpr int kBytes = sizeof(SharedMemory);
-  static_assert(kBytes <= 232448);
-  cudaFuncSetAttribute(attend_dense, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  const auto blocks = static_cast<unsigned>(task.tiles * p.heads);
-  attend_dense<<<blocks, kConsumers + kProducers, kBytes,
-                 static_cast<cudaStream_t>(p.device.stream)>>>(task);
+  if (p.ids || p.mask) launch<Sets>(task, cluster_of(task));
+  else launch<Ranges>(task, 1);
 }
 
 }  // namespace winnow::mha::dense

@@ -1,4 +1,4 @@
-// attend_mha over ranges of keys on the device: see mha_dense_sm90.cu.
+// attend_mha by wgmma on the device: see mha_dense_sm90.cu.
 #pragma once
 
 #include "attend/mha_kernel.h"
@@ -6,6 +6,8 @@
 namespace winnow::mha::dense {
 
 inline constexpr int kKeyDim = 192, kValueDim = 128;
+inline constexpr int kTokens = 128, kKeys = 64;  // of a tile, of a block
+inline constexpr int kConsumers = 256, kProducers = 128;
 
 struct Task {
   Params p;

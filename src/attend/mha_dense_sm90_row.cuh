@@ -1,12 +1,14 @@
-// attend_mha over ranges of keys on the device: which rows a token sees, and one row done by one
+// attend_mha by wgmma on the device: which rows a token sees, and one row of the result done by one
 // warp in plain arithmetic, for what the fast path cannot represent.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cfloat>
+#include <type_traits>
 
 #include "attend/mha_dense_sm90.h"
+#include "attend/mha_dense_sm90_sets.cuh"
 #include "core/formats.h"
 
 namespace winnow::mha::dense {
@@ -20,23 +22,8 @@ __device__ inline Range range_of(const Params& p, int64_t t) {
   return end > first ? Range{static_cast<int32_t>(first), static_cast<int32_t>(end)} : Range{0, 0};
 }
 
-// A token's bits of the 64 rows from `row` on, byte by byte; any value for rows before its first.
-__device__ inline uint64_t bits_of(const Task& task, int64_t t, int64_t row) {
-  const Params& p = task.p;
-  const int64_t id = row - start_of(p, t), bytes = p.bits_width;
-  const uint8_t* bits = p.bits + t * p.bits_stride;
-  const int64_t first = id >> 3;  // rounded down, also below 0
-  uint64_t low = 0;
-  for (int i = 0; i < 8; i++)
-    if (first + i >= 0 && first + i < bytes) low |= uint64_t{bits[first + i]} << 8 * i;
-  const int shift = static_cast<int>(id & 7);
-  if (shift == 0) return low;
-  const uint64_t high = first + 8 >= 0 && first + 8 < bytes ? bits[first + 8] : 0;
-  return low >> shift | high << (64 - shift);
-}
-
-// The same for blocks of 64 rows from `low` on, as far as they are whole words: where they are, and
-// how many.
+// A token's bits of blocks of 64 rows from `low` on, as far as they are whole words: where they
+// are, and how many.
 __device__ inline const uint64_t* words_of(const Task& task, int64_t t, int64_t low, int& count) {
   const Params& p = task.p;
   count = 0;
@@ -47,8 +34,10 @@ __device__ inline const uint64_t* words_of(const Task& task, int64_t t, int64_t 
   return reinterpret_cast<const uint64_t*>(p.bits + t * p.bits_stride) + id / 64;
 }
 
-// A row of the result by one warp: logits and sums in fp32, one key after the other.
-static __device__ __noinline__ void attend_row(const Task& task, int64_t t, int64_t head) {
+// A row of the result by one warp: logits and sums in fp32, one key after the other. The warp's
+// tokens in `set`, where there are any, are room for the bits of this one.
+template <class Set>
+__device__ __noinline__ void attend_row(const Task& task, int64_t t, int64_t head, Set& set) {
   const Params& p = task.p;
   constexpr int kColumns = kValueDim / 32, kParts = kKeyDim / 32;
   const int lane = threadIdx.x % 32;
@@ -56,7 +45,16 @@ static __device__ __noinline__ void attend_row(const Task& task, int64_t t, int6
   const Range range = range_of(p, t);
   float max = -FLT_MAX, sum = 0, out[kColumns] = {};
   for (int32_t row = range.first; row < range.last; ++row) {
-    if (row_of(p, t, row - start_of(p, t)) < 0) continue;
+    if constexpr (std::is_same_v<Set, Sets>) {
+      constexpr int kWords = 16 * sizeof(set.bits[0]) / 4 / 32 * 32;
+      const int at = (row - range.first) % (32 * kWords);
+      auto* words = reinterpret_cast<uint32_t*>(set.bits[threadIdx.x / 32 * 16]);
+      __syncwarp();  // they are not read any more
+      if (at == 0) sm90::set_bits(p, {t, 1, words, kWords}, {row, kWords});
+      if (!(words[at / 32] >> at % 32 & 1)) continue;
+    } else if (row_of(p, t, row - start_of(p, t)) < 0) {
+      continue;
+    }
     const bf16* k = p.k + row * p.k_row_stride + head * p.k_head_stride;
     const bf16* v = p.v + row * p.v_row_stride + head * p.v_head_stride;
     float x = 0;

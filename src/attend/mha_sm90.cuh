@@ -7,7 +7,7 @@
 
 #include <cuda_runtime.h>
 
-#include "attend/mha_kernel.h"
+#include "attend/mha_set_sm90.cuh"
 
 namespace winnow::mha::sm90 {
 
@@ -51,10 +51,12 @@ class Walk {
   }
 
  private:
-  __device__ void build_chunk() {
-    __syncthreads();  // nobody reads the chunk before any more
-    if (p_.ids) set_ids();
-    else set_range();
+  // One copy of it: loads are issued in three places.
+  __device__ __noinline__ void build_chunk() {
+    __syncthreads();                                 // nobody reads the chunk before any more
+    constexpr int kShare = kTokens * 32 / kThreads;  // a warp's tokens
+    const int first = threadIdx.x / 32 * kShare;
+    set_bits(p_, {first_ + first, kShare, m_.bits[first], kWords + 1}, {chunk_, kWords});
     __syncthreads();
     // Rows that any token wants: a thread per 64 of them, which then lists its own.
     const int word = threadIdx.x;
@@ -77,40 +79,6 @@ class Walk {
         m_.list[before++] = static_cast<uint16_t>(word * 64 + __ffsll(rest) - 1);
     at_ = 0;
     __syncthreads();
-  }
-
-  // Bits of ids: a warp per token, a lane per id.
-  __device__ void set_ids() {
-    for (int i = threadIdx.x; i < kTokens * (kWords + 1); i += kThreads) m_.bits[0][i] = 0;
-    __syncthreads();
-    for (int i = threadIdx.x / 32; i < kTokens && first_ + i < p_.tokens; i += kThreads / 32)
-      for (int64_t k = threadIdx.x % 32; k < p_.topk; k += 32) {
-        const int64_t t = first_ + i;
-        const int64_t at = row_of(p_, t, p_.ids[t * p_.id_stride + k]) - chunk_;
-        if (at >= 0 && at < kChunk) atomicOr(&m_.bits[i][at / 32], 1u << at % 32);
-      }
-  }
-
-  // Bits of all ids below the length: a warp per token, a lane per word.
-  __device__ void set_range() {
-    for (int i = threadIdx.x / 32; i < kTokens; i += kThreads / 32) {
-      const int64_t t = first_ + i;
-      int64_t first = 0, last = 0;  // within the chunk
-      if (t < p_.tokens) {
-        const int64_t start = start_of(p_, t), end = start + length_of(p_, t);
-        first = max(start, int64_t{0}) - chunk_, last = min(end, p_.rows) - chunk_;
-      }
-      for (int w = threadIdx.x % 32; w < kWords; w += 32) {
-        const int64_t from = max(first - 32 * w, int64_t{0}), to = min(last - 32 * w, int64_t{32});
-        uint32_t bits = from >= to ? 0 : ~0u >> (32 - (to - from)) << from;
-        if (p_.mask || p_.bits || p_.bias)
-          for (uint32_t rest = bits; rest != 0; rest &= rest - 1) {
-            const int b = __ffs(rest) - 1;
-            if (row_of(p_, t, chunk_ + 32 * w + b - start_of(p_, t)) < 0) bits &= ~(1u << b);
-          }
-        m_.bits[i][w] = bits;
-      }
-    }
   }
 
   // The rows from list[at_] on, and each token's bits of them (two threads a token).

@@ -78,6 +78,21 @@ std::vector<Case> cases() {
        .d_v = 40,
        .topk = 60,
        .bits = true},
+      // And so have sets of them, whose bits it holds for 4,096 rows at a time.
+      {"sets_ranges", 140, 2, 300, 192, 128, 70, false, true, true},
+      {"sets_odd_heads", 131, 3, 100, 192, 128, 77, false, false, true, false, false, true},
+      {"sets_chunks", 130, 4, 8300, 192, 128, 48, false, true, false, false, false, true, true,
+       false, -0.1f},
+      {"sets_eight_heads", 2100, 8, 4140, 192, 128, 6, false, false, true, false, false, true,
+       true},
+      {"sets_mask", 20, 9, 150, 192, 128, -1, false, true, true, true},
+      {"sets_mask_chunks", 3, 2, 4200, 192, 128, -1, false, false, false, true, false, false, true,
+       false, 0.1f, true},
+      {"sets_mask_and_bits", 40, 4, 190, 192, 128, 150, false, true, true, true, false, true, false,
+       false, 0.1f, true},
+      {"sets_none", 3, 4, 50, 192, 128, 0, false, false, false, false, false, true},
+      {"sets_huge_logits", 5, 4, 70, 192, 128, 60, false, true, true, true, false, true, false,
+       false, 1e30f},
       {"dense_huge_logits", 5, 2, 70, 192, 128, -1, false, false, true, false, false, true, false,
        false, 1e30f},
       {"dense_scale_zero", 5, 2, 70, 192, 128, -1, false, false, true, false, false, false, false,
@@ -269,18 +284,16 @@ class MhaProperties : public ::testing::TestWithParam<std::string> {
 
 // A top-k as wide as the sequence, in any order and with repetitions, is causal attention, bit for
 // bit: only the set counts.
-TEST_P(MhaProperties, WholeSequenceIsCausal) {
-  const Case c{"", 40, 2, 40, 64, 32, 60, false, false, true};
+void expect_causal(const Case& c, const std::string& kernel) {
   Problem p(c);
-  testing::Rng rng(5);
   for (int64_t t = 0; t < c.tokens; ++t) {
-    p.lengths[t] = static_cast<int32_t>(t + 1);
+    p.lengths[t] = static_cast<int32_t>(c.rows - c.tokens + t + 1);
     for (int64_t i = 0; i < c.topk; ++i)
       p.ids[t * c.topk + i] = static_cast<int32_t>((i * 7 + t) % c.rows);
   }
   Guarded<bf16> sparse(c.tokens * c.heads * c.d_v), plain(c.tokens * c.heads * c.d_v);
   MhaArgs a = p.args();
-  a.target = testing::target("mha", GetParam());
+  a.target = testing::target("mha", kernel);
   a.out = tensor(sparse.data(), {c.tokens, c.heads, c.d_v});
   attend_mha(a);
   a.ids = {};
@@ -289,22 +302,62 @@ TEST_P(MhaProperties, WholeSequenceIsCausal) {
   ASSERT_TRUE(testing::device_finished());
   for (size_t i = 0; i < plain.size(); ++i) ASSERT_EQ(sparse[i].bits, plain[i].bits) << i;
 }
+TEST_P(MhaProperties, WholeSequenceIsCausal) {
+  expect_causal({"", 40, 2, 40, 64, 32, 60, false, false, true}, GetParam());
+  expect_causal({"", 140, 2, 150, 192, 128, 190, false, false, true}, GetParam());
+  expect_causal({"", 2, 2, 4180, 192, 128, 4200, false, false, true}, GetParam());
+}
 
 // A NaN in a row that is not chosen stays there; in a chosen one it reaches the result.
 TEST_P(MhaProperties, NanStaysWhereItIs) {
-  const Case c{"", 20, 1, 90, 32, 32, 20};
-  Problem p(c);
-  for (int64_t d = 0; d < 32; ++d) p.k[50 * 32 + d] = p.v[50 * 32 + d] = {0x7fc0};
-  for (int32_t& id : p.ids) id = id == 50 ? 51 : id;
-  p.ids[3 * c.topk] = 50;
-  Guarded<bf16> out(c.tokens * c.d_v);
-  MhaArgs a = p.args();
-  a.target = testing::target("mha", GetParam());
-  a.out = tensor(out.data(), {c.tokens, 1, c.d_v});
+  for (const Case& c : {Case{"", 20, 1, 90, 32, 32, 20}, Case{"", 20, 1, 90, 192, 128, 20}}) {
+    Problem p(c);
+    for (int64_t d = 0; d < c.d_qk; ++d) p.k[50 * c.d_qk + d] = {0x7fc0};
+    for (int64_t d = 0; d < c.d_v; ++d) p.v[50 * c.d_v + d] = {0x7fc0};
+    for (int32_t& id : p.ids) id = id == 50 ? 51 : id;
+    p.ids[3 * c.topk] = p.ids[3 * c.topk + 7] = 50;
+    std::vector<float> want, lse, magnitude;
+    p.expected(want, lse, magnitude);
+    Guarded<bf16> out(c.tokens * c.d_v);
+    MhaArgs a = p.args();
+    a.target = testing::target("mha", GetParam());
+    a.out = tensor(out.data(), {c.tokens, 1, c.d_v});
+    attend_mha(a);
+    ASSERT_TRUE(testing::device_finished());
+    for (int64_t t = 0; t < c.tokens; ++t)
+      EXPECT_EQ(std::isnan(to_float(out[t * c.d_v])), t == 3) << "token " << t;
+    for (int64_t i = 0; i < c.tokens * c.d_v; ++i) {
+      if (i / c.d_v == 3) continue;
+      EXPECT_NEAR(to_float(out[i]), want[i], 0.01f + 0.01f * std::fabs(want[i])) << i;
+    }
+  }
+}
+
+// Infinite values, some chosen, in a context of several chunks, of which the slow path of Hopper's
+// kernel holds 65,536 rows at a time.
+TEST_P(MhaProperties, FarRows) {
+  constexpr int64_t kRows = 66000, kKey = 192, kValue = 128, kIds = 2760;
+  Guarded<bf16> q(2 * kKey), k(kRows * kKey, 0), v(kRows * kValue, 0), out(2 * kValue);
+  for (bf16& x : q) x = to_bf16(1.0f);
+  v[20 * kValue] = v[5000 * kValue] = to_bf16(kInf);
+  v[5 * kValue + 1] = to_bf16(3.0f), v[12288 * kValue + 1] = to_bf16(6.0f);
+  v[65900 * kValue + 1] = to_bf16(9.0f), v[65950 * kValue + 1] = to_bf16(12.0f);
+  const int32_t rows[2][4] = {{65900, 5, 12288, INT32_MIN},  // the mean of 9, 3 and 6
+                              {65950, 5000, 20, 66000}};     // and of 12, 0 and 0
+  Guarded<int32_t> ids(2 * kIds);
+  for (int64_t i = 0; i < 2 * kIds; ++i) ids[i] = rows[i / kIds][i % 7 % 4];
+  MhaArgs a{.q = tensor(q.data(), {2, 1, kKey}),
+            .k = tensor(k.data(), {kRows, 1, kKey}),
+            .v = tensor(v.data(), {kRows, 1, kValue}),
+            .ids = tensor(ids.data(), {2, kIds}),
+            .out = tensor(out.data(), {2, 1, kValue}),
+            .target = testing::target("mha", GetParam())};
   attend_mha(a);
   ASSERT_TRUE(testing::device_finished());
-  for (int64_t t = 0; t < c.tokens; ++t)
-    EXPECT_EQ(std::isnan(to_float(out[t * c.d_v])), t == 3) << "token " << t;
+  EXPECT_EQ(to_float(out[0]), 0.0f);
+  EXPECT_NEAR(to_float(out[1]), 6.0f, 0.05f);
+  EXPECT_EQ(to_float(out[kValue]), kInf);
+  EXPECT_NEAR(to_float(out[kValue + 1]), 4.0f, 0.05f);
 }
 
 // The same for ranges of keys: values that only later tokens see.
