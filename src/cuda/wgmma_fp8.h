@@ -42,6 +42,15 @@ __device__ __forceinline__ void wgmma_e4m3(float (&d)[64], const uint32_t (&a)[4
       : WINNOW_D32(0), WINNOW_D32(32)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
+__device__ __forceinline__ void wgmma_e4m3(float (&d)[96], const uint32_t (&a)[4], uint64_t b,
+                                           int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p,%101,0;\n"
+      "wgmma.mma_async.sync.aligned.m64n192k32.f32.e4m3.e4m3 {" WINNOW_N32_0 "," WINNOW_N32_1
+      "," WINNOW_N32_2 "},{%96,%97,%98,%99},%100,p,1,1;\n}\n"
+      : WINNOW_D32(0), WINNOW_D32(32), WINNOW_D32(64)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+}
 __device__ __forceinline__ void wgmma_e4m3(float (&d)[128], const uint32_t (&a)[4], uint64_t b,
                                            int accumulate) {
   asm volatile(

@@ -15,11 +15,14 @@ namespace winnow::scoring {
 
 inline constexpr int kDim = IndexKeys::kDim;
 
-// CUDA: what the host knows of a call. A guess at a token's request (token >> request_shift) and at
-// its keys' pages saves a read that waits for another; a negative request_shift is none.
+// CUDA: what the host knows of a call. A guess at a token's request and at its keys' pages saves a
+// read that waits for another.
 struct Guess {
-  int8_t request_shift = -1, page_shift = 0;
-  bool bulk = false;  // whole tiles can be brought in by bulk copies
+  int64_t together = 0;       // tokens of a request that follow each other; 0: not known yet
+  int32_t first_request = 0;  // of token 0
+  int32_t step = 1;           // tokens a block takes: they are of request (block >> request_shift)
+  int8_t request_shift = -1, page_shift = 0;  // a negative request_shift is no guess
+  bool bulk = false;                          // whole tiles can be brought in by bulk copies
 };
 
 struct Params {

@@ -43,6 +43,7 @@ void measure_on_device(bench::Runner& runner) {
   };
   paged(1, 1, 32768), paged(1, 1, 131072), paged(8, 1, 131072), paged(32, 1, 32768);
   paged(32, 1, 131072), paged(128, 1, 32768), paged(128, 2, 32768);
+  paged(1, 4, 131072), paged(32, 3, 131072), paged(32, 4, 131072);
   const auto rows = [&](int64_t s_q, int64_t context) {
     measure(runner, {.s_q = s_q, .context = context, .contiguous = true});
   };

@@ -17,7 +17,7 @@ inline constexpr int kTileKeys = 64;
 template <int Heads_, int Group_, int Rounds_>
 struct Config {
   static constexpr int kHeads = Heads_;    // of a token, padded
-  static constexpr int kGroup = Group_;    // tokens side by side in one product
+  static constexpr int kGroup = Group_;    // tokens side by side in one product, some not there
   static constexpr int kRounds = Rounds_;  // products per tile of keys, a warpgroup for each
   static constexpr int kTokens = kGroup * kRounds;
   static constexpr int kN = kHeads * kGroup;
@@ -31,9 +31,11 @@ struct Config {
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 152;
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 56;
   static constexpr int kTile = kTileKeys;
-  static constexpr int kStages = kN == 256 ? 12 : kN == 128 ? 16 : 10;
+  static constexpr int kStages = kN == 64 ? 10 : kN == 128 ? 16 : kRounds > 1 ? 12 : 20;
+  // A dry turn over the code of a tile: of more columns it lasts longer than the keys take.
+  static constexpr bool kDry = kN == 64;
   static constexpr int kReaders = 4 * (kRounds > 1 ? kConsumers : 1);  // warps that read a tile
-  static_assert(kN == 64 || kN == 128 || kN == 256);
+  static_assert(kN == 64 || kN == 128 || kN == 192 || kN == 256);
   static_assert(kTokens <= 32 && kConsumers <= 3);
 };
 
@@ -88,17 +90,24 @@ struct Keys {
   int32_t first, last;
 };
 
-// The page of key `first` if the token's request is the one that the order of tokens suggests.
+// Tokens that a block takes. One or two are known to the compiler; more may be padded, so that the
+// tokens of a request stay in one block.
+template <class C>
+__device__ __forceinline__ int step_of(const Params& p) {
+  return C::kTokens > 2 ? p.guess.step : C::kTokens;
+}
+
+// The page of key `first` if the block's request is the one that the order of tokens suggests.
 struct Ahead {
   int32_t request = -1, page = -1, offset = 0;  // -1: no guess; no such page
   __device__ __forceinline__ Run run(const Params& p) const {
     return run_in(p, page, offset, kTileKeys);
   }
 };
-__device__ __forceinline__ Ahead look_ahead(const Params& p, int64_t token, uint32_t first) {
+__device__ __forceinline__ Ahead look_ahead(const Params& p, int64_t block, uint32_t first) {
   Ahead a;
   if (p.guess.request_shift < 0) return a;
-  const int64_t request = token >> p.guess.request_shift;
+  const int64_t request = (block >> p.guess.request_shift) + p.guess.first_request;
   const uint32_t page = first >> p.guess.page_shift;
   if (request >= p.table_rows) return a;
   a.request = static_cast<int32_t>(request);
@@ -141,9 +150,10 @@ struct Queries {
 #pragma unroll
     for (int k = 0; k < kBatch; ++k) {
       const int row = first + (from + k) * (kWorkers / 8), h = row % C::kHeads;
-      const int64_t t = token0 + row / C::kHeads;
+      const int u = row / C::kHeads;
+      const int64_t t = token0 + u;
       bytes[k] = {}, weights[k] = 0;
-      if (from + k >= kEach || row >= kParts / 8 || h >= p.heads || t >= p.tokens) continue;
+      if (from + k >= kEach || u >= step_of<C>(p) || h >= p.heads || t >= p.tokens) continue;
       const uint8_t* at = p.q + t * p.q_token_stride + h * p.q_head_stride + part * 16;
       if (__builtin_expect(aligned, 1)) bytes[k] = *reinterpret_cast<const uint4*>(at);
       else bytes[k] = {load4(at), load4(at + 4), load4(at + 8), load4(at + 12)};
@@ -177,7 +187,7 @@ struct Queries {
 template <class C>
 __device__ __forceinline__ void prefetch(const Params& p, int64_t token0) {
   const auto ask = [](const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); };
-  const int tokens = static_cast<int>(min(static_cast<int64_t>(C::kTokens), p.tokens - token0));
+  const int tokens = static_cast<int>(min(static_cast<int64_t>(step_of<C>(p)), p.tokens - token0));
   for (int i = threadIdx.x; i < tokens * p.heads; i += C::kThreads)
     ask(p.q + (token0 + i / p.heads) * p.q_token_stride + i % p.heads * p.q_head_stride);
   if (threadIdx.x < tokens * 4 && static_cast<int>(threadIdx.x % 4 * 32) < p.heads)

@@ -12,46 +12,45 @@ namespace winnow::scoring {
 
 namespace {
 
-// Logits alive at a time in score_select: 48 MB, most of which stay in the 60 MB of L2 between the
-// two kernels.
-constexpr int64_t kWaveLogits = int64_t{12} << 20;
+// Logits alive at a time in score_select: 128 MB. 48 would stay in L2, but leave select with few
+// rows a wave: 256 rows of 128k keep two of its blocks busy on every multiprocessor.
+constexpr int64_t kWaveLogits = int64_t{32} << 20;
+
+// Tokens of a request from which on it counts as prefill: the product takes longer than the keys.
+constexpr int64_t kMany = 8;
 
 // Tokens that follow each other in one request, at a guess: the rows of the block table are the
 // requests.
 int64_t tokens_per_request(const Params& p) {
-  if (!p.requests) return p.tokens;
-  return p.table_rows > 0 ? p.tokens / p.table_rows : 1;
+  if (p.guess.together > 0) return p.guess.together;
+  const int64_t requests = p.requests ? std::max<int64_t>(p.table_rows, 1) : 1;
+  return std::max<int64_t>(p.tokens / requests, 1);
 }
 
-// Keys per block: equal chunks. A block costs its tiles and a start worth about four (decode; the
-// queries of prefill take longer to load), and blocks run in rounds of as many as fit at once: the
-// chunks that come nearest to the least sum, and with decode, where lengths may differ, the
-// shortest within 4 % of it.
+// Keys per block: equal chunks. A block costs its tiles and a start worth some more (the queries of
+// more tokens take longer to load), and blocks run in rounds of as many as fit at once: the chunks
+// that come nearest to the least sum, and with decode, where lengths may differ, the shortest
+// within 4 % of it. (Where a second block hides the starts, of the last one found.)
 template <class C>
 int32_t chunk_for(const Params& p) {
-  const int64_t groups = (p.tokens + C::kTokens - 1) / C::kTokens;
+  const int64_t groups = (p.tokens + p.guess.step - 1) / p.guess.step;
   const int64_t tiles = (p.ranges.limit + kTileKeys - 1) / kTileKeys;
   const int64_t slots = int64_t{gpu::multiprocessors(p.device.index)} * C::kBlocks;
-  const int64_t start = C::kRounds > 1 ? 8 : 4;
+  const bool decode = p.guess.together < kMany;
+  const int64_t start = C::kBlocks == 2 ? 4 : decode ? 6 : 8;
   const auto cost = [&](int64_t tiles_each) {
     const int64_t chunks = (tiles + tiles_each - 1) / tiles_each;
     return (groups * chunks + slots - 1) / slots * (tiles_each + start);
   };
   // Tried: the lengths that make the blocks fill 1 to 8 rounds.
-  int64_t best = tiles;
+  int64_t best = tiles, least = cost(tiles);
   for (int64_t round = 1; round <= 8; ++round) {
     const int64_t chunks = std::clamp<int64_t>(round * slots / groups, 1, tiles);
     const int64_t each = (tiles + chunks - 1) / chunks;
-    const int64_t limit = C::kRounds > 1 ? cost(best) - 1 : cost(best) * 26 / 25;
-    if (cost(each) <= limit) best = each;
+    if (cost(each) > (decode ? least * 26 / 25 : least - 1)) continue;
+    best = each, least = C::kBlocks == 2 ? cost(each) : std::min(least, cost(each));
   }
   return static_cast<int32_t>(best * kTileKeys);
-}
-
-template <int Heads, int Group, int Rounds>
-void launch(const Params& p) noexcept {
-  using C = Config<Heads, Group, Rounds>;
-  launch<C>(p, chunk_for<C>(p));
 }
 
 // Whether whole tiles can be brought in by bulk copies: each inside a page, on 16-byte addresses.
@@ -63,39 +62,76 @@ bool copyable(const Params& p) {
          (reinterpret_cast<uintptr_t>(p.cache) | static_cast<uintptr_t>(p.page_stride)) % 16 == 0;
 }
 
-Guess guess_of(const Params& p, int64_t together) {
+// For blocks that hold `tokens`: few tokens of a request stay in one block.
+Guess guess_of(const Params& p, int64_t together, int32_t tokens) {
   const auto log2 = [](int64_t x) {
     const auto bits = static_cast<uint64_t>(x);
-    return std::has_single_bit(bits) ? std::countr_zero(bits) : -1;
+    return static_cast<int8_t>(std::has_single_bit(bits) ? std::countr_zero(bits) : -1);
   };
-  Guess g{-1, 0, copyable(p)};
-  if (!p.requests || log2(together) < 0 || log2(p.page) < 0) return g;
-  g.request_shift = static_cast<int8_t>(log2(together));
-  g.page_shift = static_cast<int8_t>(log2(p.page));
+  Guess g = p.guess;
+  g.together = together;
+  g.bulk = copyable(p);
+  g.step = static_cast<int32_t>(together < kMany ? std::min<int64_t>(together, tokens) : tokens);
+  if (!p.requests || together % g.step != 0 || log2(p.page) < 0) return g;
+  g.request_shift = log2(together / g.step);
+  g.page_shift = log2(p.page);
   return g;
+}
+
+// Whether the start of a block outweighs its keys (at most 16 tiles a multiprocessor), so that it
+// should have few queries to wait for.
+bool few_keys(const Params& p) {
+  const int64_t requests = p.tokens / tokens_per_request(p);
+  return requests * p.ranges.limit <=
+         int64_t{16} * kTileKeys * gpu::multiprocessors(p.device.index);
+}
+
+template <int Heads, int Group, int Rounds>
+void launch(const Params& call, int64_t together) noexcept {
+  using C = Config<Heads, Group, Rounds>;
+  Params p = call;
+  p.guess = guess_of(call, together, C::kTokens);
+  launch<C>(p, chunk_for<C>(p));
 }
 
 }  // namespace
 
-void score_sm90(const Params& call) noexcept {
-  if (call.tokens == 0 || call.ranges.limit == 0) return;
-  const int64_t together = tokens_per_request(call);
-  Params p = call;
-  p.guess = guess_of(p, std::max<int64_t>(together, 1));
-  if (together >= 8) {
-    if (p.heads <= 16) return launch<16, 8, 3>(p);
-    if (p.heads <= 32) return launch<32, 4, 3>(p);
-    if (p.heads <= 64) return launch<64, 4, 2>(p);
-    return launch<128, 2, 2>(p);
+// The tokens of a request share a pass over its keys: as few columns as hold them.
+void score_sm90(const Params& p) noexcept {
+  if (p.tokens == 0 || p.ranges.limit == 0) return;
+  const int64_t n = tokens_per_request(p);
+  if (n >= kMany) {
+    if (p.heads <= 16) return launch<16, 8, 3>(p, n);
+    if (p.heads <= 32) return launch<32, 4, 3>(p, n);
+    if (p.heads <= 64) return launch<64, 4, 2>(p, n);
+    return launch<128, 2, 2>(p, n);
   }
-  if (p.heads > 64) return together >= 2 ? launch<128, 2, 1>(p) : launch<128, 1, 1>(p);
-  together >= 2 ? launch<64, 2, 1>(p) : launch<64, 1, 1>(p);
+  if (p.heads > 64) return n % 2 == 0 ? launch<128, 2, 1>(p, n) : launch<128, 1, 1>(p, n);
+  if (n == 1) return launch<64, 1, 1>(p, n);
+  if (n == 2) return p.heads <= 32 ? launch<32, 2, 1>(p, n) : launch<64, 2, 1>(p, n);
+  if (n <= 4) {
+    if (p.heads <= 16) return launch<16, 4, 1>(p, n);
+    if (p.heads <= 32) return launch<32, 4, 1>(p, n);
+    if (n == 3) return launch<64, 3, 1>(p, n);
+    return few_keys(p) ? launch<64, 2, 1>(p, n) : launch<64, 4, 1>(p, n);
+  }
+  if (p.heads <= 16) return launch<16, 8, 1>(p, n);
+  if (p.heads <= 32) return launch<32, 8, 1>(p, n);
+  n < 7 ? launch<64, 3, 2>(p, n) : launch<64, 4, 2>(p, n);
 }
 
 namespace {
 
 // Floats from one row of a wave to the next: rows start on 16-byte boundaries.
 int64_t row_of(int64_t keys) { return std::max<int64_t>((keys + 3) / 4 * 4, 4); }
+
+// Rows of a wave of at most `most`: equal waves, cut between requests where these are short.
+int64_t wave_rows(int64_t tokens, int64_t most, int64_t together) {
+  most = std::max<int64_t>(most, 1);
+  const int64_t unit = std::min(together, kMany), waves = (tokens + most - 1) / most;
+  const int64_t rows = ((tokens + waves - 1) / waves + unit - 1) / unit * unit;
+  return rows <= most ? rows : std::max(most / unit * unit, std::min(most, unit));
+}
 
 }  // namespace
 
@@ -108,15 +144,19 @@ size_t sm90_workspace(const Shape& s) {
 }
 
 void select_sm90(const ScoreKernel& kernel, const SelectParams& p) noexcept {
+  if (p.score.tokens == 0) return;
   const int64_t row = row_of(p.score.ranges.limit);
   const int64_t room = static_cast<int64_t>((p.workspace.size() - Arena::kAlign) / sizeof(float));
   float* logits = Arena(p.workspace).take<float>(static_cast<size_t>(room));
-  const int64_t rows = std::max<int64_t>(1, std::min(room, kWaveLogits) / row);
+  const int64_t together = tokens_per_request(p.score);
+  const int64_t rows = wave_rows(p.score.tokens, std::min(room, kWaveLogits) / row, together);
   for (int64_t first = 0; first < p.score.tokens; first += rows) {
     Params wave = wave_of(p.score, first, std::min(rows, p.score.tokens - first));
     wave.logits = logits, wave.logit_stride = row;
     wave.clean = false, wave.from_start = true;
     wave.overlap = first > 0;  // with the selection of the wave before
+    wave.guess.together = together;
+    wave.guess.first_request = static_cast<int32_t>(first / together);
     kernel.run(wave);
     gpu::topk({.logits = logits,
                .logit_stride = row,

@@ -9,8 +9,9 @@
 //
 // Budget per tile of 64 keys and SM: 8,448 B, 630 cycles at 3.5 TB/s. N = 64: 128 cycles of tensor
 // core, so decode is bound by memory and wants bytes in flight: two blocks of 10 stages, 170 KB.
-// N = 256 (prefill): 512 cycles of tensor core; 400 instructions a warp, of which 128 FMNMX at half
-// rate and 128 FFMA, so two warpgroups fill 800 of the 1,024 issue slots of their two products.
+// N = 256 (prefill, and four tokens of a request): 512 cycles of tensor core; 400 instructions a
+// warp, of which 128 FMNMX at half rate and 128 FFMA, so two warpgroups fill 800 of the 1,024 issue
+// slots of their two products.
 //
 // Order of the contraction: lane c of a quad reads 16-byte chunks c and c + 4 of a key. Its word m
 // (of 8) feeds step m / 2 at logical word 8 (m / 2) + 4 (m % 2) + c, where wgmma expects it; Q is
@@ -106,14 +107,18 @@ __device__ __forceinline__ float trade(float low, float high, bool keep_high, in
 }
 
 // Adds the totals over the quad, each sum in one lane c: (0 + 1) + (2 + 3). With four tokens or
-// more the lane has tokens c, c + 4, ..., both rows each; with two, token c % 2 and row c / 2; with
-// one, row c % 2.
+// more the lane has tokens c, c + 4, ..., both rows each, and with three lane 3 has none; with two,
+// token c % 2 and row c / 2; with one, row c % 2.
 template <int kGroup>
 __device__ __forceinline__ void add_quad(float (&totals)[2 * kGroup], int c) {
   const bool odd = c & 1, upper = c & 2;
   if constexpr (kGroup == 1) {
     totals[0] = trade(totals[0], totals[1], odd, 1);
     totals[0] += __shfl_xor_sync(~0u, totals[0], 2);
+  } else if constexpr (kGroup == 3) {
+    float four[8] = {totals[0], totals[1], totals[2], totals[3], totals[4], totals[5]};
+    add_quad<4>(four, c);
+    totals[0] = four[0], totals[1] = four[1];
   } else {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i)
@@ -146,7 +151,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   extern __shared__ __align__(1024) unsigned char raw[];
   SharedMemory<C>& sm = *reinterpret_cast<SharedMemory<C>*>(raw);
   const int32_t limit = static_cast<int32_t>(p.ranges.limit);
-  const int64_t token0 = (static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * C::kTokens;
+  const int64_t block = static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y;
+  const int64_t token0 = block * step_of<C>(p);
   if (token0 >= p.tokens) return gpu::wait_for_previous();
   const int32_t chunk0 = static_cast<int32_t>(blockIdx.x) * chunk;
   const int32_t chunk1 = chunk0 + min(chunk, limit - chunk0);
@@ -164,7 +170,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   if (warp < 4 * C::kConsumers) {
     if constexpr (C::kRounds == 1) queries.load(p, token0, 0);
   } else if (warp == 4 * C::kConsumers) {
-    ahead = look_ahead(p, token0, static_cast<uint32_t>(chunk0) + lane * C::kTile);
+    ahead = look_ahead(p, block, static_cast<uint32_t>(chunk0) + lane * C::kTile);
     Range range;
     int32_t request = 0;
     if constexpr (C::kTokens == 1) request = request_of(p, token0), range = p.ranges.of(token0);
@@ -181,7 +187,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     const int64_t t = token0 + lane;
     Range r;
     int32_t request = 0;
-    if (t < p.tokens) request = request_of(p, t), r = p.ranges.of(t);
+    if (lane < step_of<C>(p) && t < p.tokens) request = request_of(p, t), r = p.ranges.of(t);
     sm.begins[lane] = max(static_cast<int32_t>(r.first), chunk0);
     sm.ends[lane] = min(static_cast<int32_t>(r.last), chunk1);
     sm.requests[lane] = request;
@@ -192,7 +198,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   for (int u = 0; u < C::kTokens; ++u)
     if (sm.begins[u] < sm.ends[u]) wanted |= 1u << u;
   if (p.clean)
-    for (int u = 0; u < C::kTokens && token0 + u < p.tokens; ++u)
+    for (int u = 0; u < step_of<C>(p) && token0 + u < p.tokens; ++u)
       for (int32_t j = chunk0 + threadIdx.x; j < chunk1; j += C::kThreads)
         if (j < sm.begins[u] || j >= sm.ends[u])
           p.logits[(token0 + u) * p.logit_stride + j] = -INFINITY;
@@ -265,9 +271,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     weights[2 * b] = two.x, weights[2 * b + 1] = two.y;
   }
   gpu::wait_for_previous();  // it may still read the logits
-  // Tiles in turn, or all of them. Before its first a warpgroup of the turn takes one that is not
-  // there, the queries instead of keys, and stores nothing: that fetches the code while the keys
-  // are on their way (180 instructions, about 14 cycles each the first time).
+  // Tiles in turn, or all of them. Before its first a warpgroup of the turn may take one that is
+  // not there, the queries instead of keys, and store nothing: that fetches the code while the keys
+  // are on their way (180 instructions for one token, about 14 cycles each the first time).
   constexpr int kTurn = C::kRounds == 1 ? C::kConsumers : 1;
   int n = 0;  // tiles so far
   for (uint32_t left = wanted; left;) {
@@ -280,15 +286,16 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
       slots[i] = {sm.begins[u], 0, sm.rows[u]};
       if (pass.members >> u & 1) slots[i].count = sm.ends[u] - sm.begins[u];
     }
-    if (C::kGroup == 1 && c > 1) slots[0].count = 0;
+    if (C::kGroup % 2 == 1 && c >= (C::kGroup == 1 ? 2 : 3)) slots[0].count = 0;  // has no sum
     const bool second = C::kGroup == 2 ? c / 2 : c % 2;  // row, with one or two tokens
-    const int32_t row = warp % 4 * 16 + lane / 4 + (C::kGroup < 4 && second ? 8 : 0);
+    const int32_t row = warp % 4 * 16 + lane / 4 + (C::kGroup < 3 && second ? 8 : 0);
     int i = 0;  // the first tile
-    if (kTurn > 1) i = n == 0 ? warpgroup - kTurn : (warpgroup + n * (kTurn - 1)) % kTurn;
+    if (kTurn > 1)
+      i = n == 0 && C::kDry ? warpgroup - kTurn : (warpgroup + n * (kTurn - 1)) % kTurn;
     const int last = n + (pass.to - pass.from + C::kTile - 1) / C::kTile;
     n += i;
     for (int32_t at = pass.from + i * C::kTile; at < pass.to; at += kTurn * C::kTile, n += kTurn) {
-      const bool dry = kTurn > 1 && n < 0;
+      const bool dry = C::kDry && n < 0;
       const int stage = dry ? 0 : n % C::kStages;
       if (!dry) gpu::mb_wait(&sm.full[stage], (n / C::kStages) & 1);
       Fragment f;
@@ -304,7 +311,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
       add_heads<C>(totals, acc, weights);
       add_quad<C::kGroup>(totals, C::kN == 64 ? gpu::thread_here() % 4 : c);
       const int32_t j = at + row;  // below the range where it is dry
-      if constexpr (C::kGroup >= 4) {
+      if constexpr (C::kGroup >= 3) {
 #pragma unroll
         for (int k = 0; k < kMine; ++k) {
           put(slots[k], j, totals[2 * k], f.scale[0]);
@@ -320,7 +327,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
 
 template <class C>
 void launch(const Params& p, int32_t chunk) noexcept {
-  const int64_t groups = (p.tokens + C::kTokens - 1) / C::kTokens;
+  const int64_t groups = (p.tokens + p.guess.step - 1) / p.guess.step;
   const int64_t chunks = (p.ranges.limit + chunk - 1) / chunk;
   const int bytes = sizeof(SharedMemory<C>);
   cudaFuncSetAttribute(score_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);

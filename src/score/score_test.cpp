@@ -105,9 +105,11 @@ TEST_P(ScoreTest, FusedWithSelectGivesTheSameIds) {
     const bool on_device = fused.score.target.device.kind == DeviceKind::kCuda;
     if (on_device) fused.workspace = {static_cast<std::byte*>(enough.data()), enough.size()};
     score_select(fused);
-    // A workspace of one row makes a wave of every token or two.
+    // A workspace of one row makes a wave of every token or two; of five, waves of whole requests.
     Guarded<std::byte> workspace(keys * 4 + 2 * 64 + 1);
-    if (!on_device) fused.workspace = {workspace.data() + 1, workspace.size() - 1};
+    const testing::DeviceWorkspace five(fused.score.target.device, (keys + 3) * 5 * 4 + 2 * 64);
+    if (on_device) fused.workspace = {static_cast<std::byte*>(five.data()), five.size()};
+    else fused.workspace = {workspace.data() + 1, workspace.size() - 1};
     fused.ids = tensor(tight.data(), {c.tokens, c.topk});
     score_select(fused);
 
