@@ -16,7 +16,8 @@ class Plan;
 struct KvList {
   Cache cache;
   Tensor indices;       // [T, K] int32: physical slots, or logical ids when block_table is given
-  Tensor lengths = {};  // [T] int32, optional: entries at positions >= lengths[t] are invalid
+  Tensor lengths = {};  // [T] int32, optional: entries at positions >= lengths[t] are invalid, and
+                        // cost nothing
   Tensor block_table = {};  // [R, W] int32, optional
 };
 
