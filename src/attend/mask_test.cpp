@@ -22,7 +22,9 @@ std::vector<Case> cases() {
           {"no_ids", 3, 0, 7},
           {"no_bytes", 3, 6, 0},
           {"no_tokens", 0, 6, 4},
-          {"strided", 5, 33, 11, true, true}};
+          {"strided", 5, 33, 11, true, true},
+          {"rows_of_any_alignment", 19, 130, 53, true, true},
+          {"long", 3, 5000, 40000, true, true}};
 }
 
 class MaskTest : public ::testing::TestWithParam<std::tuple<std::string, Case>> {};

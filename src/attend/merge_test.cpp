@@ -17,7 +17,8 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 struct Case {
   std::string name;
   int64_t parts, tokens, heads, d_v;
-  bool bf16_in = false, bf16_out = true, sink = false, strided = false;
+  bool bf16_in = false, bf16_out = true, sink = false;
+  int64_t gap = 0;  // columns between rows
 };
 
 std::vector<Case> cases() {
@@ -27,7 +28,14 @@ std::vector<Case> cases() {
       {"many_sink", 9, 2, 5, 512, false, true, true},
       {"odd_width", 3, 2, 3, 77, true, false, true},
       {"narrow", 4, 5, 1, 1, false, false},
-      {"strided", 3, 4, 5, 100, true, true, true, true},
+      {"strided", 3, 4, 5, 100, true, true, true, 3},
+      {"strided_by_eight", 3, 4, 5, 96, true, false, true, 8},
+      {"strided_by_four", 3, 4, 5, 100, false, true, true, 4},
+      {"wide", 2, 2, 3, 1160, true},
+      {"wide_odd", 2, 2, 3, 531, false, true, true},
+      {"many_parts", 45, 3, 3, 136, true, true, true},
+      {"many_rows", 2, 137, 129, 8, true, true, true},  // a warp of a GPU takes several
+      {"many_rows_and_parts", 11, 72, 127, 9},
       {"no_parts", 0, 2, 3, 64},
       {"no_tokens", 3, 0, 3, 64},
       {"no_width", 3, 2, 3, 0},
@@ -44,7 +52,7 @@ struct Problem {
 
   explicit Problem(const Case& c_)
       : c(c_),
-        row(c.d_v + (c.strided ? 3 : 0)),
+        row(c.d_v + c.gap),
         in32(c.parts * c.tokens * c.heads * row, 0xff),
         lse(c.parts * c.tokens * c.heads),
         sink(c.heads),
@@ -105,7 +113,7 @@ TEST_P(MergeTest, MatchesTheFormula) {
   const auto& [kernel, c] = GetParam();
   if (const std::string why = testing::why_not("merge", kernel); !why.empty()) GTEST_SKIP() << why;
   Problem p(c);
-  const int64_t row = c.d_v + (c.strided ? 5 : 0);
+  const int64_t row = c.d_v + c.gap;
   Guarded<float> out32(c.tokens * c.heads * row), lse(c.tokens * c.heads);
   Guarded<bf16> out16(c.tokens * c.heads * row);
   MergeArgs a = p.args();

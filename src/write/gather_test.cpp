@@ -19,7 +19,15 @@ struct Case {
   int32_t page;
   int64_t pages, table_width, rows;
   std::vector<int32_t> starts, lengths, out_starts;
+  int64_t gap = 8;  // columns between rows of out
 };
+
+// Lengths of n requests, a third of them empty.
+std::vector<int32_t> many(int n) {
+  std::vector<int32_t> lengths;
+  for (int i = 0; i < n; ++i) lengths.push_back(i % 3 * (i % 5) + (i % 3 == 2));
+  return lengths;
+}
 
 std::vector<Case> cases() {
   using F = CacheFormat;
@@ -37,6 +45,13 @@ std::vector<Case> cases() {
       {"no_requests", F::kV4Fp8, 4, 6, 2, 5, {}, {}, {}},
       {"no_pages", F::kV32Fp8, 4, 0, 2, 9, {}, {4, 5}, {}},
       {"no_columns", F::kV32Fp8, 4, 2, 0, 9, {}, {4, 5}, {}},
+      {"many", F::kV32Fp8, 4, 9, 3, 300, {}, many(100), {}},
+      {"many_past_out", F::kV4Fp8, 4, 9, 3, 100, {}, many(70), {}},
+      // A warp of a GPU takes several pieces.
+      {"long_past_the_table", F::kV4Fp8, 64, 3, 3, 12900, {}, {6500, 6390}, {}},
+      {"odd_rows", F::kV32Fp8, 16, 5, 3, 50, {2, 0}, {19, 21}, {}, 3},
+      {"odd_rows_v4", F::kV4Fp8, 16, 5, 3, 50, {2, 0}, {19, 21}, {}, 4},
+      {"odd_rows_bf16", F::kV32Bf16, 16, 5, 3, 50, {2, 0}, {19, 21}, {}, 1},
       {"long", F::kV4Fp8, 64, 20, 20, 1400, {11, 0, 70}, {700, 1, 699}, {}},
   };
 }
@@ -79,7 +94,7 @@ struct Problem {
       : c(c_),
         requests(static_cast<int64_t>(c.lengths.size())),
         dim(record_dim(c.format)),
-        stride(dim + 8),
+        stride(dim + c.gap),
         page_stride(page_bytes(c.format, c.page) + 48),
         cache(c.pages * page_stride),
         table(requests * c.table_width),

@@ -1,4 +1,5 @@
-// write: new tokens of a step into each kind of record. Bytes: inputs read, records written.
+// write: new tokens of a step into each kind of record; on a device also gather, records into rows.
+// Bytes: what is read and what is written.
 #include <fmt/format.h>
 
 #include "harness.h"
@@ -21,9 +22,29 @@ void measure(bench::Runner& runner, CacheFormat format, int64_t tokens) {
   }
 }
 
+void measure_gather(bench::Runner& runner, const Model& model, int64_t tokens) {
+  const bench::Sizes sizes{.model = model, .context = tokens, .device = runner.device()};
+  bench::Case c{.name = fmt::format("gather {} {} tokens", model.name, tokens)};
+  c.batch = c.s_q = 1, c.context = tokens;
+  if (!runner.wants(c)) return;
+  bench::Placement placement(runner.device());
+  tools::Buffer<bf16> rows;
+  bench::GatherProblem problem(sizes, placement.room(rows, {tokens, model.d_qk}).data);
+  const int64_t record = page_bytes_used(problem.args.cache.format, 1);
+  c.bytes = static_cast<double>(tokens * (record + 2 * model.d_qk));
+  for (const std::string& kernel : runner.kernels()) {
+    c.kernel = kernel;
+    problem.args.target.kernel = kernel.c_str();
+    runner.measure(c, [&] { gather(problem.args); });
+  }
+}
+
 const bench::Suite suite("write", "default", [](bench::Runner& runner) {
   for (const CacheFormat format : cache_formats())
     for (const int64_t tokens : {1, 16, 4096}) measure(runner, format, tokens);
+  if (!runner.on_cuda()) return;
+  for (const Model& model : {kV32, kV4})
+    for (const int64_t tokens : {1024, 65536}) measure_gather(runner, model, tokens);
 });
 
 }  // namespace

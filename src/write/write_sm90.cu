@@ -1,8 +1,8 @@
-// write, gather, join and quantize on the device: passes over memory, one warp per tile or row.
+// write, join and quantize on the device: passes over memory, one warp per tile or row.
 //
 // write: a block per token, a warp per tile of its record and one for RoPE; 8 or 4 bytes per lane
-// in, 4 or 2 out, the tile's maximum by shuffles. gather: warps take rows in turn, 16 bytes per
-// lane and step. Bytes are the budget: 1,152 in and 656 out per token of V3.2.
+// in, 4 or 2 out, the tile's maximum by shuffles. Bytes are the budget: 1,152 in and 656 out per
+// token of V3.2.
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
@@ -79,49 +79,6 @@ __global__ void write_records(const __grid_constant__ Params p) {
   }
 }
 
-constexpr int kGatherThreads = 256;
-
-template <class R>
-__device__ void gather_row(const GatherParams& p, const std::byte* page, int64_t off, bf16* out) {
-  const int lane = threadIdx.x % 32;
-  if (!page) {
-    for (int i = lane; i < R::kDim; i += 32) out[i] = bf16{0};
-    return;
-  }
-  const std::byte* row = page + R::row(off, p.cache.page);
-  if constexpr (R::kQuantized) {
-    const auto* codes = reinterpret_cast<const uint32_t*>(row);
-    const auto* scales =
-        reinterpret_cast<const typename R::Scale*>(page + R::scales(off, p.cache.page));
-    for (int i = lane; i < R::kNope / 4; i += 32) {
-      const uint32_t four = codes[i];
-      const float s = get_scale(scales + 4 * i / R::kTile);
-      for (int k = 0; k < 4; ++k)
-        out[4 * i + k] = to_bf16(to_float(e4m3{static_cast<uint8_t>(four >> 8 * k)}) * s);
-    }
-    const auto* rope = reinterpret_cast<const bf16*>(page + R::rope(off, p.cache.page));
-    for (int i = lane; i < R::kRope; i += 32) out[R::kNope + i] = rope[i];
-  } else {
-    const auto* values = reinterpret_cast<const bf16*>(row);
-    for (int i = lane; i < R::kDim; i += 32) out[i] = values[i];
-  }
-}
-
-// Every warp walks the requests and takes every n-th row, counted over all requests.
-template <class R>
-__global__ void gather_records(const __grid_constant__ GatherParams p) {
-  const int64_t warps = static_cast<int64_t>(gridDim.x) * (kGatherThreads / 32);
-  const int64_t me = (static_cast<int64_t>(blockIdx.x) * kGatherThreads + threadIdx.x) / 32;
-  int64_t before = 0, counted = 0;
-  for (int64_t request = 0; request < p.requests; ++request) {
-    const Run run = run_of(p, request, before);
-    for (int64_t i = (me + warps - counted % warps) % warps; i < run.count; i += warps)
-      gather_row<R>(p, page_of(p, request, run.token + i), (run.token + i) % p.cache.page,
-                    p.out + (run.row + i) * p.out_stride);
-    counted += run.count;
-  }
-}
-
 __global__ void join_heads(const __grid_constant__ JoinParams p) {
   const int64_t t = blockIdx.x / p.heads, h = blockIdx.x % p.heads;
   for (int64_t i = threadIdx.x; i < p.out.width; i += blockDim.x) {
@@ -170,15 +127,6 @@ void write(const Params& p) noexcept {
     using R = decltype(record);
     write_records<R>
         <<<static_cast<unsigned>(p.tokens), 32 * write_warps<R>(), 0, stream_of(p.device)>>>(p);
-  });
-}
-
-void gather(const GatherParams& p) noexcept {
-  if (p.requests == 0 || p.rows == 0) return;
-  const int64_t blocks = 4 * gpu::multiprocessors(p.device.index);
-  with_latent(p.cache.format, [&](auto record) {
-    gather_records<decltype(record)>
-        <<<static_cast<unsigned>(blocks), kGatherThreads, 0, stream_of(p.device)>>>(p);
   });
 }
 
