@@ -77,6 +77,15 @@ TEST_P(CudaVerb, ReplaysWithOtherContents) {
   }
 }
 
+TEST_P(CudaVerb, MayBeCapturedFirst) {
+  const Stream stream;
+  verb->load(0);
+  const Graph graph(stream, verb->run);
+  graph.replay();
+  const std::string got = verb->results();
+  EXPECT_TRUE(got == direct(0, stream.device()));
+}
+
 TEST_P(CudaVerb, GivesTheSameBitsAgain) {
   const Stream one, two;
   const std::string want = direct(0, one.device());

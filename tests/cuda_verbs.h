@@ -379,9 +379,12 @@ inline VerbPtr mha_verb() {
   return v;
 }
 
-inline VerbPtr absorb_verb() {  // all five
+struct AbsorbSizes {
+  int64_t t, h, l, p, r;
+};
+inline VerbPtr absorb_verb(const AbsorbSizes& sizes) {  // all five
   auto v = std::make_unique<Verb>("absorb");
-  const int64_t t = 70, h = 2, l = 96, p = 40, r = 16;
+  const auto [t, h, l, p, r] = sizes;
   const auto out = [&](int64_t a, int64_t b, int64_t c) {
     return tensor(v->output<bf16>(a * b * c), {a, b, c});
   };
@@ -425,7 +428,13 @@ inline std::vector<std::pair<const char*, std::function<VerbPtr()>>> verbs() {
       {"merge", merge_verb},
       {"topk_mask", mask_verb},
       {"attend_mha", mha_verb},
-      {"absorb", absorb_verb}};
+      {"absorb",
+       [] {
+         return absorb_verb({70, 2, 96, 40, 16});
+       }},
+      {"absorb_many", [] {
+         return absorb_verb({330, 32, 256, 72, 16});
+       }}};
   for (const AttendShape& s : kAttendShapes)
     all.emplace_back(s.name, [&s] { return attend_verb(s); });
   return all;

@@ -147,8 +147,11 @@ void launch_tiles(const Task& task, cudaStream_t stream) {
 void product(const Product& p, const Device& device) {
   const auto stream = static_cast<cudaStream_t>(device.stream);
   if (p.rows == 0 || p.cols == 0 || p.heads == 0) return;
-  if (multiply_fits(p)) return stream_fits(p) ? sm90::stream(p, device) : multiply(p, stream);
-  const bool by_column = p.b_k == 1 && p.b_col != 1;
+  if (sm90::stream(p, device)) return;
+  Params one{.product_count = 1, .device = device};
+  one.products[0] = p;
+  if (multiply(one)) return;
+  const bool by_column = contiguous_depth(p);
   Task task{p};
   task.fast_a = gpu::aligned8(p.a, p.a_row, p.a_head);
   task.fast_b =
@@ -185,15 +188,8 @@ __global__ void __launch_bounds__(kTile * 8) copy_tiles(const __grid_constant__ 
   }
 }
 
-// The same where the inner dimension is consecutive in both and can be copied 16 bytes at a time.
-__global__ void __launch_bounds__(256) copy_vectors(const __grid_constant__ Copy c) {
-  const int64_t inner = c.shape[2] / 8, all = c.shape[0] * c.shape[1] * inner;
-  for (int64_t n = blockIdx.x * int64_t{256} + threadIdx.x; n < all;
-       n += gridDim.x * int64_t{256}) {
-    const int64_t k = n % inner * 8, j = n / inner % c.shape[1], i = n / (inner * c.shape[1]);
-    *reinterpret_cast<uint4*>(c.to + i * c.to_stride[0] + j * c.to_stride[1] + k) = __ldg(
-        reinterpret_cast<const uint4*>(c.from + i * c.from_stride[0] + j * c.from_stride[1] + k));
-  }
+__global__ void __launch_bounds__(256) copy_rows(const __grid_constant__ Copy c) {
+  copy_vectors(c, blockIdx.x * int64_t{256} + threadIdx.x, gridDim.x * int64_t{256});
 }
 
 // Blocks of a pass over `work` pieces: enough to fill the device, the rest in turns.
@@ -204,11 +200,8 @@ unsigned blocks_for(int64_t work, const Device& device) {
 void copy(const Copy& c, const Device& device) {
   const auto stream = static_cast<cudaStream_t>(device.stream);
   if (c.shape[0] == 0 || c.shape[1] == 0 || c.shape[2] == 0) return;
-  if (c.from_stride[2] == 1 && c.to_stride[2] == 1 && c.shape[2] % 8 == 0 &&
-      gpu::aligned8(c.from, c.from_stride[0], c.from_stride[1]) &&
-      gpu::aligned8(c.to, c.to_stride[0], c.to_stride[1])) {
-    const int64_t vectors = c.shape[0] * c.shape[1] * (c.shape[2] / 8);
-    copy_vectors<<<blocks_for((vectors + 255) / 256, device), 256, 0, stream>>>(c);
+  if (copies_vectors(c)) {
+    copy_rows<<<blocks_for((vectors_of(c) + 255) / 256, device), 256, 0, stream>>>(c);
     return;
   }
   const int64_t tiles =
@@ -228,6 +221,11 @@ __global__ void __launch_bounds__(256) dequantize_rows(const __grid_constant__ D
 }  // namespace
 
 void absorb(const Params& p) noexcept {
+  if (expand(p)) return;
+  // One launch for products of few rows, and for what nobody streams.
+  const bool few = p.product_count > 1 && p.products[0].rows <= 128;
+  if ((few || std::none_of(p.products.begin(), p.products.end(), stream_fits)) && multiply(p))
+    return;
   for (int i = 0; i < p.product_count; ++i) product(p.products[i], p.device);
   for (int i = 0; i < p.copy_count; ++i) copy(p.copies[i], p.device);
 }

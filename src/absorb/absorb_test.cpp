@@ -180,27 +180,65 @@ INSTANTIATE_TEST_SUITE_P(Kernels, AbsorbTest,
                          });
 
 // A token's row is the same bits in any batch.
-class AbsorbRows : public ::testing::TestWithParam<std::string> {};
-TEST_P(AbsorbRows, DoNotDependOnTheBatch) {
-  if (const std::string why = testing::why_not("absorb", GetParam()); !why.empty())
-    GTEST_SKIP() << why;
-  const Target target = testing::target("absorb", GetParam());
-  Problem p({"", 520, 2, 200, 40, 40, 0, Case::kLatentFirst});
-  Guarded<bf16> all(520 * 80), some(70 * 80);
-  const auto project = [&](int64_t first, int64_t count, Guarded<bf16>& out) {
-    project_output({.attn = tensor(p.attn.data() + first * 400, {count, 2, 200}),
-                    .w_uv = p.w_uv,
-                    .out = tensor(out.data(), {count, 2, 40}),
-                    .target = target});
+class AbsorbRows : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    const std::string why = testing::why_not("absorb", GetParam());
+    if (!why.empty()) GTEST_SKIP() << why;
+  }
+  Target target() const { return testing::target("absorb", GetParam()); }
+  // run(first, count, out) puts rows [first, first + count) into out, `width` elements each.
+  template <class F>
+  void compare(int64_t tokens, int64_t width, F&& run) {
+    Guarded<bf16> all(tokens * width), some(70 * width);
+    run(0, tokens, all.data());
     ASSERT_TRUE(testing::device_finished());
-  };
-  project(0, 520, all);
-  for (const int64_t count : {1, 70})
-    for (const int64_t t : {0, 11, 12, 63, 64, 69, 300, 450}) {
-      project(t, count, some);
-      for (int64_t i = 0; i < count * 80; ++i)
-        ASSERT_EQ(some[i].bits, all[t * 80 + i].bits) << t << " " << i;
-    }
+    for (const int64_t count : {1, 70})
+      for (const int64_t t : {0, 11, 12, 63, 64, 69, 300, 450}) {
+        run(t, count, some.data());
+        ASSERT_TRUE(testing::device_finished());
+        for (int64_t i = 0; i < count * width; ++i)
+          ASSERT_EQ(some[i].bits, all[t * width + i].bits) << t << " " << i;
+      }
+  }
+};
+
+TEST_P(AbsorbRows, OfOutputsDoNotDependOnTheBatch) {
+  Problem p({"", 520, 20, 200, 40, 40, 0, Case::kLatentFirst});
+  compare(520, 20 * 40, [&](int64_t first, int64_t count, bf16* out) {
+    project_output({.attn = tensor(p.attn.data() + first * 4000, {count, 20, 200}),
+                    .w_uv = p.w_uv,
+                    .out = tensor(out, {count, 20, 40}),
+                    .target = target()});
+  });
+}
+
+TEST_P(AbsorbRows, OfQueriesDoNotDependOnTheBatch) {
+  Problem p({"", 520, 20, 136, 128, 8, 0, Case::kLatentFirst});
+  compare(520, 20 * 136, [&](int64_t first, int64_t count, bf16* out) {
+    absorb_query({.q_nope = tensor(p.q.data() + first * 2560, {count, 20, 128}),
+                  .w_uk = p.w_uk,
+                  .out = tensor(out, {count, 20, 136}),
+                  .target = target()});
+  });
+}
+
+// Keys and values beside each other. More heads than blocks, which go from one row tile to another.
+TEST_P(AbsorbRows, OfKeysDoNotDependOnTheBatch) {
+  if (GetParam() == "reference") GTEST_SKIP() << "too slow, and a loop over rows";
+  constexpr int64_t kHeads = 34, kLatent = 256, kKey = 72 + 8, kBoth = kKey + 72;
+  for (const Case::Weights weights : {Case::kLatentFirst, Case::kCheckpoint}) {
+    Problem p({"", 770, kHeads, kLatent, 72, 72, 8, weights});
+    compare(770, kHeads * kBoth, [&](int64_t first, int64_t count, bf16* out) {
+      const std::initializer_list<int64_t> strides = {kHeads * kBoth, kBoth, 1};
+      decompress({.latent = tensor(p.latent.data() + first * 264, {count, 264}),
+                  .w_uk = p.w_uk,
+                  .w_uv = p.w_uv,
+                  .k = tensor(out, {count, kHeads, kKey}, strides),
+                  .v = tensor(out + kKey, {count, kHeads, 72}, strides),
+                  .target = target()});
+    });
+  }
 }
 INSTANTIATE_TEST_SUITE_P(Kernels, AbsorbRows, ::testing::ValuesIn(testing::kernels("absorb")));
 

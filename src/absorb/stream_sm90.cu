@@ -3,10 +3,11 @@
 //
 // multiply_sm90.cu reads both operands of every tile again and is bound by L2 there: 64 FLOP a
 // byte. Here the weights, up to 128 KB, are read once a block; two warpgroups multiply 64 rows each
-// by wgmma, a third copies slices of 64 columns of the rows through a ring of five stages. With one
-// tile of 128 result columns (project_output, decompress) a row is read once for 128 FLOP a byte;
-// with several (absorb_query) its slices stay until the last tile is done, and what is written
-// counts: 537 MB for 4,096 tokens of 128 heads, 0.13 ms. Sums have the order of multiply_sm90.cu.
+// by wgmma, a thread fetches slices of 64 columns of the rows through a ring of five stages,
+// another the weights, panel by panel. With one tile of 128 result columns (project_output,
+// decompress) a row is read once for 128 FLOP a byte; with several (absorb_query) its slices stay
+// until the last tile is done, and what is written counts: 537 MB for 4,096 tokens of 128 heads,
+// 0.13 ms. Sums have the order of multiply_sm90.cu.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include "absorb/multiply_sm90.h"
 #include "cuda/device.h"
 #include "cuda/mma.h"
+#include "cuda/tensor_map.h"
 #include "cuda/wgmma_bf16_128.h"
 
 namespace winnow::absorption::sm90 {
@@ -25,16 +27,20 @@ using namespace gpu;
 constexpr int kRows = 128, kCols = 128, kDepth = 64;  // of a tile; of a slice
 constexpr int kTileBytes = 64 * 128;                  // 64 rows of 64 elements
 constexpr int kPanels = 8;                            // 64 x 128 of the weights, all that fit
-constexpr int kStages = 5, kAhead = 2;
-constexpr int kConsumers = 256, kProducers = 128;
+constexpr int kStages = 5;
+constexpr int kConsumers = 256, kThreads = kConsumers + 64;
+// Rows x heads from which on this is faster than tiles: absorb_query of 512 tokens, 16 heads takes
+// 11.3 us here and 9.3 there, of 384 tokens, 32 heads 12.0 and 13.4.
+constexpr int64_t kMany = 10240;
 
 struct alignas(1024) SharedMemory {
   uint8_t b[kPanels][2][kTileBytes];
   uint8_t a[kStages][2][kTileBytes];
-  uint64_t full[kStages], empty[kStages];
+  uint64_t full[kStages], empty[kStages], weights[kPanels];
 };
 
 struct Stream {
+  CUtensorMap a, b;
   Product p;
   int splits = 1;         // blocks that share a head's rows
   int64_t row_tiles = 0;  // of a head
@@ -50,64 +56,38 @@ __device__ Share share_of(const Stream& t) {
           (part + 1) * t.row_tiles / t.splits};
 }
 
-// All weights of a head: panel col_tile * slices + slice.
+// All weights of a head: panel col_tile * slices + slice. One thread.
 template <bool kByColumn>
-__device__ void load_weights(SharedMemory& sm, const Stream& t, int64_t head) {
-  const Product& p = t.p;
-  const bf16* b = p.b + head * p.b_head;
-  constexpr int kChunks = kCols * kDepth / 8;  // of a panel
-  for (int i = threadIdx.x; i < t.slices * t.col_tiles * kChunks; i += kConsumers + kProducers) {
-    const int panel = i / kChunks, n = i % kChunks;
-    const int k0 = panel % t.slices * kDepth, col0 = panel / t.slices * kCols;
+__device__ void fetch_weights(SharedMemory& sm, const Stream& t, const Share& share) {
+  const int head = static_cast<int>(share.head);
+#pragma unroll 1
+  for (int panel = 0; panel < t.slices * t.col_tiles; panel++) {
+    const int k = panel % t.slices * kDepth, col = panel / t.slices * kCols;
+    uint64_t* there = &sm.weights[panel];
+    mb_expect(there, 2 * kTileBytes);
     if constexpr (kByColumn) {  // a row for each column
-      const int k = k0 + n % 8 * 8, col = col0 + n / 8;
-      const bool there = k < p.depth && col < p.cols;
-      copy16(s32(sm.b[panel]) + swizzled(n / 8, n % 8), there ? b + col * p.b_col + k : p.b, there);
+      copy_box(s32(sm.b[panel]), t.b, {k, col, head}, there);
     } else {  // a row for each of the depth, 64 columns a tile
-      const int k = k0 + n / 16, col = col0 + n % 16 * 8;
-      const bool there = k < p.depth && col < p.cols;
-      copy16(s32(sm.b[panel][n % 16 / 8]) + swizzled(n / 16, n % 8),
-             there ? b + k * p.b_k + col : p.b, there);
+      copy_box(s32(sm.b[panel][0]), t.b, {col, k, head}, there);
+      copy_box(s32(sm.b[panel][1]), t.b, {col + 64, k, head}, there);
     }
   }
-  copy_commit();
-  copy_wait<0>();
-  fence_async();
 }
 
-// Copies the slices of each row tile: eight threads a row.
-__device__ void produce(SharedMemory& sm, const Stream& t, const Share& share) {
-  const Product& p = t.p;
-  const int thread = threadIdx.x - kConsumers, c = thread % 8, r = thread / 8;
-  const bf16* base = p.a + share.head * p.a_head + c * 8;
+// The slices of each row tile. One thread.
+__device__ void fetch_rows(SharedMemory& sm, const Stream& t, const Share& share) {
+  const int head = t.p.a_head == 0 ? 0 : static_cast<int>(share.head);
   int piece = 0;
-  const auto announce = [&](int n) {  // has landed: let the tensor cores see it
-    fence_async();
-    mb_arrive(&sm.full[n % kStages]);
-  };
 #pragma unroll 1
-  for (int64_t tile = share.first; tile < share.last; tile++) {
-    const int64_t row = tile * kRows + r;
-    const bf16* a = base + row * p.a_row;
-    const int rows = static_cast<int>(min(p.rows - row, int64_t{kRows}));
+  for (int64_t tile = share.first; tile < share.last; tile++)
 #pragma unroll 1
     for (int slice = 0; slice < t.slices; slice++, piece++) {
-      mb_wait(&sm.empty[piece % kStages], (piece / kStages & 1) ^ 1);
-      const uint32_t to = s32(sm.a[piece % kStages]);
-      const bool in = slice * kDepth + c * 8 < p.depth;
-#pragma unroll
-      for (int i = 0; i < kRows / 16; i++) {
-        const bool there = in && 16 * i < rows;
-        copy16(to + swizzled(r + 16 * i, c), there ? a + 16 * i * p.a_row + slice * kDepth : p.a,
-               there);
-      }
-      copy_commit();
-      copy_wait<kAhead>();
-      if (piece >= kAhead) announce(piece - kAhead);
+      const int s = piece % kStages;
+      mb_wait(&sm.empty[s], (piece / kStages & 1) ^ 1);
+      mb_expect(&sm.full[s], 2 * kTileBytes);
+      copy_box(s32(sm.a[s]), t.a, {slice * kDepth, static_cast<int>(tile * kRows), head},
+               &sm.full[s]);
     }
-  }
-  copy_wait<0>();
-  for (int n = max(piece - kAhead, 0); n < piece; n++) announce(n);
 }
 
 // kOne: one tile of result columns, so that a slice is free as soon as it was multiplied.
@@ -129,6 +109,7 @@ __device__ void consume(SharedMemory& sm, const Stream& t, const Share& share) {
 #pragma unroll 1
       for (int slice = 0; slice < t.slices; slice++) {
         const int n = piece + slice;
+        if (tile == share.first) mb_wait(&sm.weights[col * t.slices + slice], 0);
         mb_wait(&sm.full[n % kStages], n / kStages & 1);
         const uint32_t a = fresh(desc(s32(sm.a[n % kStages][group]), 16));
         const uint32_t b =
@@ -156,20 +137,21 @@ __device__ void consume(SharedMemory& sm, const Stream& t, const Share& share) {
 }
 
 template <bool kByColumn, bool kOne>
-__global__ void __launch_bounds__(kConsumers + kProducers, 1)
-    stream_rows(const __grid_constant__ Stream t) {
+__global__ void __launch_bounds__(kThreads, 1) stream_rows(const __grid_constant__ Stream t) {
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& sm = *reinterpret_cast<SharedMemory*>(memory);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; i++)
-      mb_init(&sm.full[i], kProducers), mb_init(&sm.empty[i], kConsumers / 32);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+      mb_init(&sm.full[i], 1), mb_init(&sm.empty[i], kConsumers / 32);
+    for (uint64_t& panel : sm.weights) mb_init(&panel, 1);
+    fence_barrier_init();
   }
   const Share share = share_of(t);
-  load_weights<kByColumn>(sm, t, share.head);
   __syncthreads();
-  if (__shfl_sync(~0u, threadIdx.x / 128, 0) == 2) produce(sm, t, share);
-  else consume<kByColumn, kOne>(sm, t, share);
+  if (__shfl_sync(~0u, threadIdx.x / 32, 0) < kConsumers / 32)
+    consume<kByColumn, kOne>(sm, t, share);
+  else if (threadIdx.x == kConsumers) fetch_weights<kByColumn>(sm, t, share);
+  else if (threadIdx.x == kConsumers + 32) fetch_rows(sm, t, share);
 }
 
 template <bool kByColumn, bool kOne>
@@ -178,21 +160,26 @@ void launch(const Stream& t, cudaStream_t stream) {
   static_assert(kBytes <= 232448);
   const auto kernel = stream_rows<kByColumn, kOne>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  const auto blocks = static_cast<unsigned>(t.p.heads * t.splits);
-  kernel<<<blocks, kConsumers + kProducers, kBytes, stream>>>(t);
+  kernel<<<static_cast<unsigned>(t.p.heads * t.splits), kThreads, kBytes, stream>>>(t);
 }
 
 }  // namespace
 
 bool stream_fits(const Product& p) {
   const int64_t slices = (p.depth + kDepth - 1) / kDepth, tiles = (p.cols + kCols - 1) / kCols;
-  // Slices that stay must leave room for those that are copied ahead.
-  return p.rows >= 4 * kRows && slices * tiles <= kPanels &&
-         (tiles == 1 || slices + kAhead < kStages);
+  // Slices that stay must leave room for those of the next tile.
+  return multiply_fits(p) && p.rows >= kRows && p.rows * p.heads >= kMany &&
+         slices * tiles <= kPanels && (tiles == 1 || 2 * slices <= kStages);
 }
 
-void stream(const Product& p, const Device& device) {
-  Stream t{p};
+bool stream(const Product& p, const Device& device) {
+  if (!stream_fits(p)) return false;
+  Stream t{.p = p};
+  const bool by_column = contiguous_depth(p);
+  const Boxed a{p.a, {p.depth, p.rows, p.a_head == 0 ? 1 : p.heads}, {p.a_row, p.a_head}, kRows};
+  const Boxed b = by_column ? Boxed{p.b, {p.depth, p.cols, p.heads}, {p.b_col, p.b_head}, kCols}
+                            : Boxed{p.b, {p.cols, p.depth, p.heads}, {p.b_k, p.b_head}, kDepth};
+  if (!describe(t.a, a) || !describe(t.b, b)) return false;
   t.row_tiles = (p.rows + kRows - 1) / kRows;
   t.slices = static_cast<int>((p.depth + kDepth - 1) / kDepth);
   t.col_tiles = static_cast<int>((p.cols + kCols - 1) / kCols);
@@ -206,9 +193,10 @@ void stream(const Product& p, const Device& device) {
     if (busy > best + 0.03) best = busy, t.splits = static_cast<int>(splits);
   }
   const auto on = static_cast<cudaStream_t>(device.stream);
-  const bool by_column = p.b_k == 1 && p.b_col != 1, one = t.col_tiles == 1;
+  const bool one = t.col_tiles == 1;
   if (by_column) one ? launch<true, true>(t, on) : launch<true, false>(t, on);
   else one ? launch<false, true>(t, on) : launch<false, false>(t, on);
+  return true;
 }
 
 }  // namespace winnow::absorption::sm90

@@ -59,10 +59,11 @@ __device__ __forceinline__ void wgmma256(float (&d)[128], const uint32_t* a, uin
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(kDescHigh));
 }
 
-// The same with A in shared memory.
-__device__ __forceinline__ void wgmma256(float (&d)[128], uint32_t a, uint32_t b) {
+// The same with A in shared memory; B along N, or (kTransB 0) along K. keep: 0 starts from zero.
+template <int kTransB = 1>
+__device__ __forceinline__ void wgmma256(float (&d)[128], uint32_t a, uint32_t b, int keep = 1) {
   asm volatile(
-      "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, 1, 0;\nmov.b64 a, {%128, %130};\n"
+      "{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %131, 0;\nmov.b64 a, {%128, %130};\n"
       "mov.b64 b, {%129, %130};\n"
       "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
       "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
@@ -74,7 +75,7 @@ __device__ __forceinline__ void wgmma256(float (&d)[128], uint32_t a, uint32_t b
       "%98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
       "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, "
       "%126, %127"
-      "}, a, b, p, 1, 1, 0, 1;\n}\n"
+      "}, a, b, p, 1, 1, 0, %132;\n}\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
         "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
         "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
@@ -94,7 +95,7 @@ __device__ __forceinline__ void wgmma256(float (&d)[128], uint32_t a, uint32_t b
         "+f"(d[110]), "+f"(d[111]), "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]),
         "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]), "+f"(d[120]), "+f"(d[121]),
         "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-      : "r"(a), "r"(b), "n"(kDescHigh));
+      : "r"(a), "r"(b), "n"(kDescHigh), "r"(keep), "n"(kTransB));
 }
 
 }  // namespace winnow::gpu
