@@ -1,4 +1,4 @@
-// What the two top-k kernels share: keys in the order of the floats, rows as aligned groups of four
+// What the top-k kernels share: keys in the order of the floats, rows as aligned groups of four
 // columns, and the search for a rank in a histogram.
 #pragma once
 
@@ -74,6 +74,14 @@ __device__ __forceinline__ uint4 keys_near_edge(const Row& row, uint32_t v) {
 }
 __device__ __forceinline__ uint4 keys_of(const float4& x) {
   return {key_of(x.x), key_of(x.y), key_of(x.z), key_of(x.w)};
+}
+
+// The k-th of 2^log2 places spread over a row: one in each even part, and not at the same distance
+// from its start, so that a row which repeats itself is not seen at the same columns every time.
+__device__ __forceinline__ const float* sampled(const Row& row, uint32_t k, int log2) {
+  const uint32_t place = k << 16 | (k * 40503 & 0xffff);  // steps of the golden section
+  const uint64_t column = static_cast<uint64_t>(place) * (row.last - row.first) >> (16 + log2);
+  return row.origin + row.first + static_cast<uint32_t>(column);
 }
 
 // A counter in shared memory grows. `bins` is an address that the compiler keeps in a register

@@ -2,7 +2,7 @@
 // latency is all there is.
 //
 // Who does what: each warp owns a contiguous stretch of the row. Every block takes the same 512
-// evenly spread logits, whose range gives 512 even bins; counts its own logits in them; and sends
+// spread logits, whose range gives 512 even bins; counts its own logits in them; and sends
 // the counts to every block, whose mbarrier counts the bytes: so all know the bin of the K-th
 // largest and how many of each block lie above it. The few entries of that bin go to every block
 // the same way; each ranks them and writes the ids of its own stretch. Nobody reads another's
@@ -49,25 +49,35 @@ constexpr size_t kSharedRowBytes = sizeof(SharedRowMemory) + kThreads* kGroups; 
 struct EvenBins {
   static constexpr float kZero = 8388608.0f;  // bin 0
   float scale, offset;
+
+  static __device__ __forceinline__ EvenBins from(float low, float span) {
+    const float scale = __fdividef(kEven - 1, span);
+    return {scale, __fmaf_rn(-low, scale, kZero)};
+  }
   __device__ float position(float x) const { return __fmaf_rn(x, scale, offset); }
   __device__ bool good() const { return scale > 0 && scale < INFINITY && isfinite(offset); }
 };
 
 // Bins over the range of the sample, of which a thread has one logit. Where at most a quarter of
-// the row is wanted (`upper`), they begin at the least of the greatest of every eight: between 30
-// and 60 % of the row lie above it, and the bins are half as wide.
-__device__ __forceinline__ EvenBins bins_of(float x, bool upper, SharedRowMemory& sm) {
+// the row is wanted, they begin at the least of the greatest of every eight: between 30 and 60 % of
+// the row lie above it, and the bins are half as wide. Where at most 1/48 is (ten of the sample),
+// at the least of the greatest of every warp, which 2 to 17 % exceed, and they reach farther than
+// the sample, which the K-th may exceed: a row misses its bins once in 20,000 times.
+__device__ __forceinline__ EvenBins bins_of(float x, uint32_t length, uint32_t wanted,
+                                            SharedRowMemory& sm) {
   uint32_t key = isfinite(x) ? key_of(x) : 0;
   const uint32_t greatest = __reduce_max_sync(~0u, key);
+  const bool upper = wanted <= length / 4, top = wanted <= length / 48;
   if (upper)
     for (int d = 1; d < 8; d *= 2) key = max(key, __shfl_xor_sync(~0u, key, d));
+  if (top) key = greatest;
   const uint32_t least = __reduce_max_sync(~0u, key ? ~key : 0);
   if (threadIdx.x % 32 == 0) sm.range[threadIdx.x / 32] = {least, greatest};
   __syncthreads();
   const uint2 part = sm.range[threadIdx.x % kWarps];
   const float low = value_of(~__reduce_max_sync(~0u, part.x));
-  const float scale = __fdividef(kEven - 1, value_of(__reduce_max_sync(~0u, part.y)) - low);
-  return {scale, __fmaf_rn(-low, scale, EvenBins::kZero)};
+  const float span = value_of(__reduce_max_sync(~0u, part.y)) - low;
+  return EvenBins::from(low, wanted < length / 128 ? 2 * span : top ? 1.5f * span : span);
 }
 
 // Counts a logit in `bins` (an address) unless it lies below them; the last bin has no end.
@@ -79,13 +89,17 @@ __device__ __forceinline__ void count_at(uint32_t bins, float position) {
                : "memory");
 }
 
-// Sends this block's counts to all, 16 bits each; waits for all blocks'.
+// Sends this block's counts to all, 16 bits each (65,535 stands for more, which is no K of
+// topk_stream.cuh and no count of a row in registers); waits for all blocks'.
 __device__ __forceinline__ void exchange_counts(SharedRowMemory& sm, unsigned rank,
                                                 unsigned blocks) {
   const unsigned to = threadIdx.x / kPieces, piece = threadIdx.x % kPieces;
   if (to < blocks) {
     const uint4* own = reinterpret_cast<const uint4*>(sm.own) + piece * 2;
-    const uint4 a = own[0], b = own[1];
+    const auto least = [](const uint4& x) {
+      return uint4{min(x.x, 0xffffu), min(x.y, 0xffffu), min(x.z, 0xffffu), min(x.w, 0xffffu)};
+    };
+    const uint4 a = least(own[0]), b = least(own[1]);
     peer_put(peer(s32(&sm.all[rank][piece * 8]), to),
              uint4{a.x | a.y << 16, a.z | a.w << 16, b.x | b.y << 16, b.z | b.w << 16},
              peer(s32(&sm.counted), to));
@@ -118,17 +132,19 @@ template <int kGroups>
 struct Given {
   uint8_t* bits;                 // [warp][group][lane]
   uint32_t start, warp_columns;  // of the block
+  SharedRowMemory* sm;
+
+  __device__ __forceinline__ uint32_t columns() const { return kWarps * warp_columns; }
 
   __device__ __forceinline__ uint8_t* of_warp(unsigned warp) const {
     return bits + warp * 32 * kGroups;
   }
-  // Adds one column; returns the warp that has it.
-  __device__ __forceinline__ unsigned add(uint32_t column) const {
+  __device__ __forceinline__ void add(uint32_t column) const {
     const uint32_t warp = (column - start) / warp_columns;
     const uint32_t at = (column - start) - warp * warp_columns;
     const uint32_t byte = warp * 32 * kGroups + at / 4;
     atomicOr(reinterpret_cast<uint32_t*>(bits) + byte / 4, 1u << (byte % 4 * 8 + at % 4));
-    return warp;
+    atomicAdd(&sm->warps[warp], 1u);
   }
 };
 
@@ -155,10 +171,10 @@ __device__ __forceinline__ void send_entries(bool has, Next&& next, SharedRowMem
 }
 
 // Ranks the entries of the middle bin, a warp for each. The first `wanted` are given: counted in
-// sm.before if they are of lower blocks, added to the bits if they are this block's.
-template <int kGroups>
-__device__ __forceinline__ void rank_entries(uint32_t entries, uint32_t wanted,
-                                             const Given<kGroups>& given, SharedRowMemory& sm) {
+// sm.before if they are of lower blocks, added to `given` if they are this block's.
+template <class Given>
+__device__ __forceinline__ void rank_entries(uint32_t entries, uint32_t wanted, const Given& given,
+                                             SharedRowMemory& sm) {
   const unsigned lane = threadIdx.x % 32;
   for (uint32_t e = threadIdx.x / 32; e < entries; e += kWarps) {
     const uint2 mine = sm.rank[e];
@@ -170,10 +186,23 @@ __device__ __forceinline__ void rank_entries(uint32_t entries, uint32_t wanted,
     }
     if (lane == 0 && better < wanted) {
       if (mine.y < given.start) atomicAdd(&sm.before, 1u);
-      else if (mine.y - given.start < kWarps * given.warp_columns)
-        atomicAdd(&sm.warps[given.add(mine.y)], 1u);
+      else if (mine.y - given.start < given.columns()) given.add(mine.y);
     }
   }
+}
+
+// Prepares a block's memory; others may send once cluster_wait() has passed. False, for the whole
+// cluster, if the range is given whole.
+__device__ __forceinline__ bool begin(const Row& row, uint32_t width, unsigned blocks,
+                                      SharedRowMemory& sm) {
+  if (threadIdx.x == 0) mb_init(&sm.counted, 1), mb_init(&sm.listed, 1);
+  clear(sm.own, sizeof sm - offsetof(SharedRowMemory, own));
+  if (row.last - row.first <= width) return false;
+  fence_barrier_init();
+  cluster_arrive();
+  __syncthreads();
+  if (threadIdx.x == 0) mb_expect(&sm.counted, blocks * kEven * sizeof(uint16_t));
+  return true;
 }
 
 // kGroups: groups of four logits that a thread holds.
@@ -184,30 +213,22 @@ __global__ void __launch_bounds__(kThreads, kGroups > 2 ? 1 : 2)
   SharedRowMemory& sm = *reinterpret_cast<SharedRowMemory*>(raw);
   const unsigned rank = blockIdx.x % blocks, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   let_next_start();
-  if (threadIdx.x == 0) mb_init(&sm.counted, 1), mb_init(&sm.listed, 1);
-  clear(sm.own, sizeof sm - offsetof(SharedRowMemory, own));
   const Job job = job_of(p, blockIdx.x / blocks);
   const Row row = job.row;
   const uint32_t width = static_cast<uint32_t>(p.width);
-  if (row.last - row.first <= width) {  // for the whole cluster
+  if (!begin(row, width, blocks, sm)) {
     wait_for_previous();
     return give_all(p, job, rank, blocks);
   }
-  fence_barrier_init();
-  cluster_arrive();  // others may send
-  __syncthreads();
-  if (threadIdx.x == 0) mb_expect(&sm.counted, blocks * kEven * sizeof(uint16_t));
 
   const uint32_t groups = ((row.last + 127) / 128 + blocks * kWarps - 1) / (blocks * kWarps);
   const uint32_t block_start = rank * kWarps * groups * 128;
   const uint32_t start = block_start + warp * groups * 128, from = start + lane * 4;
-  const bool upper = width <= (row.last - row.first) / 4;
   // The sample first, so that its range is known when the rest arrives.
-  const uint64_t place = static_cast<uint64_t>(row.last - row.first) * threadIdx.x / kThreads;
-  const float* sampled = row.origin + row.first + static_cast<uint32_t>(place);
+  const float* place = sampled(row, threadIdx.x, 9);
   cluster_wait();
   wait_for_previous();
-  const float sample = *sampled;
+  const float sample = *place;
   float4 x[kGroups];  // NaN where there is none
   if (start >= row.first && start + kGroups * 128 <= row.last) {
 #pragma unroll
@@ -230,7 +251,7 @@ __global__ void __launch_bounds__(kThreads, kGroups > 2 ? 1 : 2)
   };
 
   // Count, tell the cluster, find the middle bin.
-  const EvenBins even = bins_of(sample, upper, sm);
+  const EvenBins even = bins_of(sample, row.last - row.first, width, sm);
   const uint32_t bins = fresh(s32(sm.own)) - __float_as_uint(EvenBins::kZero) * 4;
   each([&](int, float y) { count_at(bins, even.position(y)); });
   __syncthreads();
@@ -256,7 +277,7 @@ __global__ void __launch_bounds__(kThreads, kGroups > 2 ? 1 : 2)
     if (y == y && position == bin) middle |= Bits{1} << i, entry = y;
   });
   if (whole) given |= middle, middle = 0;
-  const Given<kGroups> map{raw + sizeof sm, block_start, groups * 128};
+  const Given<kGroups> map{raw + sizeof sm, block_start, groups * 128, &sm};
   uint8_t* bits = map.of_warp(warp);
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) bits[g * 32 + lane] = static_cast<uint8_t>(given >> 4 * g & 15);

@@ -30,6 +30,10 @@ const bench::Suite suite("select", "default", [](bench::Runner& runner) {
     run(1, 1, 32768), run(1, 1, 131072), run(8, 1, 131072), run(32, 1, 32768);
     run(32, 1, 131072), run(128, 1, 32768), run(128, 2, 32768);
     run(1, 2048, 8192), run(1, 2048, 65536), run(1, 4096, 131072);
+    // Few of many, rows longer than a cluster holds, a large K of many rows.
+    measure(runner, {.topk = 512, .batch = 16, .context = 262144});
+    measure(runner, {.topk = 2048, .context = 1048576});
+    measure(runner, {.topk = 4096, .batch = 200, .context = 65536});
     return;
   }
   for (const int64_t tokens : {1, 16})

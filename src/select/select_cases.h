@@ -18,6 +18,9 @@ enum class Fill {
   kTwo,      // two neighbouring floats
   kSpike,    // sampled columns are huge: a sample of the row misleads
   kMissing,  // mostly -inf
+  kHeavy,    // few values far above all others: the k-th may lie above a sample
+  kNarrow,   // a range of some hundred neighbouring floats
+  kRepeat,   // the same 4,096 values again and again
 };
 
 struct Case {
@@ -58,14 +61,35 @@ inline std::vector<Case> cases() {
       {"long_equal", 1, 66000, 5000, Fill::kEqual},
       {"long_nan", 1, 66000, 5000, Fill::kNan},
       {"longer", 1, 200000, 2048, Fill::kRelu, true, false, true, 1},
+      {"heavy", 3, 40000, 64, Fill::kHeavy, true},
+      {"narrow", 3, 20000, 300, Fill::kNarrow},
+      {"long_repeat", 2, 131072, 512, Fill::kRepeat},
+      {"long_few", 1, 262144, 64},
+      // Rows that a cluster's registers do not hold.
       {"longest", 1, 270000, 3000, Fill::kNormal, false, true},
+      {"longest_ranges", 34, 66000, 600, Fill::kNormal, true, true, true, 1},
+      {"longest_few", 1, 530001, 64, Fill::kHeavy, true, true, false, 3},
+      {"longest_rising", 1, 300000, 2048, Fill::kRising},
+      {"longest_falling", 1, 300001, 15000, Fill::kFalling, true, true, true, 1},
+      {"longest_relu", 1, 300000, 2048, Fill::kRelu},
+      {"longest_special", 1, 270000, 16000, Fill::kSpecial, true, false},
+      {"longest_equal", 1, 300000, 700, Fill::kEqual},
+      {"longest_two", 1, 300000, 15000, Fill::kTwo},
+      {"longest_nan", 1, 270000, 64, Fill::kNan},
+      {"longest_missing", 1, 270000, 5001, Fill::kMissing},
+      {"longest_odd", 2, 263001, 5001, Fill::kNormal, false, true, false, 1},
+      {"longest_narrow", 1, 270000, 200, Fill::kNarrow},
+      {"longest_repeat", 1, 270336, 1024, Fill::kRepeat},
+      {"longest_wide", 1, 270000, 20000},
       // More rows than half a device's multiprocessors: a block for each.
       {"many", 68, 9001, 300, Fill::kNormal, true, true, true, 3},
       {"many_relu", 68, 8300, 2048, Fill::kRelu, false, true},
-      {"many_spikes", 68, 8300, 64, Fill::kSpike},
+      {"many_spikes", 68, 8300, 3000, Fill::kSpike},
       {"many_two", 68, 8300, 1000, Fill::kTwo},
       {"many_special", 68, 8300, 2500, Fill::kSpecial, true, false, false, 1},
       {"many_wide", 68, 8300, 4000, Fill::kNormal},
+      {"many_wider", 68, 9000, 8500, Fill::kRelu, true, true},
+      {"many_widest", 68, 12500, 11500, Fill::kNormal, true, true, true, 2},
   };
 }
 

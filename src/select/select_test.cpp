@@ -18,6 +18,14 @@ using selection::Fill;
 using testing::draw;
 using testing::Guarded;
 
+// Whether a sample of 2^log2 logits on CUDA (cuda/topk_parts.cuh) has this column.
+bool sampled(int64_t column, int64_t columns, int log2) {
+  const int64_t k = (column << log2) / columns;  // the part that it begins in
+  for (const int64_t part : {k, k + 1})
+    if (((part << 16 | (part * 40503 & 0xffff)) * columns >> (16 + log2)) == column) return true;
+  return false;
+}
+
 float value(Fill fill, testing::Rng& rng, int64_t column, int64_t columns) {
   constexpr float kInf = std::numeric_limits<float>::infinity(), kNan = NAN;
   switch (fill) {
@@ -36,10 +44,16 @@ float value(Fill fill, testing::Rng& rng, int64_t column, int64_t columns) {
     case Fill::kRising: return static_cast<float>(column) - 500.0f;
     case Fill::kFalling: return 500.0f - static_cast<float>(column);
     case Fill::kTwo: return draw(rng, 0, 1) ? 1.0f : std::nextafter(1.0f, 2.0f);
-    case Fill::kSpike:  // where a sample of 1024 columns looks
-      return column * 1024 / columns != (column - 1) * 1024 / columns ? 1e30f
-                                                                      : testing::normal(rng);
+    case Fill::kSpike:
+      return sampled(column, columns, 9) || sampled(column, columns, 11) ? 1e30f
+                                                                         : testing::normal(rng);
     case Fill::kMissing: return draw(rng, 0, 99) ? -kInf : testing::normal(rng);
+    case Fill::kHeavy: return std::exp(6 * testing::normal(rng));
+    case Fill::kNarrow: return 1000.0f + 0.002f * testing::normal(rng);
+    case Fill::kRepeat: {
+      testing::Rng own(column % 4096);
+      return testing::normal(own);
+    }
   }
   return 0;
 }
