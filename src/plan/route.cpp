@@ -25,29 +25,29 @@ struct Crossover {
   int32_t context, gathered, mha;
 };
 
-// H200, 2026-11-16, 849cc39. With 32 heads gathering saves 3 % at most, of 4k tokens alone, with 16
+// H200, 2026-11-16, cd59a2a. With 32 heads gathering saves 3 % at most, of 4k tokens alone, with 16
 // nothing: not worth its workspace.
 constexpr Crossover kHopper128[] = {
-    {256, 230, 91},      {1024, 189, 210},     {2048, 175, 243},     {4096, 168, 874},
-    {8192, 180, kNever}, {16384, 201, kNever}, {65536, 612, kNever},
+    {256, 173, 53},     {1024, 74, 135},     {2048, 52, 175},      {4096, 48, 583},
+    {8192, 52, kNever}, {16384, 60, kNever}, {65536, 206, kNever},
 };
 constexpr Crossover kHopper64[] = {
-    {256, kNever, 133},  {1024, 213, 214},     {2048, 184, 246},      {4096, 173, 897},
-    {8192, 198, kNever}, {16384, 261, kNever}, {65536, 1254, kNever},
+    {256, kNever, 62},   {1024, 172, 123},     {2048, 164, 172},     {4096, 148, 588},
+    {8192, 152, kNever}, {16384, 179, kNever}, {65536, 456, kNever},
 };
 constexpr Crossover kHopper32[] = {
-    {256, kNever, kNever}, {1024, kNever, 207},     {2048, kNever, 193},     {4096, kNever, 451},
-    {8192, kNever, 1168},  {16384, kNever, kNever}, {65536, kNever, kNever},
+    {256, kNever, 72},   {1024, kNever, 122},     {2048, kNever, 143},     {4096, kNever, 328},
+    {8192, kNever, 834}, {16384, kNever, kNever}, {65536, kNever, kNever},
 };
 constexpr Crossover kHopper16[] = {
-    {256, kNever, kNever}, {1024, kNever, 214},   {2048, kNever, 182},     {4096, kNever, 380},
-    {8192, kNever, 798},   {16384, kNever, 3088}, {65536, kNever, kNever},
+    {256, kNever, 146},  {1024, kNever, 121},   {2048, kNever, 137},     {4096, kNever, 307},
+    {8192, kNever, 600}, {16384, kNever, 1609}, {65536, kNever, kNever},
 };
 // V4: 128 heads with 1,024 compressed states, 64 with 512.
 constexpr Crossover kHopperV4Heads128[] = {
-    {4096, 115, kNever}, {16384, 120, kNever}, {65536, 179, kNever}};
+    {4096, 38, kNever}, {16384, 41, kNever}, {65536, 58, kNever}};
 constexpr Crossover kHopperV4Heads64[] = {
-    {4096, 211, kNever}, {16384, 236, kNever}, {65536, 548, kNever}};
+    {4096, 150, kNever}, {16384, 157, kNever}, {65536, 213, kNever}};
 // AMD EPYC (Zen 4), 2 cores that others used too, 2026-11-15, c71596d, 16 heads, --cache warm:
 // reading the pages was never slower than gathering them. With AMX attend() is several times as
 // fast, and attend_mha() is not.

@@ -28,16 +28,17 @@ TEST(Route, ManyTokensGather) {
     EXPECT_EQ(hopper(128, 4096, context, false), Route::kGathered) << context;
   EXPECT_EQ(hopper(128, 1024, 65536, false), Route::kGathered);
   // With fewer heads it is won back later, with 32 and 16 never.
-  EXPECT_EQ(hopper(64, 1024, 65536, false), Route::kDirect);
+  EXPECT_EQ(hopper(128, 300, 65536, false), Route::kGathered);
+  EXPECT_EQ(hopper(64, 300, 65536, false), Route::kDirect);
   EXPECT_EQ(hopper(64, 4096, 65536, false), Route::kGathered);
   EXPECT_EQ(hopper(46, 1024, 8192, false), Route::kGathered);
   for (const int32_t heads : {16, 32, 45})
     for (const int32_t context : {4096, 16384, 65536})
       EXPECT_EQ(hopper(heads, 4096, context, false), Route::kDirect) << heads << " " << context;
   // What gathering costs grows with the context, between the measured ones and beyond.
-  EXPECT_EQ(hopper(128, 300, 16384, false), Route::kGathered);
-  EXPECT_EQ(hopper(128, 300, 24576, false), Route::kGathered);  // from 269
-  EXPECT_EQ(hopper(128, 300, 32768, false), Route::kDirect);    // from 338
+  EXPECT_EQ(hopper(128, 100, 16384, false), Route::kGathered);
+  EXPECT_EQ(hopper(128, 100, 24576, false), Route::kGathered);  // from 84
+  EXPECT_EQ(hopper(128, 100, 32768, false), Route::kDirect);    // from 108
   EXPECT_EQ(hopper(128, 1024, 1 << 20, false), Route::kDirect);
   EXPECT_EQ(hopper(128, 16384, 1 << 20, false), Route::kGathered);
   EXPECT_EQ(hopper(128, INT32_MAX, INT32_MAX, false), Route::kGathered);
@@ -65,7 +66,7 @@ TEST(Route, ShortContextsDecompress) {
     EXPECT_NE(hopper(heads, 4096, 65536, true), Route::kMha);
   }
   EXPECT_EQ(hopper(128, 512, 4096, true), Route::kGathered);
-  EXPECT_EQ(hopper(128, 512, 2500, true), Route::kMha);  // from 382
+  EXPECT_EQ(hopper(128, 512, 2500, true), Route::kMha);  // from 265
   EXPECT_EQ(hopper(16, 512, 4096, true), Route::kMha);   // a key's products weigh less
   EXPECT_EQ(hopper(128, 1024, 8192, true), Route::kGathered);
   EXPECT_EQ(hopper(16, 1024, 8192, true), Route::kMha);
@@ -78,7 +79,7 @@ TEST(Route, V4) {
         return prefill_route(
             {.model = kV4, .heads = heads, .tokens = tokens, .context = context, .mha = true});
       };
-      EXPECT_EQ(route(64), Route::kDirect);
+      EXPECT_EQ(route(16), Route::kDirect);
       EXPECT_EQ(route(1024), Route::kGathered);
     }
   EXPECT_EQ(prefill_route({.model = kV4, .tokens = 4096, .device = DeviceKind::kCpu}),
