@@ -49,7 +49,8 @@ struct ScoreSelectArgs {
 
 // score() and select() in one call, without the [T, N] matrix: the same ids, bit for bit, as the
 // two calls with the same kernel would give. N is the rows of key_rows, or the block table's width
-// times the page. Memory: the logits of a few tokens at a time, 8 MB or one row.
+// times the page. Memory: the logits of some tokens at a time, up to 8 MB on the CPU and 128 MB on
+// CUDA, or one row.
 void score_select(const ScoreSelectArgs& args);
 
 // Workspace that serves a score_select() call without a plan best.
