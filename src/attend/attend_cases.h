@@ -133,12 +133,12 @@ inline std::vector<Case> cases() {
                    .strided = true});
   // Rows of short contexts without lengths: -1 at their ends, for more than a warp sees at once.
   const auto padded = [&](const char* what, int64_t tokens, int64_t heads, CacheFormat format) {
-    CaseList list{format, 64, 6, 330};
+    CaseList list{format, 64, 5, 270};
     list.padded = true;
     all.push_back({std::string("padded_") + what, tokens, heads, {list}, 1, true});
   };
-  padded("v32", 5, 128, kV32Fp8), padded("v4_rounds", twice, 9, kV4Fp8);
-  padded("v32_alone", once, 66, kV32Fp8), padded("v32_wide", once, 33, kV32Bf16);
+  padded("v32", 5, 65, kV32Fp8), padded("v4_rounds", once, 9, kV4Fp8);
+  padded("v32_alone", once, 33, kV32Fp8), padded("v32_wide", once, 33, kV32Bf16);
   CaseList window{kV4Fp8, 64, 3, 130}, extra{kV4Fp8, 2, 70, 65};
   window.padded = extra.padded = true;
   all.push_back({"padded_two_lists", 7, 20, {window, extra}, 2, true});
