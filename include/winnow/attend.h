@@ -85,7 +85,7 @@ struct MhaArgs {
 // Sparse attention over uncompressed per-head keys and values, set semantics. Any d_qk and d_v.
 // Rows outside [0, N) are never read. A row with no key: out = 0, lse = +inf. On the CPU a call
 // allocates its scratch. Cost: 2 * H * (d_qk + d_v) FLOP per token and key; neighbouring tokens
-// whose sets mostly agree read a key once for all of them. With ids absent (or K >= sequence
+// whose sets have much in common read a key once for all of them. With ids absent (or K >= sequence
 // length) and lengths = position + 1 this is causal attention.
 void attend_mha(const MhaArgs& args);
 
