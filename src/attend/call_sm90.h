@@ -42,7 +42,6 @@ inline Call call_of(const Params& p, int groups) {
   return a;
 }
 
-#ifdef __CUDACC__
 // How many of a list's `count` entries there are up to the last that is an index: without lengths,
 // the lists of a short context end in -1. By a whole warp, 256 at once from the end on.
 __device__ __forceinline__ int up_to_last(const int32_t* list, int count, int lane) {
@@ -61,6 +60,5 @@ __device__ __forceinline__ int up_to_last(const int32_t* list, int count, int la
   }
   return 0;
 }
-#endif
 
 }  // namespace winnow::attention

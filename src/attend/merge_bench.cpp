@@ -1,5 +1,5 @@
-// merge of two parts and topk_mask of 2,048 ids a token, on a device. Bytes: what is read and what
-// is written.
+// merge of two parts and topk_mask of 2,048 ids a token, on a device, under `mha` beside which they
+// stand. Bytes: what is read and what is written.
 #include <fmt/format.h>
 
 #include "harness.h"
@@ -19,7 +19,7 @@ void measure_merge(bench::Runner& runner, int64_t tokens) {
   tools::Buffer<bf16> parts, out;
   tools::Buffer<float> part_lses, lse;
   const MergeArgs args{
-      .partial_out = placement.room(parts, {2, tokens, kHeads, kValue}),  // of any contents
+      .partial_out = placement.room(parts, {2, tokens, kHeads, kValue}),  // zeros: soon made
       .partial_lse = placement.normals(part_lses, {2, tokens, kHeads}, random),
       .out = placement.room(out, {tokens, kHeads, kValue}),
       .lse = placement.room(lse, {tokens, kHeads}),

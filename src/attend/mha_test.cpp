@@ -308,6 +308,15 @@ TEST_P(MhaProperties, WholeSequenceIsCausal) {
   expect_causal({"", 2, 2, 4180, 192, 128, 4200, false, false, true}, GetParam());
 }
 
+// The result of a problem of one head.
+void attend_into(Guarded<bf16>& out, Problem& p, const std::string& kernel) {
+  MhaArgs a = p.args();
+  a.target = testing::target("mha", kernel);
+  a.out = tensor(out.data(), {p.c.tokens, 1, p.c.d_v});
+  attend_mha(a);
+  ASSERT_TRUE(testing::device_finished());
+}
+
 // A NaN in a row that is not chosen stays there; in a chosen one it reaches the result.
 TEST_P(MhaProperties, NanStaysWhereItIs) {
   for (const Case& c : {Case{"", 20, 1, 90, 32, 32, 20}, Case{"", 20, 1, 90, 192, 128, 20}}) {
@@ -319,11 +328,7 @@ TEST_P(MhaProperties, NanStaysWhereItIs) {
     std::vector<float> want, lse, magnitude;
     p.expected(want, lse, magnitude);
     Guarded<bf16> out(c.tokens * c.d_v);
-    MhaArgs a = p.args();
-    a.target = testing::target("mha", GetParam());
-    a.out = tensor(out.data(), {c.tokens, 1, c.d_v});
-    attend_mha(a);
-    ASSERT_TRUE(testing::device_finished());
+    attend_into(out, p, GetParam());
     for (int64_t t = 0; t < c.tokens; ++t)
       EXPECT_EQ(std::isnan(to_float(out[t * c.d_v])), t == 3) << "token " << t;
     for (int64_t i = 0; i < c.tokens * c.d_v; ++i) {
@@ -369,11 +374,7 @@ TEST_P(MhaProperties, NanBehindTheRangeStaysThere) {
     p.v[66 * 128 + d] = {static_cast<uint16_t>(d % 2 ? 0x7f80 : 0x7fc0)};
   p.k[68 * 192] = {0x7fc0};
   Guarded<bf16> out(c.tokens * c.d_v);
-  MhaArgs a = p.args();
-  a.target = testing::target("mha", GetParam());
-  a.out = tensor(out.data(), {c.tokens, 1, c.d_v});
-  attend_mha(a);
-  ASSERT_TRUE(testing::device_finished());
+  attend_into(out, p, GetParam());
   for (int64_t t = 0; t < c.tokens; ++t)
     EXPECT_EQ(std::isnan(to_float(out[t * c.d_v])), t >= 66) << "token " << t;
   for (int64_t t = 0; t < c.tokens; ++t)
