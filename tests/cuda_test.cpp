@@ -1,6 +1,6 @@
 // What CUDA asks of every verb: capture in a graph and replay with other contents, the same bits
-// again on any stream and over any workspace; caches above 4 GiB with NaN wherever nothing was
-// written. Skipped, with the reason, where there is no Hopper device.
+// again on any stream and over any workspace; calls of two host threads; caches above 4 GiB with
+// NaN wherever nothing was written. Skipped, with the reason, where there is no Hopper device.
 #include <gtest/gtest.h>
 
 #ifndef WINNOW_WITH_CUDA
@@ -109,6 +109,37 @@ TEST_P(CudaVerb, RunsBesideItself) {
 TEST_P(CudaVerb, NamesADeviceThatIsNotThere) {
   testing::expect_error([&] { direct(0, cuda(nullptr, 63)); }, {"target.device", "63"});
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
+// Two host threads whose calls of one kernel take shared memory of different sizes, whose limit is
+// the kernel's and not the call's.
+void run_side_by_side(const VerbPtr (&verbs)[2]) {
+  const Stream streams[2];
+  std::string want[2];
+  for (const int i : {0, 1}) {
+    verbs[i]->load(0);
+    verbs[i]->run(streams[i].device());
+    want[i] = verbs[i]->results();
+    verbs[i]->load(0);
+  }
+  const auto call = [&](int i) {
+    for (int round = 0; round < 2000; ++round)
+      EXPECT_NO_THROW(verbs[i]->run(streams[i].device())) << "call " << round << " of thread " << i;
+  };
+  std::thread other(call, 1);
+  call(0);
+  other.join();
+  for (const int i : {0, 1}) EXPECT_TRUE(verbs[i]->results() == want[i]) << "thread " << i;
+}
+
+TEST(CudaThreads, SelectOfTwoLengths) {
+  if (const std::string why = gpu::missing(); !why.empty()) GTEST_SKIP() << why;
+  run_side_by_side({testing::select_verb(9000, 64, 68), testing::select_verb(30000, 64, 68)});
+}
+
+TEST(CudaThreads, MhaOfTwoKeyWidths) {
+  if (const std::string why = gpu::missing(); !why.empty()) GTEST_SKIP() << why;
+  run_side_by_side({testing::mha_verb(1, 30, false, 64), testing::mha_verb(1, 30, false, 512)});
 }
 
 INSTANTIATE_TEST_SUITE_P(Verbs, CudaVerb, ::testing::Range<size_t>(0, testing::verbs().size()),

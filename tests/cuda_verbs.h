@@ -224,12 +224,15 @@ inline VerbPtr score_rows_verb() {
   return v;
 }
 
-inline VerbPtr select_verb(int64_t keys, int64_t topk) {
+inline VerbPtr select_verb(int64_t keys, int64_t topk, int64_t t = 4) {
   auto v = std::make_unique<Verb>("select");
-  const int32_t n = static_cast<int32_t>(keys);
-  SelectArgs a{.logits = tensor(v->floats(4 * keys), {4, keys}),
-               .ends = tensor(v->input<int32_t>({n, 20, -1, n - 500}, {100, n, 7, 1}), {4}),
-               .ids = tensor(v->output<int32_t>(4 * topk), {4, topk})};
+  const int32_t n = static_cast<int32_t>(keys), some[2][4] = {{n, 20, -1, n - 500}, {100, n, 7, 1}};
+  std::vector<int32_t> ends[2];
+  for (int64_t i = 0; i < t; ++i)
+    ends[0].push_back(some[0][i % 4]), ends[1].push_back(some[1][i % 4]);
+  SelectArgs a{.logits = tensor(v->floats(t * keys), {t, keys}),
+               .ends = tensor(v->input<int32_t>(ends[0], ends[1]), {t}),
+               .ids = tensor(v->output<int32_t>(t * topk), {t, topk})};
   v->run = [=](const Device& d) mutable { a.target.device = d, select(a); };
   return v;
 }
@@ -363,11 +366,12 @@ inline VerbPtr mask_verb() {
   return v;
 }
 
-inline VerbPtr mha_verb() {
+// Eight heads and fewer than two rows a token: clusters of eight.
+inline VerbPtr mha_verb(int64_t heads, int64_t n, bool mask, int64_t d = 192) {
   auto v = std::make_unique<Verb>("attend_mha");
-  const int64_t t = 70, heads = 3, n = 300;
-  MhaArgs a{.q = tensor(v->bf16s(t * heads * 192), {t, heads, 192}),
-            .k = tensor(v->bf16s(n * heads * 192), {n, heads, 192}),
+  const int64_t t = 70;
+  MhaArgs a{.q = tensor(v->bf16s(t * heads * d), {t, heads, d}),
+            .k = tensor(v->bf16s(n * heads * d), {n, heads, d}),
             .v = tensor(v->bf16s(n * heads * 128), {n, heads, 128}),
             .ids = tensor(v->ints(t * 60, 0, n - 1), {t, 60}),
             .lengths = tensor(v->ints(t, 0, n), {t}),
@@ -375,6 +379,8 @@ inline VerbPtr mha_verb() {
             .sink = tensor(v->floats(heads), {heads}),
             .out = tensor(v->output<bf16>(t * heads * 128), {t, heads, 128}),
             .lse = tensor(v->output<float>(t * heads), {t, heads})};
+  const auto some = [](Rng& r) { return static_cast<uint8_t>(draw(r, 0, 1)); };
+  if (mask) a.mask = tensor(v->input<uint8_t>(t * n, some), {t, n});
   v->run = [=](const Device& d) mutable { a.target.device = d, attend_mha(a); };
   return v;
 }
@@ -427,7 +433,8 @@ inline std::vector<std::pair<const char*, std::function<VerbPtr()>>> verbs() {
       {"lists", lists_verb},
       {"merge", merge_verb},
       {"topk_mask", mask_verb},
-      {"attend_mha", mha_verb},
+      {"attend_mha", [] { return mha_verb(3, 300, false); }},
+      {"attend_mha_clusters", [] { return mha_verb(8, 130, true); }},
       {"absorb",
        [] {
          return absorb_verb({70, 2, 96, 40, 16});

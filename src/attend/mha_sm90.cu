@@ -32,6 +32,11 @@ struct SharedMemory {
   SetMemory set;
 };
 
+constexpr int bytes_of(int q_width) {
+  return static_cast<int>(sizeof(SharedMemory)) +
+         kTokens * q_width * static_cast<int>(sizeof(bf16));
+}
+
 struct Task {
   Params p;
   bool fast_q, fast_k, fast_v;
@@ -338,11 +343,13 @@ void on_sm90(const Params& p) noexcept {
     task.q_width = static_cast<int>((p.d_qk + 15) / 16 * 16 + gpu::kTilePad);
   task.tiles = (p.tokens + kTokens - 1) / kTokens;
   task.v_tiles = (p.d_v + kPiece - 1) / kPiece;
-  const int bytes = static_cast<int>(sizeof(SharedMemory)) +
-                    kTokens * task.q_width * static_cast<int>(sizeof(bf16));
-  cudaFuncSetAttribute(attend_tiles, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  // The same limit for every call: another host thread may be between it and its launch.
+  constexpr int kMost = bytes_of(kMostResident + gpu::kTilePad);
+  static_assert(kMost <= 232448);
+  cudaFuncSetAttribute(attend_tiles, cudaFuncAttributeMaxDynamicSharedMemorySize, kMost);
   const auto blocks = static_cast<unsigned>(task.tiles * p.heads * task.v_tiles);
-  attend_tiles<<<blocks, kThreads, bytes, static_cast<cudaStream_t>(p.device.stream)>>>(task);
+  attend_tiles<<<blocks, kThreads, bytes_of(task.q_width),
+                 static_cast<cudaStream_t>(p.device.stream)>>>(task);
 }
 
 }  // namespace winnow::mha

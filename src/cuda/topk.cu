@@ -19,8 +19,9 @@ constexpr size_t kFairShared = 81 * 1024;   // and one of two that leave 92 KB o
 template <class... Args>
 void launch(void (*kernel)(Args...), const TopkParams& p, int blocks, size_t bytes,
             Args... args) noexcept {
+  // The same limit for every call: another host thread may be between it and its launch.
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                       static_cast<int>(bytes));
+                       static_cast<int>(kMostShared));
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = p.overlap;
