@@ -29,7 +29,8 @@ struct Case {
   Fill fill = Fill::kNormal;
   bool starts = false, ends = false;  // given; hostile values among them
   bool relative = false;
-  int64_t padding = 0;  // elements between rows
+  int64_t padding = 0;        // elements between rows
+  int64_t device_tokens = 0;  // instead of `tokens` on a device
 };
 
 inline std::vector<Case> cases() {
@@ -90,6 +91,13 @@ inline std::vector<Case> cases() {
       {"many_wide", 68, 8300, 4000, Fill::kNormal},
       {"many_wider", 68, 9000, 8500, Fill::kRelu, true, true},
       {"many_widest", 68, 12500, 11500, Fill::kNormal, true, true, true, 2},
+      // The same with long rows and lists, of which there is a larger sample or more room: two rows
+      // on a CPU.
+      {"many_long", 2, 262144, 2048, Fill::kNormal, false, true, false, 0, 68},
+      {"many_long_list", 2, 65536, 4096, Fill::kNormal, false, false, false, 1, 68},
+      {"many_long_both", 2, 131072, 4096, Fill::kRelu, true, true, true, 0, 68},
+      {"many_long_spikes", 2, 131072, 5000, Fill::kSpike, false, false, false, 0, 68},
+      {"many_long_two", 2, 131072, 5000, Fill::kTwo, false, false, false, 3, 68},
   };
 }
 
