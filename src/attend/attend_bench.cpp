@@ -40,7 +40,7 @@ void measure(bench::Runner& runner, bench::Sizes sizes, const char* note = "",
              bool gathered = false) {
   sizes.device = runner.device();
   bench::Case c = case_of(sizes, name_of_case(sizes) + note);
-  if (*note) c.context = 0;
+  if (*note) c.topk = 0;  // which every figure of a peer names
   if (!runner.wants(c)) return;
   bench::AttendProblem problem(sizes);
   // As the peers' calls: a decode returns output and lse, a prefill the maximum as well.
@@ -157,6 +157,12 @@ const bench::Suite batches("attend", "batches", [](bench::Runner& runner) {
   for (const int64_t heads : {128, 64, 16}) run({.heads = heads, .topk = 2048});
   for (const int64_t heads : {128, 64})
     run({.model = kV4, .heads = heads, .topk = 128, .extra = heads * 8});
+  // Short contexts: lists that end in -1.
+  const auto padded = [&](int64_t heads, int64_t batch) {
+    measure(runner, {.heads = heads, .topk = 2048, .batch = batch, .context = 500},
+            ", 500 of 2048 valid");
+  };
+  padded(128, 64), padded(16, 128);
 });
 
 }  // namespace

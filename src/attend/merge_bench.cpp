@@ -1,5 +1,5 @@
-// merge of two parts and topk_mask of 2,048 ids a token, on a device, under `mha` beside which they
-// stand. Bytes: what is read and what is written.
+// merge of two parts, and topk_mask of 2,048 ids a token, on a device. Bytes: what is read and what
+// is written.
 #include <fmt/format.h>
 
 #include "harness.h"
@@ -10,7 +10,7 @@ namespace {
 
 void measure_merge(bench::Runner& runner, int64_t tokens) {
   constexpr int64_t kHeads = 128, kValue = 512;
-  bench::Case c{.name = fmt::format("merge 2 parts {} tokens", tokens), .kernel = "sm90"};
+  bench::Case c{.name = fmt::format("2 parts {} tokens", tokens)};
   c.heads = kHeads, c.batch = 1, c.s_q = tokens;
   c.bytes = static_cast<double>(tokens * kHeads * (3 * 2 * kValue + 3 * 4));
   if (!runner.wants(c)) return;
@@ -18,19 +18,21 @@ void measure_merge(bench::Runner& runner, int64_t tokens) {
   tools::Random random(1);
   tools::Buffer<bf16> parts, out;
   tools::Buffer<float> part_lses, lse;
-  const MergeArgs args{
+  MergeArgs args{
       .partial_out = placement.room(parts, {2, tokens, kHeads, kValue}),  // zeros: soon made
       .partial_lse = placement.normals(part_lses, {2, tokens, kHeads}, random),
       .out = placement.room(out, {tokens, kHeads, kValue}),
-      .lse = placement.room(lse, {tokens, kHeads}),
-      .target = {runner.device(), "sm90"}};
-  runner.measure(c, [&] { merge(args); });
+      .lse = placement.room(lse, {tokens, kHeads})};
+  for (const std::string& kernel : runner.kernels()) {
+    c.kernel = kernel;
+    args.target = {runner.device(), kernel.c_str()};
+    runner.measure(c, [&] { merge(args); });
+  }
 }
 
 void measure_mask(bench::Runner& runner, int64_t tokens, int64_t keys) {
   constexpr int64_t kTopk = 2048;
-  bench::Case c{.name = fmt::format("mask {} tokens of {}k", tokens, keys / 1024),
-                .kernel = "sm90"};
+  bench::Case c{.name = fmt::format("{} tokens of {}k", tokens, keys / 1024)};
   c.topk = kTopk, c.batch = 1, c.s_q = tokens, c.context = keys;
   c.bytes = static_cast<double>(tokens * (4 * kTopk + keys / 8));
   if (!runner.wants(c)) return;
@@ -39,15 +41,22 @@ void measure_mask(bench::Runner& runner, int64_t tokens, int64_t keys) {
   tools::Buffer<int32_t> ids(tokens * kTopk);
   for (int32_t& id : ids) id = static_cast<int32_t>(random.draw(0, keys - 1));
   tools::Buffer<uint8_t> mask;
-  const TopkMaskArgs args{.ids = placement.copied(ids, {tokens, kTopk}),
-                          .mask = placement.room(mask, {tokens, keys / 8}),
-                          .target = {runner.device(), "sm90"}};
-  runner.measure(c, [&] { topk_mask(args); });
+  TopkMaskArgs args{.ids = placement.copied(ids, {tokens, kTopk}),
+                    .mask = placement.room(mask, {tokens, keys / 8})};
+  for (const std::string& kernel : runner.kernels()) {
+    c.kernel = kernel;
+    args.target = {runner.device(), kernel.c_str()};
+    runner.measure(c, [&] { topk_mask(args); });
+  }
 }
 
-const bench::Suite suite("mha", "default", [](bench::Runner& runner) {
-  if (!runner.on_cuda() || runner.kernels().empty()) return;
+const bench::Suite merges("merge", "default", [](bench::Runner& runner) {
+  if (!runner.on_cuda()) return;
   for (const int64_t tokens : {128, 4096}) measure_merge(runner, tokens);
+});
+
+const bench::Suite masks("mask", "default", [](bench::Runner& runner) {
+  if (!runner.on_cuda()) return;
   for (const int64_t keys : {4096, 262144}) measure_mask(runner, 4096, keys);
 });
 
