@@ -151,6 +151,24 @@ def test_pipeline_on_the_current_stream_and_in_a_graph():
     assert torch.equal(got, first)
 
 
+def test_scratch_is_kept():
+    """The largest workspace of score_select is allocated once, not by every call."""
+    tokens, keys = 256, 131072  # 128 MB of logits
+    q = torch.ones(tokens, 1, 128, device="cuda").to(torch.float8_e4m3fn)
+    rows = torch.ones(keys, 128, device="cuda").to(torch.float8_e4m3fn)
+    weights, scales = torch.ones(tokens, 1, device="cuda"), torch.rand(keys, device="cuda")
+    ends = torch.full((tokens,), keys, dtype=INT, device="cuda")
+    out = torch.empty(tokens, 9, dtype=INT, device="cuda")
+
+    def allocations_of_a_call():
+        before = torch.cuda.memory_stats()["allocation.all.allocated"]
+        winnow.score_select(q, weights, ends, 9, key_rows=rows, key_scales=scales, out=out)
+        return torch.cuda.memory_stats()["allocation.all.allocated"] - before
+
+    assert allocations_of_a_call() <= 1
+    assert allocations_of_a_call() == 0
+
+
 def test_graph():
     """Operators captured and replayed over other contents."""
     inputs = layer_inputs("cuda")
