@@ -41,7 +41,7 @@ void fill_slots(const Paging& paging, const Sizes& s, int64_t context,
     std::ranges::copy(ids, row.begin());
     const int32_t* table = paging.table.data() + paging.requests[t] * paging.width;
     for (int32_t& id : row)
-      if (id >= 0) id = table[id / s.page] * s.page + id % s.page;
+      if (id >= 0 && !s.logical) id = table[id / s.page] * s.page + id % s.page;
     for (int64_t i = width - 1; s.shuffled && i > 0; --i) std::swap(row[i], row[random.draw(0, i)]);
   }
 }
@@ -71,6 +71,11 @@ AttendProblem::AttendProblem(const Sizes& s)
     fill_slots(extra_paging, s, std::max<int64_t>(s.context / kCompression, 1), extra_slots);
     args.lists[1] = {.cache = extra_cache.cache,
                      .indices = placement.copied(extra_slots, {s.tokens(), s.extra})};
+  }
+  if (s.logical) {
+    args.requests = paging.request_view;
+    args.lists[0].block_table = paging.table_view;
+    if (s.extra > 0) args.lists[1].block_table = extra_paging.table_view;
   }
   args.scale = s.model.d_qk == 576 ? 0.0416666679f : 0.0441941738f;  // 576^-1/2, 512^-1/2
   if (s.model.lists == 2) args.sink = sinks;
