@@ -42,6 +42,7 @@ void fill_slots(const Paging& paging, const Sizes& s, int64_t context,
     const int32_t* table = paging.table.data() + paging.requests[t] * paging.width;
     for (int32_t& id : row)
       if (id >= 0 && !s.logical) id = table[id / s.page] * s.page + id % s.page;
+    for (int64_t i = 1; s.holes && i < width; i += 2) row[i] = -1;
     for (int64_t i = width - 1; s.shuffled && i > 0; --i) std::swap(row[i], row[random.draw(0, i)]);
   }
 }
@@ -92,8 +93,8 @@ void AttendProblem::use(const char* kernel) {
 
 double AttendProblem::attended() const {
   const int64_t states = std::max<int64_t>(sizes_.context / kCompression, 1);
-  return static_cast<double>(
-      sizes_.tokens() * (std::min(sizes_.topk, sizes_.context) + std::min(sizes_.extra, states)));
+  const int64_t rows = std::min(sizes_.topk, sizes_.context) + std::min(sizes_.extra, states);
+  return static_cast<double>(sizes_.tokens() * rows) / (sizes_.holes ? 2 : 1);
 }
 
 double AttendProblem::flops() const {

@@ -163,6 +163,15 @@ const bench::Suite batches("attend", "batches", [](bench::Runner& runner) {
             ", 500 of 2048 valid");
   };
   padded(128, 64), padded(16, 128);
+  for (const int64_t heads : {128, 16})
+    measure(runner,
+            {.heads = heads,
+             .topk = 2048,
+             .batch = 64,
+             .context = 16384,
+             .shuffled = true,
+             .holes = true},
+            ", every second -1");
   // The block table read by the kernel, to hold against the same with slots.
   const auto logical = [&](bench::Sizes s) {
     s.context = 16384, s.shuffled = s.logical = true;

@@ -43,8 +43,9 @@ inline Call call_of(const Params& p, int groups) {
 }
 
 // How many of a list's `count` entries there are up to the last that is an index: without lengths,
-// the lists of a short context end in -1. By a whole warp, 256 at once from the end on.
-__device__ __forceinline__ int up_to_last(const int32_t* list, int count, int lane) {
+// the lists of a short context end in -1. By a whole warp, 256 at once from the end on. Rare, so it
+// is called: then it lies behind the code of every launch, of which the first 64 KB cost nothing.
+inline __device__ __noinline__ int up_to_last(const int32_t* list, int count, int lane) {
   constexpr int kEach = 8, kAtOnce = 32 * kEach;
   const int32_t* at = list + (count - 1 - lane);
 #pragma unroll 1

@@ -66,6 +66,8 @@ __global__ void __launch_bounds__(Crew<R, N, W>::kThreads, 1)
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(C::kRegsWeigh));
     count_blocks<W>(sm, p, sp);
     Weighed<N> at{};
+#pragma unroll
+    for (auto& o : at.o) hold(o);  // zeros once, not again where no block follows
 #pragma unroll 1
     do weigh<R, N, W>(sm, p, sp, wg, at);
     while (kMany && next_token<K>(p, sp));
@@ -115,8 +117,10 @@ __global__ void __launch_bounds__(Crew<R, N, W>::kThreads, 1)
     if (copy_warp<C>() >= C::kCopiers) look_ahead<R, N, W>(sm, p, ahead);
     if constexpr (W == Way::kExchange) {
       const int w = copy_warp<C>();
-      if (w == 0) open<R, N>(sm, p, ahead);
-      if (w == 1 || w == 2) mark_units<R, N>(sm, p, ahead);
+      Span here = job<N>(p);  // again, rather than in registers of the loops before
+      here.blocks = ahead.blocks;
+      if (w == 0) open<R, N>(sm, p, here);
+      if (w == 1 || w == 2) mark_units<R, N>(sm, p, here);
     } else if constexpr (W == Way::kCluster) {
       cluster_meet();
     }

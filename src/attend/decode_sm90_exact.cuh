@@ -36,7 +36,7 @@ __device__ __forceinline__ float scale_of(const Smem<R, N>& sm, int slot, int ro
 // S^T of a warp's 16 rows, from Q as the caller stores it, into sm.y: 32 heads at a time, and no
 // register of the loop around it more than it must.
 template <class R, int N>
-__device__ __forceinline__ void exact_scores(Smem<R, N>& sm, const Args& p, int token, int slot) {
+__device__ __noinline__ void exact_scores(Smem<R, N>& sm, const Args& p, int token, int slot) {
   Span sp = job<N>(p);  // again, rather than in registers of the loop around
   sp.token = token;
   constexpr int kEights = N / 8 < 4 ? N / 8 : 4;

@@ -62,28 +62,90 @@ __device__ __forceinline__ int first_index(const Args& p, const Span& sp, int& l
   return index_at(p, sp, sp.begin + stage * K::kRows + (t & 15), list);
 }
 
-// resolve(); for slots, the common case, without a branch and with constants chosen instead of
-// arguments at an index: whatever this takes is taken from the copies.
-__device__ __forceinline__ Place place_of(const Args& p, const Span& sp, int list, int index) {
-  const ListView &first = p.lists[0], &second = p.lists[1];
-  if (!first.block_table && !second.block_table) {
-    PageRows page;
-    page.rows = list ? second.page.rows : first.page.rows;
-    page.shift = list ? second.page.shift : first.page.shift;
-    page.factor = list ? second.page.factor : first.page.factor;
-    const int at = page.of(index);
-    const bool there = index >= 0 && at < (list ? second.pages : first.pages);
-    return {there ? at : -1, index - at * page.rows};
-  }
-  const ListView& L = p.lists[list];
-  const Entry e =
-      resolve(L, index, L.block_table ? __ldg(p.requests + sp.token * p.request_stride) : 0);
-  return {static_cast<int>(e.page), e.offset};
-}
-
 struct Found : Place {
   int list;
 };
+
+__device__ __forceinline__ bool by_table(const Args& p) {
+  return p.lists[0].block_table || p.lists[1].block_table;
+}
+// resolve() for slots, the common case: without a branch and with constants chosen instead of
+// arguments at an index, since whatever this takes is taken from the copies.
+__device__ __forceinline__ Place slot_of(const Args& p, int list, int index) {
+  const ListView &first = p.lists[0], &second = p.lists[1];
+  PageRows page;
+  page.rows = list ? second.page.rows : first.page.rows;
+  page.shift = list ? second.page.shift : first.page.shift;
+  page.factor = list ? second.page.factor : first.page.factor;
+  const int at = page.of(index);
+  const bool there = index >= 0 && at < (list ? second.pages : first.pages);
+  return {there ? at : -1, index - at * page.rows};
+}
+// resolve() for logical ids, or for slots beside them.
+__device__ __forceinline__ Place row_of(const Args& p, int token, int list, int index) {
+  const ListView& L = p.lists[list];
+  const Entry e =
+      resolve(L, index, L.block_table ? __ldg(p.requests + token * p.request_stride) : 0);
+  return {static_cast<int>(e.page), e.offset};
+}
+// The same of two entries, whose pages are asked for together. Called, so that it lies behind the
+// code of launches that have slots.
+struct Places {
+  Place of[2];
+};
+inline __device__ __noinline__ Places rows_of(const Args& p, int token, int list0, int index0,
+                                              int list1, int index1) {
+  const int list[2] = {list0, list1}, index[2] = {index0, index1};
+  const int request = __ldg(p.requests + token * p.request_stride);
+  int at[2], found[2];
+#pragma unroll
+  for (int k = 0; k < 2; k++) {
+    const ListView& L = p.lists[list[k]];
+    at[k] = found[k] = L.page.of(index[k]);
+    if (L.block_table) {
+      const bool there =
+          index[k] >= 0 && at[k] < L.table_width && request >= 0 && request < L.table_rows;
+      found[k] = there ? __ldg(L.block_table + request * L.table_stride + at[k]) : -1;
+    }
+  }
+  Places to;
+#pragma unroll
+  for (int k = 0; k < 2; k++) {
+    const ListView& L = p.lists[list[k]];
+    const bool there = index[k] >= 0 && found[k] >= 0 && found[k] < L.pages;
+    to.of[k] = {there ? found[k] : -1, index[k] - at[k] * L.page.rows};
+  }
+  return to;
+}
+
+// The rows of a stage where not all of them are copied, once it is free: those that are, one by
+// one; zeros where there is no token, so that nothing stale is multiplied; and bf16 rows of fp8
+// records, whose scales are at `side`. `src`: a lane's row.
+template <class R, int N>
+__device__ __noinline__ void fill_apart(Smem<R, N>& sm, int slot, int ph, const std::byte* src,
+                                        const std::byte* side, uint32_t valid, uint32_t copied) {
+  const int lane = thread_here() & 31;
+  const auto place = [&](uint32_t rows) {
+    return sm.ring[slot] + (__ffs(rows) - 1) * Config<R, N>::kPitch;
+  };
+  const auto of = [](const std::byte* x, uint32_t rows) {
+    return __shfl_sync(~0u, reinterpret_cast<uint64_t>(x), __ffs(rows) - 1);
+  };
+  mb_wait(&sm.empty[slot], ph);
+#pragma unroll 1
+  for (uint32_t left = copied; left; left &= left - 1)
+    bulk_copy_one(s32(place(left)), of(src, left), R::kRowBytes, s32(&sm.full[slot]));
+#pragma unroll 1
+  for (uint32_t left = ~valid & 0xffff; left; left &= left - 1)
+    for (int c = lane; c < R::kRowBytes / 16; c += 32)
+      *reinterpret_cast<uint4*>(place(left) + c * 16) = make_uint4(0, 0, 0, 0);
+  if constexpr (!R::kFp8)
+#pragma unroll 1
+    for (uint32_t left = valid & ~copied; left; left &= left - 1)
+      convert_row<R>(reinterpret_cast<const std::byte*>(of(src, left)),
+                     reinterpret_cast<const std::byte*>(of(side, left)), place(left));
+  fence_async();
+}
 
 // The copies of a stage once it is free, a row for each of the warp's lower lanes.
 template <class R, int N>
@@ -111,8 +173,7 @@ __device__ __forceinline__ void fill(Smem<R, N>& sm, const Args& p, int slot, in
   const uint32_t bar = s32(&sm.full[slot]);
   // each row's address is made the warp's: a lane that copies with its own takes 80 cycles a row.
   // Rows are told by their distance from the first one, in one word, where that is near enough.
-  const auto row = [&](int r) { return __shfl_sync(~0u, reinterpret_cast<uint64_t>(src), r); };
-  const uint64_t base = row(0);
+  const uint64_t base = __shfl_sync(~0u, reinterpret_cast<uint64_t>(src), 0);
   const int64_t far = static_cast<int64_t>(reinterpret_cast<uint64_t>(src) - base) >> 4;
   const int off = static_cast<int>(far);
   const uint32_t near = __ballot_sync(~0u, src && far == off);
@@ -126,29 +187,8 @@ __device__ __forceinline__ void fill(Smem<R, N>& sm, const Args& p, int slot, in
     for (int r = 0; r < 16; r++)
       bulk_copy_one(s32(sm.ring[slot]) + r * K::kPitch, from[r], R::kRowBytes, bar);
   } else {
-    mb_wait(&sm.empty[slot], ph);
-#pragma unroll 1
-    for (uint32_t left = copied; left; left &= left - 1) {
-      const int r = __ffs(left) - 1;
-      bulk_copy_one(s32(sm.ring[slot]) + r * K::kPitch, row(r), R::kRowBytes, bar);
-    }
+    fill_apart<R, N>(sm, slot, ph, src, side, valid, copied);
   }
-  // rows without a valid token become zeros, so that nothing stale is multiplied
-  for (uint32_t bad = ~valid & 0xffff; bad; bad &= bad - 1) {
-    const int r = __ffs(bad) - 1;
-    for (int c = lane; c < R::kRowBytes / 16; c += 32)
-      *reinterpret_cast<uint4*>(sm.ring[slot] + r * K::kPitch + c * 16) = make_uint4(0, 0, 0, 0);
-  }
-  if constexpr (!R::kFp8)
-    for (uint32_t left = valid & ~copied; left; left &= left - 1) {
-      const int r = __ffs(left) - 1;
-      const auto of = [&](const std::byte* x) {
-        return reinterpret_cast<const std::byte*>(
-            __shfl_sync(~0u, reinterpret_cast<unsigned long long>(x), r));
-      };
-      convert_row<R>(of(src), of(side), sm.ring[slot] + r * K::kPitch);
-    }
-  if (copied != 0xffff) fence_async();
   if constexpr (R::kSideBytes > 0) {
     if (src)
       asm volatile("cp.async.ca.shared.global [%0],[%1],%2;" ::"r"(s32(sm.side[slot]) +
@@ -194,7 +234,10 @@ __device__ __forceinline__ void copy(Smem<R, N>& sm, const Args& p, const Span& 
   const int w = __shfl_sync(~0u, copy_warp<C>(), 0);  // uniform, and so is what comes of it
   const bool copier = w < C::kCopiers;
   const int own = kMany ? __shfl_sync(~0u, own_blocks(sp), 0) : 2;
-  const Place first = place_of(p, sp, list, index);
+  Place first = slot_of(p, list, index);
+  if (by_table(p))
+    first =
+        kMany ? row_of(p, sp.token, list, index) : rows_of(p, sp.token, list, index, 0, -1).of[0];
   int slot = w, ph = 1, stage = w & 3, block = w / 4, turn = 0;
   int told = max(block - first_told<C>(own), 0);  // block - first_told(own) mod kAhead
   if (kMany && !copier && block >= own) return;
@@ -351,15 +394,24 @@ __device__ __forceinline__ void look_ahead(Smem<R, N>& sm, const Args& p, Span s
     // of the end all copying warps are told, though one in six skips a block
     if (kMany ? block > total + kApart : block >= total) return;
     const unsigned at = (block - first_told<C>(own)) % unsigned{K::kAhead};
-#pragma unroll
-    for (int k = 0; k < 2; k++) {
-      const int list = position(block, k) >= sp.n0;
-      Place place = place_of(p, sp, list, k ? x.y : x.x);
+    const auto list = [&](int k) { return position(block, k) >= sp.n0; };
+    const auto put = [&](int k, Place place) {
       if constexpr (kMany) {
         if (block >= total) place.page = kNoMore;
-        place.offset |= list << 31;
+        place.offset |= list(k) << 31;
       }
       sm.place[at][lane + 32 * k] = place;
+    };
+    if (!by_table(p)) {
+      put(0, slot_of(p, list(0), x.x));
+      put(1, slot_of(p, list(1), x.y));
+    } else if constexpr (kMany) {  // no register is left for a call
+      put(0, row_of(p, sp.token, list(0), x.x));
+      put(1, row_of(p, sp.token, list(1), x.y));
+    } else {
+      const Places to = rows_of(p, sp.token, list(0), x.x, list(1), x.y);
+      put(0, to.of[0]);
+      put(1, to.of[1]);
     }
     mb_arrive(&sm.placed[at]);
   };

@@ -10,12 +10,16 @@ namespace winnow::attention::sm90 {
 __device__ __forceinline__ int q_exponent(uint32_t most) {
   return most >= 0x7f80 ? 9 : min(max(static_cast<int>(most >> 7) - 127, -60), 100);
 }
-__device__ __forceinline__ uint32_t larger(uint32_t most, const uint4& v) {  // of two bf16 each
-  most = __vmaxu2(most, __vmaxu2(v.x & 0x7fff7fff, v.y & 0x7fff7fff));
-  return __vmaxu2(most, __vmaxu2(v.z & 0x7fff7fff, v.w & 0x7fff7fff));
+// Of two bf16 each, by size, with any sign; a NaN is the largest.
+__device__ __forceinline__ uint32_t larger(uint32_t most, uint32_t x) {
+  asm("max.NaN.xorsign.abs.bf16x2 %0,%0,%1;" : "+r"(most) : "r"(x));
+  return most;
+}
+__device__ __forceinline__ uint32_t larger(uint32_t most, const uint4& v) {
+  return larger(larger(most, larger(v.x, v.y)), larger(v.z, v.w));
 }
 __device__ __forceinline__ uint32_t largest(uint32_t most) {  // of a warp
-  return __reduce_max_sync(~0u, max(most & 0xffff, most >> 16));
+  return __reduce_max_sync(~0u, max(most & 0x7fff, most >> 16 & 0x7fff));
 }
 
 __device__ __forceinline__ void get_shared(uint32_t* x, uint32_t at) {
