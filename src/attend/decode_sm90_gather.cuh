@@ -88,13 +88,13 @@ __device__ __forceinline__ Place row_of(const Args& p, int token, int list, int 
       resolve(L, index, L.block_table ? __ldg(p.requests + token * p.request_stride) : 0);
   return {static_cast<int>(e.page), e.offset};
 }
-// The same of two entries, whose pages are asked for together. Called, so that it lies behind the
-// code of launches that have slots.
+// The same of two entries, whose pages are asked for together: one after the other they cost a call
+// of 64 tokens 6 %.
 struct Places {
   Place of[2];
 };
-inline __device__ __noinline__ Places rows_of(const Args& p, int token, int list0, int index0,
-                                              int list1, int index1) {
+__device__ __forceinline__ Places rows_of(const Args& p, int token, int list0, int index0,
+                                          int list1, int index1) {
   const int list[2] = {list0, list1}, index[2] = {index0, index1};
   const int request = __ldg(p.requests + token * p.request_stride);
   int at[2], found[2];
@@ -118,33 +118,41 @@ inline __device__ __noinline__ Places rows_of(const Args& p, int token, int list
   return to;
 }
 
-// The rows of a stage where not all of them are copied, once it is free: those that are, one by
-// one; zeros where there is no token, so that nothing stale is multiplied; and bf16 rows of fp8
-// records, whose scales are at `side`. `src`: a lane's row.
+// Rows of zeros, which entries without a token are copied from: nothing stale is multiplied, and a
+// hole takes no longer than a row. One for two or three multiprocessors: they would wait for each
+// other at the lines of a single one.
+constexpr int kZeroRows = 64;
+static __device__ uint4 zero_rows[kZeroRows][V32Bf16::kRowBytes / 16];
+__device__ __forceinline__ const std::byte* zero_row() {
+  unsigned here;
+  asm("mov.u32 %0,%%smid;" : "=r"(here));
+  return reinterpret_cast<const std::byte*>(zero_rows[here % kZeroRows]);
+}
+
+// The rows of a stage once it is free where some are missing (`src`, a lane's row, is null), far
+// from each other, or not `copied`: these are bf16 rows of fp8 records, whose scales are at `side`.
+// Called, so that it lies behind the code of every launch, and the address of the zeros, which is
+// in no cache, is waited for here alone.
 template <class R, int N>
 __device__ __noinline__ void fill_apart(Smem<R, N>& sm, int slot, int ph, const std::byte* src,
-                                        const std::byte* side, uint32_t valid, uint32_t copied) {
-  const int lane = thread_here() & 31;
-  const auto place = [&](uint32_t rows) {
-    return sm.ring[slot] + (__ffs(rows) - 1) * Config<R, N>::kPitch;
+                                        const std::byte* side, uint32_t copied) {
+  const auto of = [](const std::byte* x, int r) {
+    return __shfl_sync(~0u, reinterpret_cast<uint64_t>(x), r);
   };
-  const auto of = [](const std::byte* x, uint32_t rows) {
-    return __shfl_sync(~0u, reinterpret_cast<uint64_t>(x), __ffs(rows) - 1);
-  };
+  if (!src) src = zero_row();
   mb_wait(&sm.empty[slot], ph);
-#pragma unroll 1
-  for (uint32_t left = copied; left; left &= left - 1)
-    bulk_copy_one(s32(place(left)), of(src, left), R::kRowBytes, s32(&sm.full[slot]));
-#pragma unroll 1
-  for (uint32_t left = ~valid & 0xffff; left; left &= left - 1)
-    for (int c = lane; c < R::kRowBytes / 16; c += 32)
-      *reinterpret_cast<uint4*>(place(left) + c * 16) = make_uint4(0, 0, 0, 0);
-  if constexpr (!R::kFp8)
-#pragma unroll 1
-    for (uint32_t left = valid & ~copied; left; left &= left - 1)
-      convert_row<R>(reinterpret_cast<const std::byte*>(of(src, left)),
-                     reinterpret_cast<const std::byte*>(of(side, left)), place(left));
-  fence_async();
+#pragma unroll 4
+  for (int r = 0; r < 16; r++) {
+    uint8_t* const to = sm.ring[slot] + r * Config<R, N>::kPitch;
+    const uint64_t row = of(src, r);
+    if (R::kFp8 || copied >> r & 1) {
+      bulk_copy_one(s32(to), row, R::kRowBytes, s32(&sm.full[slot]));
+    } else if constexpr (!R::kFp8) {
+      convert_row<R>(reinterpret_cast<const std::byte*>(row),
+                     reinterpret_cast<const std::byte*>(of(side, r)), to);
+    }
+  }
+  if constexpr (!R::kFp8) fence_async();
 }
 
 // The copies of a stage once it is free, a row for each of the warp's lower lanes.
@@ -167,9 +175,8 @@ __device__ __forceinline__ void fill(Smem<R, N>& sm, const Args& p, int slot, in
       }
     }
   }
-  const bool converted = !R::kFp8 && side;
   const uint32_t valid = __ballot_sync(~0u, src != nullptr),
-                 copied = R::kFp8 ? valid : __ballot_sync(~0u, src && !converted);
+                 copied = R::kFp8 ? 0xffff : __ballot_sync(~0u, !side) & 0xffff;
   const uint32_t bar = s32(&sm.full[slot]);
   // each row's address is made the warp's: a lane that copies with its own takes 80 cycles a row.
   // Rows are told by their distance from the first one, in one word, where that is near enough.
@@ -177,7 +184,7 @@ __device__ __forceinline__ void fill(Smem<R, N>& sm, const Args& p, int slot, in
   const int64_t far = static_cast<int64_t>(reinterpret_cast<uint64_t>(src) - base) >> 4;
   const int off = static_cast<int>(far);
   const uint32_t near = __ballot_sync(~0u, src && far == off);
-  if ((R::kFp8 ? near : near & copied) == 0xffff) {
+  if ((near & copied) == 0xffff) {
     uint64_t from[16];  // in uniform registers before the stage is free
     from[0] = base;
 #pragma unroll
@@ -187,7 +194,7 @@ __device__ __forceinline__ void fill(Smem<R, N>& sm, const Args& p, int slot, in
     for (int r = 0; r < 16; r++)
       bulk_copy_one(s32(sm.ring[slot]) + r * K::kPitch, from[r], R::kRowBytes, bar);
   } else {
-    fill_apart<R, N>(sm, slot, ph, src, side, valid, copied);
+    fill_apart<R, N>(sm, slot, ph, src, side, copied);
   }
   if constexpr (R::kSideBytes > 0) {
     if (src)
@@ -198,7 +205,7 @@ __device__ __forceinline__ void fill(Smem<R, N>& sm, const Args& p, int slot, in
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
   }
   // each lane arrives after what it wrote itself, lane 0 for all where nobody wrote
-  const bool apart = R::kSideBytes == 0 && copied != 0xffff;
+  const bool apart = !R::kFp8 && copied != 0xffff;
   if (lane == 0) {
     sm.valid[slot] = valid;
     mb_expect(&sm.full[slot], __popc(copied) * R::kRowBytes);
@@ -234,10 +241,7 @@ __device__ __forceinline__ void copy(Smem<R, N>& sm, const Args& p, const Span& 
   const int w = __shfl_sync(~0u, copy_warp<C>(), 0);  // uniform, and so is what comes of it
   const bool copier = w < C::kCopiers;
   const int own = kMany ? __shfl_sync(~0u, own_blocks(sp), 0) : 2;
-  Place first = slot_of(p, list, index);
-  if (by_table(p))
-    first =
-        kMany ? row_of(p, sp.token, list, index) : rows_of(p, sp.token, list, index, 0, -1).of[0];
+  const Place first = by_table(p) ? row_of(p, sp.token, list, index) : slot_of(p, list, index);
   int slot = w, ph = 1, stage = w & 3, block = w / 4, turn = 0;
   int told = max(block - first_told<C>(own), 0);  // block - first_told(own) mod kAhead
   if (kMany && !copier && block >= own) return;
@@ -405,7 +409,7 @@ __device__ __forceinline__ void look_ahead(Smem<R, N>& sm, const Args& p, Span s
     if (!by_table(p)) {
       put(0, slot_of(p, list(0), x.x));
       put(1, slot_of(p, list(1), x.y));
-    } else if constexpr (kMany) {  // no register is left for a call
+    } else if constexpr (kMany) {  // no registers are left for both at once
       put(0, row_of(p, sp.token, list(0), x.x));
       put(1, row_of(p, sp.token, list(1), x.y));
     } else {
