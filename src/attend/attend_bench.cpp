@@ -175,7 +175,8 @@ const bench::Suite batches("attend", "batches", [](bench::Runner& runner) {
   // The block table read by the kernel, to hold against the same with slots.
   const auto logical = [&](bench::Sizes s) {
     s.context = 16384, s.shuffled = s.logical = true;
-    for (const int64_t batch : {8, 64, 128}) s.batch = batch, measure(runner, s, ", logical ids");
+    for (const int64_t batch : {8, 64, 128, 256})
+      s.batch = batch, measure(runner, s, ", logical ids");
   };
   for (const int64_t heads : {128, 16}) logical({.heads = heads, .topk = 2048});
   logical({.model = kV4, .heads = 64, .topk = 128, .extra = 512});

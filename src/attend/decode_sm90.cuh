@@ -181,7 +181,7 @@ cudaError_t launch(const Args& p, unsigned tokens, cudaStream_t stream) {
 // From token to token where fewer run at once than there are, and goes_on() says so.
 template <class R, int N>
 cudaError_t launch(const Args& p, int at_once, cudaStream_t stream) {
-  if constexpr (goes_on(R::Stored::kFormat, N))
+  if constexpr (goes_on(R::Stored::kFormat, N, false))
     if (at_once < p.tokens) return launch<R, N, Way::kMany>(p, at_once, stream);
   if (p.exchange) return launch<R, N, Way::kExchange>(p, p.tokens, stream);
   if (p.splits > 1) return launch<R, N, Way::kCluster>(p, p.tokens, stream);

@@ -81,15 +81,8 @@ __device__ __forceinline__ Place slot_of(const Args& p, int list, int index) {
   const bool there = index >= 0 && at < (list ? second.pages : first.pages);
   return {there ? at : -1, index - at * page.rows};
 }
-// resolve() for logical ids, or for slots beside them.
-__device__ __forceinline__ Place row_of(const Args& p, int token, int list, int index) {
-  const ListView& L = p.lists[list];
-  const Entry e =
-      resolve(L, index, L.block_table ? __ldg(p.requests + token * p.request_stride) : 0);
-  return {static_cast<int>(e.page), e.offset};
-}
-// The same of two entries, whose pages are asked for together: one after the other they cost a call
-// of 64 tokens 6 %.
+// resolve() of two entries, logical ids or slots beside them, whose pages are asked for together:
+// one after the other they cost a call of 64 tokens 6 %.
 struct Places {
   Place of[2];
 };
@@ -241,7 +234,8 @@ __device__ __forceinline__ void copy(Smem<R, N>& sm, const Args& p, const Span& 
   const int w = __shfl_sync(~0u, copy_warp<C>(), 0);  // uniform, and so is what comes of it
   const bool copier = w < C::kCopiers;
   const int own = kMany ? __shfl_sync(~0u, own_blocks(sp), 0) : 2;
-  const Place first = by_table(p) ? row_of(p, sp.token, list, index) : slot_of(p, list, index);
+  const Place first = C::kTables && by_table(p) ? rows_of(p, sp.token, list, index, 0, -1).of[0]
+                                                : slot_of(p, list, index);
   int slot = w, ph = 1, stage = w & 3, block = w / 4, turn = 0;
   int told = max(block - first_told<C>(own), 0);  // block - first_told(own) mod kAhead
   if (kMany && !copier && block >= own) return;
@@ -376,9 +370,9 @@ __device__ __forceinline__ void look_ahead(Smem<R, N>& sm, const Args& p, Span s
   constexpr bool kMany = W == Way::kMany;
   constexpr bool kApart = C::kCopyWarps == 8;
   const int lane = thread_here() & 31, own = kMany ? own_blocks(sp) : 2;
-  int before = 0, total = sp.blocks;  // blocks of the tokens before sp's, and with it
-  const auto position = [&](int block, int k) {
-    return sp.begin + (block - before) * K::kBlock + lane + 32 * k;
+  int before = 0, total = sp.blocks;             // blocks of the tokens before sp's, and with it
+  const auto position = [&](int block, int k) {  // of several tokens a CTA has all rows
+    return (kMany ? 0 : sp.begin) + (block - before) * K::kBlock + lane + 32 * k;
   };
   const int32_t *first, *second;  // the token's lists, both by position
   const auto aim = [&] {
@@ -398,24 +392,18 @@ __device__ __forceinline__ void look_ahead(Smem<R, N>& sm, const Args& p, Span s
     // of the end all copying warps are told, though one in six skips a block
     if (kMany ? block > total + kApart : block >= total) return;
     const unsigned at = (block - first_told<C>(own)) % unsigned{K::kAhead};
-    const auto list = [&](int k) { return position(block, k) >= sp.n0; };
-    const auto put = [&](int k, Place place) {
+    const auto list = [&](int k) { return static_cast<int>(position(block, k) >= sp.n0); };
+    const bool slots = !C::kTables || !by_table(p);
+    Places found;
+    if (!slots) found = rows_of(p, sp.token, list(0), x.x, list(1), x.y);
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+      Place place = slots ? slot_of(p, list(k), k ? x.y : x.x) : found.of[k];
       if constexpr (kMany) {
         if (block >= total) place.page = kNoMore;
         place.offset |= list(k) << 31;
       }
       sm.place[at][lane + 32 * k] = place;
-    };
-    if (!by_table(p)) {
-      put(0, slot_of(p, list(0), x.x));
-      put(1, slot_of(p, list(1), x.y));
-    } else if constexpr (kMany) {  // no registers are left for both at once
-      put(0, row_of(p, sp.token, list(0), x.x));
-      put(1, row_of(p, sp.token, list(1), x.y));
-    } else {
-      const Places to = rows_of(p, sp.token, list(0), x.x, list(1), x.y);
-      put(0, to.of[0]);
-      put(1, to.of[1]);
     }
     mb_arrive(&sm.placed[at]);
   };

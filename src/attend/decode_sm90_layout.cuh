@@ -60,10 +60,12 @@ struct Args : Splits, Call {};
 enum class Way { kAlone, kMany, kCluster, kExchange };
 
 // Whether CTAs of n heads may take several tokens, one after the other: a kernel more to compile,
-// so where that gains 2 % and more. 64 heads of V3.2 gain nothing.
-constexpr bool goes_on(CacheFormat format, int n) {
+// so where that gains 2 % and more. 64 heads of V3.2 gain nothing, and of V4 the warp that finds
+// rows has no registers left for block tables.
+constexpr bool goes_on(CacheFormat format, int n, bool tables) {
   const bool v4 = format == CacheFormat::kV4Fp8;
-  return (v4 || format == CacheFormat::kV32Fp8) && (n == 16 || n == 32 || (v4 && n == 64));
+  return (v4 || format == CacheFormat::kV32Fp8) &&
+         (n == 16 || n == 32 || (v4 && n == 64 && !tables));
 }
 
 // Bytes in which the splits of a token's n heads meet.
@@ -117,6 +119,7 @@ struct Crew {
   using K = Config<R, N>;
   static constexpr int kCopyWarps = N <= 16 && R::kFp8 && W == Way::kMany ? 8 : 4;
   static constexpr int kCopiers = kCopyWarps == 8 ? 6 : 3, kThreads = K::kMath + 32 * kCopyWarps;
+  static constexpr bool kTables = W != Way::kMany || N < 64;  // as goes_on() has it
   static constexpr int kRegsCopy = K::kScorers == 1 && R::kFp8 ? 40 : 48;
   static constexpr int kRegsScore = K::kScorers == 1 && R::kFp8 ? 104 : 96;
   static constexpr int kRegsWeigh = kThreads == 512 ? 184 : kThreads == 640 ? 120 : 96;
