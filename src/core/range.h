@@ -19,8 +19,10 @@ struct Ranges {
   int64_t limit = 0;  // columns of a row
 
   WINNOW_HD Range of(int64_t token) const {
-    const int64_t start = starts ? starts[token * start_stride] : 0;
-    const int64_t end = ends ? ends[token * end_stride] : limit;
+    return clamp(starts ? starts[token * start_stride] : 0,
+                 ends ? ends[token * end_stride] : limit);
+  }
+  WINNOW_HD Range clamp(int64_t start, int64_t end) const {
     Range r{start < 0 ? 0 : start, end < limit ? end : limit};
     if (r.first >= r.last) r.first = r.last = 0;
     return r;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "cuda/asked.h"
 #include "cuda/hopper.h"
 #include "score/kernel.h"
 
@@ -23,7 +24,8 @@ struct Config {
   static constexpr int kN = kHeads * kGroup;
   // Consumer warpgroups: with one round they take tiles in turn.
   static constexpr int kConsumers = kRounds > 1 ? kRounds : kN == 128 ? 3 : 2;
-  static constexpr int kThreads = 128 * kConsumers + 128;  // the producer warp has a warpgroup
+  // The producer warp, and one that looks up ranges; with setmaxnreg they are a warpgroup.
+  static constexpr int kThreads = 128 * kConsumers + (kN == 64 ? 64 : 128);
   // Products of 64 columns leave room for a second block per multiprocessor, which hides the first
   // one's start and end. The others take registers from the producer: 384 x 168 = 256 x 232 + 128 x
   // 40, and 512 x 128 = 384 x 152 + 128 x 56.
@@ -31,12 +33,16 @@ struct Config {
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 152;
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 56;
   static constexpr int kTile = kTileKeys;
-  static constexpr int kStages = kN == 64 ? 10 : kN == 128 ? 16 : kRounds > 1 ? 12 : 20;
+  static constexpr int kStages = kN == 64 ? 6 : kN == 128 ? 15 : kRounds > 1 ? 12 : 20;
   // A dry turn over the code of a tile: of more columns it lasts longer than the keys take.
   static constexpr bool kDry = kN == 64;
   static constexpr int kReaders = 4 * (kRounds > 1 ? kConsumers : 1);  // warps that read a tile
   static_assert(kN == 64 || kN == 128 || kN == 192 || kN == 256);
   static_assert(kTokens <= 32 && kConsumers <= 3);
+  // A stage is always the same warpgroup's: to one that has not seen the stage's tile before, a
+  // barrier which still waits for that tile looks like one that has the next. Copies do pass each
+  // other, by seven tiles and more.
+  static_assert(kRounds > 1 || kStages % kConsumers == 0);
 };
 
 struct Stage {
@@ -105,15 +111,27 @@ struct Ahead {
   }
 };
 __device__ __forceinline__ Ahead look_ahead(const Params& p, int64_t block, uint32_t first) {
-  Ahead a;
-  if (p.guess.request_shift < 0) return a;
-  const int64_t request = (block >> p.guess.request_shift) + p.guess.first_request;
+  const int64_t request = (block >> max(p.guess.request_shift, 0)) + p.guess.first_request;
   const uint32_t page = first >> p.guess.page_shift;
-  if (request >= p.table_rows) return a;
-  a.request = static_cast<int32_t>(request);
+  const bool guess = p.guess.request_shift >= 0 && request < p.table_rows;
+  Ahead a;
   a.offset = static_cast<int32_t>(first - (page << p.guess.page_shift));
-  if (page < p.table_width) a.page = p.table[request * p.table_stride + page];
+  if (guess) a.request = static_cast<int32_t>(request);
+  if (guess && page < p.table_width)
+    a.page = gpu::load_here(p.table + request * p.table_stride + page);
   return a;
+}
+
+// One warp.
+template <class C>
+__device__ __forceinline__ void init_barriers(SharedMemory<C>& sm) {
+  if (threadIdx.x % 32 == 0) {
+#pragma unroll 1
+    for (int s = 0; s < C::kStages; ++s)
+      gpu::mb_init(&sm.full[s], 1), gpu::mb_init(&sm.empty[s], C::kReaders);
+    gpu::fence_barrier_init();
+  }
+  __syncwarp();
 }
 
 // Brings in the first tiles of a block that has one token, as many as the ring holds, before the

@@ -8,7 +8,8 @@
 // another warpgroup multiplies. A lane's weights stay in its registers.
 //
 // Budget per tile of 64 keys and SM: 8,448 B, 630 cycles at 3.5 TB/s. N = 64: 128 cycles of tensor
-// core, so decode is bound by memory and wants bytes in flight: two blocks of 10 stages, 170 KB.
+// core, so decode is bound by memory and wants bytes in flight, but not more than two blocks of 6
+// stages, 101 KB: with 10 eight tokens of 128k keys take 3 % longer.
 // N = 256 (prefill, and four tokens of a request): 512 cycles of tensor core; 400 instructions a
 // warp, of which 128 FMNMX at half rate and 128 FFMA, so two warpgroups fill 800 of the 1,024 issue
 // slots of their two products.
@@ -171,18 +172,16 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     if constexpr (C::kRounds == 1) queries.load(p, token0, 0);
   } else if (warp == 4 * C::kConsumers) {
     ahead = look_ahead(p, block, static_cast<uint32_t>(chunk0) + lane * C::kTile);
-    Range range;
-    int32_t request = 0;
-    if constexpr (C::kTokens == 1) request = request_of(p, token0), range = p.ranges.of(token0);
-    if (lane == 0) {
-#pragma unroll 1
-      for (int s = 0; s < C::kStages; ++s)
-        gpu::mb_init(&sm.full[s], 1), gpu::mb_init(&sm.empty[s], C::kReaders);
-      gpu::fence_barrier_init();
+    if constexpr (C::kTokens == 1) {
+      gpu::Asked request(0);
+      if (p.requests) request = gpu::Asked(p.requests + token0 * p.request_stride);
+      gpu::AskedRange range(p.ranges, token0);
+      init_barriers(sm);  // while they are on their way
+      if (request.get() == ahead.request)
+        begun = begin_early<C>(p, ahead, range.get(p.ranges), sm, {chunk0, chunk1});
+    } else {
+      init_barriers(sm);
     }
-    __syncwarp();
-    if (C::kTokens == 1 && request == ahead.request)
-      begun = begin_early<C>(p, ahead, range, sm, {chunk0, chunk1});
   } else if (warp == 4 * C::kConsumers + 1 && lane < C::kTokens) {
     const int64_t t = token0 + lane;
     Range r;
