@@ -46,14 +46,12 @@ void exact(const TopkParams& p, int blocks) noexcept {
 
 template <int kGroups>
 void shared_row(const TopkParams& p, int blocks) noexcept {
-  launch(shared_row_kernel<kGroups>, p, blocks, kSharedRowBytes<kGroups> + sizeof(ExactMemory), p,
-         static_cast<unsigned>(blocks));
+  launch(shared_row_kernel<kGroups>, p, blocks, kSharedRowBytes<kGroups> + sizeof(ExactMemory), p);
 }
 
 void stream(const TopkParams& p, int blocks) noexcept {
   const uint32_t room = stream_room(p.width, p.ranges.limit, blocks);
-  launch(stream_kernel, p, blocks, stream_bytes(p.ranges.limit + 3, blocks, room), p,
-         static_cast<unsigned>(blocks), room);
+  launch(stream_kernel, p, blocks, stream_bytes(p.ranges.limit + 3, blocks, room), p, room);
 }
 
 // Columns that may lie between a 16-byte boundary and a row's first logit.

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "cuda/asked.h"
 #include "cuda/hopper.h"
 #include "cuda/topk.h"
 
@@ -40,14 +41,16 @@ struct Job {
   int32_t base;  // id of column row.first
 };
 
-__device__ __forceinline__ Job job_of(const TopkParams& p, int64_t token) {
-  const Range range = p.ranges.of(token);
+__device__ __forceinline__ Job job_of(const TopkParams& p, int64_t token, const Range& range) {
   const float* logits = p.logits + token * p.logit_stride + (p.from_start ? 0 : range.first);
   const uint32_t lead = reinterpret_cast<uintptr_t>(logits) / sizeof(float) % 4;
   const uint32_t length = static_cast<uint32_t>(range.last - range.first);
   return {{logits - lead, lead, lead + length},
           p.ids + token * p.id_stride,
           static_cast<int32_t>(p.relative ? 0 : range.first)};
+}
+__device__ __forceinline__ Job job_of(const TopkParams& p, int64_t token) {
+  return job_of(p, token, p.ranges.of(token));
 }
 
 // Columns v ... v + 3 of a row, v a multiple of 4; NaN where there is none. Nothing outside is
@@ -104,10 +107,11 @@ struct Scan {
 
 __device__ __forceinline__ uint32_t scan_warp(uint32_t x) {  // inclusive
 #pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
-    const uint32_t up = __shfl_up_sync(~0u, x, d);
-    if (threadIdx.x % 32 >= d) x += up;
-  }
+  for (int d = 1; d < 32; d *= 2)
+    asm volatile(
+        "{\n.reg .pred p;\n.reg .b32 y;\nshfl.sync.up.b32 y|p,%0,%1,0,-1;\n@p add.u32 %0,%0,y;\n}"
+        : "+r"(x)
+        : "r"(d));
   return x;
 }
 

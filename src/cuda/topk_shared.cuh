@@ -10,8 +10,10 @@
 // the scheme (no range, more than kRanked entries in the bin) go through select_exactly().
 //
 // Measured for 32k logits on 8 blocks, in cycles: loads and range of the sample 2,000; counts 600,
-// on their way 1,000; search 750; entries 750, on their way 1,000; ranks 500; ids 800. Code that
-// runs once is fetched once: what is unrolled over the logits is a few instructions each.
+// on their way 1,000; search 750; entries 750, on their way 1,000; ranks 500; ids 800. Since then
+// some 1,800 less, by fewer instructions: four warps share a scheduler, so there is no branch a
+// logit and no division after the wait. Code that runs once is fetched once: what is unrolled over
+// the logits is a few instructions each.
 #pragma once
 
 #include <type_traits>
@@ -27,9 +29,10 @@ static_assert(kPieces * kMaxBlocks == kThreads);
 
 struct alignas(16) SharedRowMemory {
   uint64_t counted, listed;         // mbarriers: all counts are here; all entries are here
-  uint16_t all[kMaxBlocks][kEven];  // counts of every block
   uint2 rank[kRanked];              // key and column of the entries of the middle bin
-  uint32_t own[kEven];              // counts of this block; zero at first, as all that follows
+  uint16_t all[kMaxBlocks][kEven];  // counts of every block; zero where there is none
+  uint32_t none[4];                 // what lies below the bins; zero at first, as all that follows
+  uint32_t own[kEven];              // counts of this block
   Scan scan;
   uint2 range[kWarps];     // of each warp's sample: keys, the complement of the least
   Found found;             // the middle bin: the one of the K-th
@@ -44,8 +47,9 @@ template <int kGroups>
 constexpr size_t kSharedRowBytes = sizeof(SharedRowMemory) + kThreads* kGroups;  // a byte a group
 
 // Even bins over a range: a bin is the nearest integer of a linear function, which stands in the
-// low bits of a float above 2^23. It does not decrease in x, whatever the rounding; NaN for NaN
-// alone; from 0 to kEven - 1 at the ends of the range.
+// low bits of a float above 2^23. It does not decrease in x, whatever the rounding; from 0 to
+// kEven - 1 at the ends of the range. The last bin has no end; what lies below the first, and NaN,
+// is at 2^23 - 1 or half of one above it: two words or one before bin 0.
 struct EvenBins {
   static constexpr float kZero = 8388608.0f;  // bin 0
   float scale, offset;
@@ -54,22 +58,36 @@ struct EvenBins {
     const float scale = __fdividef(kEven - 1, span);
     return {scale, __fmaf_rn(-low, scale, kZero)};
   }
-  __device__ float position(float x) const { return __fmaf_rn(x, scale, offset); }
+  __device__ float position(float x) const {
+    return fminf(fmaxf(__fmaf_rn(x, scale, offset), kZero - 1), kZero + (kEven - 1));
+  }
   __device__ bool good() const { return scale > 0 && scale < INFINITY && isfinite(offset); }
 };
 
+// A thread's place of the sample. Where more than 1/20 is wanted, quads of neighbours: a warp asks
+// for 8 lines and not for 32, which take a cycle or two each, the row's loads behind them. Were all
+// neighbours alike, no quad would exceed the K-th once in 700 rows.
+__device__ __forceinline__ const float* sample_place(const Row& row, uint32_t wanted) {
+  if (wanted <= (row.last - row.first) / 20) return sampled(row, threadIdx.x, 9);
+  const auto column = static_cast<uint32_t>(sampled(row, threadIdx.x / 4, 7) - row.origin);
+  return row.origin + min(max(column / 4 * 4 + threadIdx.x % 4, row.first), row.last - 1);
+}
+
 // Bins over the range of the sample, of which a thread has one logit. Where at most a quarter of
 // the row is wanted, they begin at the least of the greatest of every eight: between 30 and 60 % of
-// the row lie above it, and the bins are half as wide. Where at most 1/48 is (ten of the sample),
-// at the least of the greatest of every warp, which 2 to 17 % exceed, and they reach farther than
-// the sample, which the K-th may exceed: a row misses its bins once in 20,000 times.
+// the row lie above it, and the bins are half as wide; where at most 1/14 is, of every sixteen: 10
+// to 30 %. Where at most 1/48 is (ten of the sample), at the least of the greatest of every warp,
+// which 2 to 17 % exceed, and they reach farther than the sample, which the K-th may exceed: a row
+// misses its bins once in 20,000 times.
 __device__ __forceinline__ EvenBins bins_of(float x, uint32_t length, uint32_t wanted,
                                             SharedRowMemory& sm) {
   uint32_t key = isfinite(x) ? key_of(x) : 0;
   const uint32_t greatest = __reduce_max_sync(~0u, key);
   const bool upper = wanted <= length / 4, top = wanted <= length / 48;
-  if (upper)
+  if (upper) {
     for (int d = 1; d < 8; d *= 2) key = max(key, __shfl_xor_sync(~0u, key, d));
+    if (wanted <= length / 14) key = max(key, __shfl_xor_sync(~0u, key, 8));
+  }
   if (top) key = greatest;
   const uint32_t least = __reduce_max_sync(~0u, key ? ~key : 0);
   if (threadIdx.x % 32 == 0) sm.range[threadIdx.x / 32] = {least, greatest};
@@ -80,13 +98,9 @@ __device__ __forceinline__ EvenBins bins_of(float x, uint32_t length, uint32_t w
   return EvenBins::from(low, wanted < length / 128 ? 2 * span : top ? 1.5f * span : span);
 }
 
-// Counts a logit in `bins` (an address) unless it lies below them; the last bin has no end.
-__device__ __forceinline__ void count_at(uint32_t bins, float position) {
-  const uint32_t bin = __float_as_uint(fminf(position, EvenBins::kZero + (kEven - 1)));
-  asm volatile("{\n.reg .pred p;\nsetp.ge.f32 p,%1,%2;\n@p red.shared.add.u32 [%0],1;\n}" ::"r"(
-                   bins + bin * 4),
-               "f"(position), "f"(EvenBins::kZero)
-               : "memory");
+// The address that position 0 would have where bin 0 is sm.own[0].
+__device__ __forceinline__ uint32_t bins_at(SharedRowMemory& sm) {
+  return fresh(s32(sm.own)) - __float_as_uint(EvenBins::kZero) * 4;
 }
 
 // Sends this block's counts to all, 16 bits each (65,535 stands for more, which is no K of
@@ -109,13 +123,12 @@ __device__ __forceinline__ void exchange_counts(SharedRowMemory& sm, unsigned ra
 
 // The middle bin, from all blocks' counts; sm.lower_entries and sm.below say what lower blocks
 // have in it and above it. Its count is 0 if the counts do not reach `wanted`.
-__device__ __forceinline__ Found find_shared(uint32_t wanted, SharedRowMemory& sm, unsigned rank,
-                                             unsigned blocks) {
+__device__ __forceinline__ Found find_shared(uint32_t wanted, SharedRowMemory& sm, unsigned rank) {
   const unsigned bin = kEven - 1 - threadIdx.x;
   uint32_t n = 0, lower = 0;
 #pragma unroll
   for (unsigned r = 0; r < kMaxBlocks; ++r) {
-    const uint32_t theirs = r < blocks ? sm.all[r][bin] : 0;
+    const uint32_t theirs = sm.all[r][bin];  // 0 where there is no such block
     n += theirs;
     if (r < rank) lower += theirs;
   }
@@ -130,18 +143,19 @@ __device__ __forceinline__ Found find_shared(uint32_t wanted, SharedRowMemory& s
 // Where a block's ids come from: a byte with four bits for each group of four columns.
 template <int kGroups>
 struct Given {
-  uint8_t* bits;                 // [warp][group][lane]
-  uint32_t start, warp_columns;  // of the block
+  uint8_t* bits;           // [warp][group][lane]
+  uint32_t start, groups;  // of the block; of a thread
+  uint32_t share;          // a line's share of a warp's stretch: what divides by `groups`
   SharedRowMemory* sm;
 
-  __device__ __forceinline__ uint32_t columns() const { return kWarps * warp_columns; }
+  __device__ __forceinline__ uint32_t columns() const { return kWarps * groups * 128; }
 
   __device__ __forceinline__ uint8_t* of_warp(unsigned warp) const {
     return bits + warp * 32 * kGroups;
   }
   __device__ __forceinline__ void add(uint32_t column) const {
-    const uint32_t warp = (column - start) / warp_columns;
-    const uint32_t at = (column - start) - warp * warp_columns;
+    const uint32_t warp = (column - start) / 128 * share >> 16;
+    const uint32_t at = (column - start) - warp * groups * 128;
     const uint32_t byte = warp * 32 * kGroups + at / 4;
     atomicOr(reinterpret_cast<uint32_t*>(bits) + byte / 4, 1u << (byte % 4 * 8 + at % 4));
     atomicAdd(&sm->warps[warp], 1u);
@@ -156,17 +170,17 @@ __device__ __forceinline__ void send_entries(bool has, Next&& next, SharedRowMem
   const unsigned lane = threadIdx.x % 32;
   const uint32_t listed = peer(s32(&sm.listed), lane % kMaxBlocks);
   const uint32_t rank = peer(s32(sm.rank), lane % kMaxBlocks);
-  while (const uint32_t lanes = __ballot_sync(~0u, has)) {
-    const int from = __ffs(lanes) - 1;
+  while (uint32_t lanes = __ballot_sync(~0u, has)) {
+    uint32_t place = 0;  // of the first
+    if (lane == 0) place = atomicAdd(&sm.entries, __popc(lanes)) + sm.lower_entries;
     uint2 known{};
-    uint32_t place = 0;
-    if (lane == from) {
-      place = sm.lower_entries + atomicAdd(&sm.entries, 1u);
-      has = next(known);
+    if (has) has = next(known);
+    place = __shfl_sync(~0u, place, 0);
+    for (; lanes; lanes &= lanes - 1, ++place) {
+      const int from = __ffs(lanes) - 1;
+      const uint2 entry{__shfl_sync(~0u, known.x, from), __shfl_sync(~0u, known.y, from)};
+      if (lane < blocks) peer_put(rank + place * sizeof(uint2), entry, listed);
     }
-    place = __shfl_sync(~0u, place, from);
-    known = {__shfl_sync(~0u, known.x, from), __shfl_sync(~0u, known.y, from)};
-    if (lane < blocks) peer_put(rank + place * sizeof(uint2), known, listed);
   }
 }
 
@@ -191,41 +205,49 @@ __device__ __forceinline__ void rank_entries(uint32_t entries, uint32_t wanted, 
   }
 }
 
-// Prepares a block's memory; others may send once cluster_wait() has passed. False, for the whole
-// cluster, if the range is given whole.
-__device__ __forceinline__ bool begin(const Row& row, uint32_t width, unsigned blocks,
-                                      SharedRowMemory& sm) {
+// Prepares a block's memory; others may send once cluster_wait() has passed.
+__device__ __forceinline__ void begin(SharedRowMemory& sm, unsigned blocks) {
   if (threadIdx.x == 0) mb_init(&sm.counted, 1), mb_init(&sm.listed, 1);
-  clear(sm.own, sizeof sm - offsetof(SharedRowMemory, own));
-  if (row.last - row.first <= width) return false;
+  clear(sm.none, sizeof sm - offsetof(SharedRowMemory, none));
+  clear(sm.all[blocks], (kMaxBlocks - blocks) * sizeof sm.all[0]);
   fence_barrier_init();
   cluster_arrive();
   __syncthreads();
   if (threadIdx.x == 0) mb_expect(&sm.counted, blocks * kEven * sizeof(uint16_t));
-  return true;
+}
+
+// Groups of four logits that a thread has, without a division: blocks are a power of two.
+__device__ __forceinline__ uint32_t groups_each(const Row& row, unsigned blocks) {
+  const int shift = __ffs(static_cast<int>(blocks * kWarps * 128)) - 1;
+  return ((row.last - 1) >> shift) + 1;
 }
 
 // kGroups: groups of four logits that a thread holds.
 template <int kGroups>
 __global__ void __launch_bounds__(kThreads, kGroups > 2 ? 1 : 2)
-    shared_row_kernel(const __grid_constant__ TopkParams p, unsigned blocks) {
+    shared_row_kernel(const __grid_constant__ TopkParams p) {
   extern __shared__ __align__(16) unsigned char raw[];
   SharedRowMemory& sm = *reinterpret_cast<SharedRowMemory*>(raw);
-  const unsigned rank = blockIdx.x % blocks, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const unsigned rank = cluster_rank(), blocks = cluster_size();
+  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   let_next_start();
-  const Job job = job_of(p, blockIdx.x / blocks);
+  AskedRange range(p.ranges, cluster_index());
+  begin(sm, blocks);
+  const Job job = job_of(p, cluster_index(), range.get(p.ranges));
   const Row row = job.row;
   const uint32_t width = static_cast<uint32_t>(p.width);
-  if (!begin(row, width, blocks, sm)) {
+  if (row.last - row.first <= width) {  // for the whole cluster
+    cluster_wait();
     wait_for_previous();
     return give_all(p, job, rank, blocks);
   }
 
-  const uint32_t groups = ((row.last + 127) / 128 + blocks * kWarps - 1) / (blocks * kWarps);
+  const uint32_t groups = groups_each(row, blocks);
+  const uint32_t share = fresh((1u << 16) / groups + 1);  // exact for lines, which are at most 256
   const uint32_t block_start = rank * kWarps * groups * 128;
   const uint32_t start = block_start + warp * groups * 128, from = start + lane * 4;
   // The sample first, so that its range is known when the rest arrives.
-  const float* place = sampled(row, threadIdx.x, 9);
+  const float* place = sample_place(row, width);
   cluster_wait();
   wait_for_previous();
   const float sample = *place;
@@ -252,11 +274,11 @@ __global__ void __launch_bounds__(kThreads, kGroups > 2 ? 1 : 2)
 
   // Count, tell the cluster, find the middle bin.
   const EvenBins even = bins_of(sample, row.last - row.first, width, sm);
-  const uint32_t bins = fresh(s32(sm.own)) - __float_as_uint(EvenBins::kZero) * 4;
-  each([&](int, float y) { count_at(bins, even.position(y)); });
+  const uint32_t bins = bins_at(sm);
+  each([&](int, float y) { count(bins, __float_as_uint(even.position(y))); });
   __syncthreads();
   exchange_counts(sm, rank, blocks);
-  const Found found = find_shared(width, sm, rank, blocks);
+  const Found found = find_shared(width, sm, rank);
   const uint32_t wanted = width - found.above;
   const bool whole = found.count == wanted;  // the middle bin is given whole
   if (!even.good() || found.count == 0 || (!whole && found.count > kRanked)) {
@@ -272,12 +294,12 @@ __global__ void __launch_bounds__(kThreads, kGroups > 2 ? 1 : 2)
   Bits given = 0, middle = 0;
   float entry = 0;  // the one in the middle bin, where there is one
   each([&](int i, float y) {
-    const float position = fminf(even.position(y), EvenBins::kZero + (kEven - 1));
-    if (y == y && position > bin) given |= Bits{1} << i;
-    if (y == y && position == bin) middle |= Bits{1} << i, entry = y;
+    const float position = even.position(y);
+    if (position > bin) given |= Bits{1} << i;
+    if (position == bin) middle |= Bits{1} << i, entry = y;
   });
   if (whole) given |= middle, middle = 0;
-  const Given<kGroups> map{raw + sizeof sm, block_start, groups * 128, &sm};
+  const Given<kGroups> map{raw + sizeof sm, block_start, groups, share, &sm};
   uint8_t* bits = map.of_warp(warp);
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) bits[g * 32 + lane] = static_cast<uint8_t>(given >> 4 * g & 15);

@@ -89,9 +89,9 @@ struct ReachesBin {
 // Counts the list, or the stretch where the list holds but a part of it.
 __device__ __forceinline__ void count_stretch(const Row& part, float bar, const EvenBins& even,
                                               const List& list, SharedRowMemory& sm) {
-  const uint32_t bins = fresh(s32(sm.own)) - __float_as_uint(EvenBins::kZero) * 4;
+  const uint32_t bins = bins_at(sm);
   const auto add = [&](float y) {
-    if (y >= bar) count_at(bins, even.position(y));
+    if (y >= bar) count(bins, __float_as_uint(even.position(y)));
   };
   if (const uint32_t listed = *list.count; listed <= list.room) {
     for (uint32_t i = threadIdx.x; i < listed; i += kThreads)
@@ -120,7 +120,7 @@ __device__ __forceinline__ void mark_or_send(const EvenBins& even, const Middle&
     const uint32_t i = first + threadIdx.x % 32;
     const uint2 entry = sm.entries[min(i, listed - 1)];
     const float y = __uint_as_float(entry.x);
-    const float position = fminf(even.position(y), EvenBins::kZero + (kEven - 1));
+    const float position = even.position(y);
     const bool in = i < listed && position == middle.bin;
     if (i < listed && (position > middle.bin || (in && middle.whole))) marks.add(entry.y);
     const auto next = [&](uint2& known) {
@@ -132,15 +132,18 @@ __device__ __forceinline__ void mark_or_send(const EvenBins& even, const Middle&
 }
 
 __global__ void __launch_bounds__(kThreads, 1)
-    stream_kernel(const __grid_constant__ TopkParams p, unsigned blocks, uint32_t room) {
+    stream_kernel(const __grid_constant__ TopkParams p, uint32_t room) {
   extern __shared__ __align__(16) unsigned char raw[];
   StreamMemory& sm = *reinterpret_cast<StreamMemory*>(raw);
-  const unsigned rank = blockIdx.x % blocks, lane = threadIdx.x % 32;
+  const unsigned rank = cluster_rank(), blocks = cluster_size(), lane = threadIdx.x % 32;
   let_next_start();
-  const Job job = job_of(p, blockIdx.x / blocks);
+  AskedRange range(p.ranges, cluster_index());
+  begin(sm.shared, blocks);
+  const Job job = job_of(p, cluster_index(), range.get(p.ranges));
   const Row row = job.row;
   const uint32_t width = static_cast<uint32_t>(p.width);
-  if (!begin(row, width, blocks, sm.shared)) {
+  if (row.last - row.first <= width) {  // for the whole cluster
+    cluster_wait();
     wait_for_previous();
     return give_all(p, job, rank, blocks);
   }
@@ -163,7 +166,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   count_stretch(part, bar, even, list, sm.shared);
   __syncthreads();
   exchange_counts(sm.shared, rank, blocks);
-  const Found found = find_shared(width, sm.shared, rank, blocks);
+  const Found found = find_shared(width, sm.shared, rank);
   const uint32_t wanted = width - found.above;
   const bool whole = found.count == wanted;  // the middle bin is given whole
   if (!even.good() || found.count == 0 || (!whole && found.count > kRanked)) {

@@ -64,6 +64,9 @@ inline std::vector<Case> cases() {
       {"longer", 1, 200000, 2048, Fill::kRelu, true, false, true, 1},
       {"heavy", 3, 40000, 64, Fill::kHeavy, true},
       {"narrow", 3, 20000, 300, Fill::kNarrow},
+      // More than a twentieth: the sample of a cluster is quads of neighbours.
+      {"tenth", 5, 20001, 2048, Fill::kNormal, true, true, true, 1},
+      {"tenth_heavy", 2, 20000, 2000, Fill::kHeavy, true, false, false, 3},
       {"long_repeat", 2, 131072, 512, Fill::kRepeat},
       {"long_few", 1, 262144, 64},
       // Rows that a cluster's registers do not hold.
