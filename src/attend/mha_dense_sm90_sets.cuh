@@ -22,21 +22,15 @@ struct Sets {
   uint64_t full, drained;  // bits of other CTAs are here; all CTAs are done
 };
 
-__device__ inline int cluster_size() {
-  uint32_t n;
-  asm("mov.u32 %0,%%cluster_nctaid.x;" : "=r"(n));
-  return static_cast<int>(n);
-}
-
 __device__ inline void init(Sets& sets) {
-  gpu::mb_init(&sets.full, 1), gpu::mb_init(&sets.drained, cluster_size());
+  gpu::mb_init(&sets.full, 1), gpu::mb_init(&sets.drained, gpu::cluster_size());
 }
 
 // Consumers of all CTAs meet: what chunk `chunk` had in shared memory is neither read nor copied
 // any more.
 __device__ inline void drain(Sets& sets, int chunk) {
   gpu::meet<1, kConsumers>();
-  const int size = cluster_size();
+  const int size = static_cast<int>(gpu::cluster_size());
   if (size == 1) return;
   if (threadIdx.x < size)
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _,[%0];" ::"r"(
@@ -48,7 +42,7 @@ __device__ inline void drain(Sets& sets, int chunk) {
 // Consumers build the bits of a chunk of rows for the tokens from `token` on.
 __device__ inline void build(Sets& sets, const Params& p, int64_t token, int64_t low, int chunk) {
   if (chunk > 0) drain(sets, chunk - 1);
-  const int size = cluster_size(), share = kTokens / size;
+  const int size = static_cast<int>(gpu::cluster_size()), share = kTokens / size;
   const int rank = static_cast<int>(gpu::cluster_rank()), first = rank * share;
   const sm90::Window window{low + int64_t{chunk} * Sets::kBlocks * kKeys, 2 * Sets::kBlocks};
   const int count = share / (kConsumers / 32), mine = first + threadIdx.x / 32 * count;
