@@ -122,12 +122,13 @@ inline std::vector<Case> cases() {
                  true});
   all.push_back(
       {"v4_rounds_h50", once, 50, {{kV4Fp8, 64, 3, 11, true}, {kV4Fp8, 2, 70, 9}}, 2, true});
-  // Several blocks, and tokens without any between others.
+  all.push_back({"v4_logical_h50", once, 50, {{kV4Fp8, 64, 3, 75, true, true}}, 1, true});
+  // Several blocks, and tokens without any between others; with 30 heads one list by logical ids.
   for (const int64_t heads : {30, 100})
     all.push_back({.name = "v4_rounds_h" + std::to_string(heads),
                    .tokens = twice,
                    .heads = heads,
-                   .list = {{kV4Fp8, 64, 3, 130, true}, {kV4Fp8, 2, 70, 15, true}},
+                   .list = {{kV4Fp8, 64, 3, 130, true}, {kV4Fp8, 2, 70, 15, true, heads == 30}},
                    .lists = 2,
                    .sink = true,
                    .strided = true});
