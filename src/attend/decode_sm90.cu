@@ -92,8 +92,6 @@ CacheFormat format_of(const Params& p) {
   return v32 ? CacheFormat::kV32Bf16 : CacheFormat::kV4Bf16;
 }
 
-bool by_table(const Params& p) { return p.lists[0].block_table || p.lists[1].block_table; }
-
 // Where splits may meet in the workspace, and how many bytes there are.
 std::pair<std::byte*, size_t> exchange_of(const Params& p) {
   void* at = p.workspace.data();
@@ -135,7 +133,8 @@ int32_t first_part(const Params& p, bool wide) {
   const double wave =
       wide ? 3 + blocks_of(p) * 1.6 : 5 + size / 8.0 + blocks_of(p) * block_time(size);
   const Cut all = wide ? Cut{.cost = (waves + 1) * wave} : cut(p);
-  const bool many = !wide && all.splits == 1 && sm90::goes_on(format_of(p), size, by_table(p));
+  const bool many =
+      !wide && all.splits == 1 && sm90::goes_on(format_of(p), size, by_table(p.lists));
   const double launch = wide ? 15 : 3;  // another kernel, whose code is in no cache
   constexpr double kGoesOn = 10;
   const double more = all.cost - waves * wave - (many ? kGoesOn : 0);  // for the rest
@@ -154,7 +153,7 @@ void decode(const Params& p) {
   // heads drift apart over many rows, until one no longer finds the other's in the L2: 3 % slower
   // with 62 tokens of 2,048 rows, 3 % faster with 4. Stages of 16 rows are counted over all tokens.
   Share share{c.size, p.tokens};
-  if (c.splits == 1 && sm90::goes_on(format, c.size, by_table(p))) {
+  if (c.splits == 1 && sm90::goes_on(format, c.size, by_table(p.lists))) {
     const int at_once = std::max(1, clusters(p.device.index, 1) / c.groups);
     const int64_t width = int64_t{p.lists[0].width} + (p.list_count > 1 ? p.lists[1].width : 0),
                   rows = (width + 64) * (p.tokens / at_once + 1);

@@ -66,9 +66,6 @@ struct Found : Place {
   int list;
 };
 
-__device__ __forceinline__ bool by_table(const Args& p) {
-  return p.lists[0].block_table || p.lists[1].block_table;
-}
 // resolve() for slots, the common case: without a branch and with constants chosen instead of
 // arguments at an index, since whatever this takes is taken from the copies.
 __device__ __forceinline__ Place slot_of(const Args& p, int list, int index) {
@@ -234,8 +231,9 @@ __device__ __forceinline__ void copy(Smem<R, N>& sm, const Args& p, const Span& 
   const int w = __shfl_sync(~0u, copy_warp<C>(), 0);  // uniform, and so is what comes of it
   const bool copier = w < C::kCopiers;
   const int own = kMany ? __shfl_sync(~0u, own_blocks(sp), 0) : 2;
-  const Place first = C::kTables && by_table(p) ? rows_of(p, sp.token, list, index, 0, -1).of[0]
-                                                : slot_of(p, list, index);
+  const Place first = C::kTables && by_table(p.lists)
+                          ? rows_of(p, sp.token, list, index, 0, -1).of[0]
+                          : slot_of(p, list, index);
   int slot = w, ph = 1, stage = w & 3, block = w / 4, turn = 0;
   int told = max(block - first_told<C>(own), 0);  // block - first_told(own) mod kAhead
   if (kMany && !copier && block >= own) return;
@@ -393,7 +391,7 @@ __device__ __forceinline__ void look_ahead(Smem<R, N>& sm, const Args& p, Span s
     if (kMany ? block > total + kApart : block >= total) return;
     const unsigned at = (block - first_told<C>(own)) % unsigned{K::kAhead};
     const auto list = [&](int k) { return static_cast<int>(position(block, k) >= sp.n0); };
-    const bool slots = !C::kTables || !by_table(p);
+    const bool slots = !C::kTables || !by_table(p.lists);
     Places found;
     if (!slots) found = rows_of(p, sp.token, list(0), x.x, list(1), x.y);
 #pragma unroll

@@ -119,7 +119,7 @@ struct Crew {
   using K = Config<R, N>;
   static constexpr int kCopyWarps = N <= 16 && R::kFp8 && W == Way::kMany ? 8 : 4;
   static constexpr int kCopiers = kCopyWarps == 8 ? 6 : 3, kThreads = K::kMath + 32 * kCopyWarps;
-  static constexpr bool kTables = W != Way::kMany || N < 64;  // as goes_on() has it
+  static constexpr bool kTables = W != Way::kMany || goes_on(R::Stored::kFormat, N, true);
   static constexpr int kRegsCopy = K::kScorers == 1 && R::kFp8 ? 40 : 48;
   static constexpr int kRegsScore = K::kScorers == 1 && R::kFp8 ? 104 : 96;
   static constexpr int kRegsWeigh = kThreads == 512 ? 184 : kThreads == 640 ? 120 : 96;

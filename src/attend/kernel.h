@@ -75,6 +75,11 @@ WINNOW_HD inline Entry resolve(const ListView& list, int32_t index, int32_t requ
   return e;
 }
 
+// Whether one of a call's lists has logical ids.
+WINNOW_HD inline bool by_table(const ListView (&lists)[2]) {
+  return lists[0].block_table || lists[1].block_table;
+}
+
 WINNOW_HD inline int32_t columns(const ListView& list, int64_t token) {
   if (!list.lengths) return list.width;
   const int32_t n = list.lengths[token * list.length_stride];

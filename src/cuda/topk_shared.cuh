@@ -216,6 +216,22 @@ __device__ __forceinline__ void begin(SharedRowMemory& sm, unsigned blocks) {
   if (threadIdx.x == 0) mb_expect(&sm.counted, blocks * kEven * sizeof(uint16_t));
 }
 
+// The job of this cluster, whose range is on its way while the block prepares its memory.
+__device__ __forceinline__ Job begin(const TopkParams& p, SharedRowMemory& sm) {
+  let_next_start();
+  AskedRange range(p.ranges, cluster_index());
+  begin(sm, cluster_size());
+  return job_of(p, cluster_index(), range.get(p.ranges));
+}
+// Gives a range that is no longer than the list whole, and says so: for all of the cluster.
+__device__ __forceinline__ bool give_whole(const TopkParams& p, const Job& job) {
+  if (job.row.last - job.row.first > static_cast<uint32_t>(p.width)) return false;
+  cluster_wait();
+  wait_for_previous();
+  give_all(p, job, cluster_rank(), cluster_size());
+  return true;
+}
+
 // Groups of four logits that a thread has, without a division: blocks are a power of two.
 __device__ __forceinline__ uint32_t groups_each(const Row& row, unsigned blocks) {
   const int shift = __ffs(static_cast<int>(blocks * kWarps * 128)) - 1;
@@ -230,17 +246,10 @@ __global__ void __launch_bounds__(kThreads, kGroups > 2 ? 1 : 2)
   SharedRowMemory& sm = *reinterpret_cast<SharedRowMemory*>(raw);
   const unsigned rank = cluster_rank(), blocks = cluster_size();
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  let_next_start();
-  AskedRange range(p.ranges, cluster_index());
-  begin(sm, blocks);
-  const Job job = job_of(p, cluster_index(), range.get(p.ranges));
+  const Job job = begin(p, sm);
+  if (give_whole(p, job)) return;
   const Row row = job.row;
   const uint32_t width = static_cast<uint32_t>(p.width);
-  if (row.last - row.first <= width) {  // for the whole cluster
-    cluster_wait();
-    wait_for_previous();
-    return give_all(p, job, rank, blocks);
-  }
 
   const uint32_t groups = groups_each(row, blocks);
   const uint32_t share = fresh((1u << 16) / groups + 1);  // exact for lines, which are at most 256

@@ -136,17 +136,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(16) unsigned char raw[];
   StreamMemory& sm = *reinterpret_cast<StreamMemory*>(raw);
   const unsigned rank = cluster_rank(), blocks = cluster_size(), lane = threadIdx.x % 32;
-  let_next_start();
-  AskedRange range(p.ranges, cluster_index());
-  begin(sm.shared, blocks);
-  const Job job = job_of(p, cluster_index(), range.get(p.ranges));
+  const Job job = begin(p, sm.shared);
+  if (give_whole(p, job)) return;
   const Row row = job.row;
   const uint32_t width = static_cast<uint32_t>(p.width);
-  if (row.last - row.first <= width) {  // for the whole cluster
-    cluster_wait();
-    wait_for_previous();
-    return give_all(p, job, rank, blocks);
-  }
   const uint32_t stretch = stretch_of(row.last, blocks), start = rank * stretch;
   const Row part{row.origin, max(row.first, start), min(row.last, start + stretch)};
   const List list{sm.entries, room, &sm.count};
