@@ -115,7 +115,8 @@ Roofs measure_device_roofs() {
 
 std::string describe_device() {
   cudaDeviceProp p{};
-  if (!gpu::missing().empty() || cudaGetDeviceProperties(&p, 0) != cudaSuccess) return "";
+  if (!internal::cuda::missing().empty() || cudaGetDeviceProperties(&p, 0) != cudaSuccess)
+    return "";
   return p.name;
 }
 
@@ -128,7 +129,7 @@ const bool added = [] {
 
 void* cuda_stream() {
   static cudaStream_t stream = [] {
-    if (const std::string why = gpu::missing(); !why.empty())
+    if (const std::string why = internal::cuda::missing(); !why.empty())
       throw Error(ErrorCode::kUnsupported, "bench: device: " + why);
     cudaStream_t s = nullptr;
     check(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));

@@ -39,10 +39,11 @@ std::vector<Registered>& registry() {
 class Flush {
  public:
   void operator()() {
-    const int64_t workers = host::threads(), share = (2 * cache_bytes() / workers + 63) / 64 * 64;
+    const int64_t workers = internal::cpu::threads(),
+                  share = (2 * cache_bytes() / workers + 63) / 64 * 64;
     if (!memory_) memory_ = std::make_unique_for_overwrite<char[]>(share * workers);
     ++value_;
-    host::parallel_for(workers, [&](int64_t w, int) {
+    internal::cpu::parallel_for(workers, [&](int64_t w, int) {
       std::memset(memory_.get() + w * share, value_, static_cast<size_t>(share));
     });
   }

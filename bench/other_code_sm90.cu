@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads) other_code(float* out, float y) {
 
 void cuda_run_other_code(void* stream) {
   static auto* out = static_cast<float*>(cuda_allocate(sizeof(float)));
-  static const int blocks = gpu::multiprocessors(0);
+  static const int blocks = internal::cuda::multiprocessors(0);
   other_code<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(out, 0.5f);
 }
 

@@ -7,8 +7,8 @@
 namespace winnow::bench {
 
 double matrix_amx(int64_t rounds) noexcept {
-  using host::tile_dot, host::tile_load, host::tile_zero;
-  const host::TileSession session;
+  using internal::cpu::tile_dot, internal::cpu::tile_load, internal::cpu::tile_zero;
+  const internal::cpu::TileSession session;
   alignas(64) uint16_t values[16 * 32];
   for (uint16_t& v : values) v = 0x3d00;  // 2^-5 in bf16
   tile_load<4>(values, 64), tile_load<5>(values, 64);

@@ -27,15 +27,16 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(float* out) {
   uint32_t a[4];
   for (uint32_t& word : a) word = random() | random() << 16;
   float sums[32] = {};
-  gpu::fence_async();
+  internal::cuda::fence_async();
   __syncthreads();
-  const uint32_t start = gpu::desc(gpu::s32(b), 0);
+  const uint32_t start = internal::cuda::desc(internal::cuda::s32(b), 0);
   for (int r = 0; r < kRounds; ++r) {
-    gpu::wg_fence();
+    internal::cuda::wg_fence();
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) gpu::wgmma_rs<64, true, 0>(sums, a, start + 2 * s, 1);
-    gpu::wg_commit();
-    gpu::wg_wait<0>();
+    for (int s = 0; s < kSteps; ++s)
+      internal::cuda::wgmma_rs<64, true, 0>(sums, a, start + 2 * s, 1);
+    internal::cuda::wg_commit();
+    internal::cuda::wg_wait<0>();
   }
   float total = 0;
   for (const float s : sums) total += s;
@@ -49,7 +50,7 @@ double cuda_tensor_roof(void* stream_) {
   auto* out = static_cast<float*>(cuda_allocate(sizeof(float)));
   cudaEvent_t begin = nullptr, end = nullptr;
   cudaEventCreate(&begin), cudaEventCreate(&end);
-  const int blocks = gpu::multiprocessors(0);
+  const int blocks = internal::cuda::multiprocessors(0);
   float best = 1e30f;
   for (int i = 0; i < 8; ++i) {
     cudaEventRecord(begin, stream);

@@ -31,10 +31,10 @@ class Arithmetic {
     }
   }
   double sample() const {
-    const int64_t workers = host::threads();
+    const int64_t workers = internal::cpu::threads();
     std::unique_ptr<double[]> flops(new double[workers]);
     const auto start = Clock::now();
-    host::parallel_for(workers, [&](int64_t w, int) { flops[w] = unit_(rounds_); });
+    internal::cpu::parallel_for(workers, [&](int64_t w, int) { flops[w] = unit_(rounds_); });
     const double seconds = seconds_since(start);
     double sum = 0;
     for (int64_t w = 0; w < workers; ++w) sum += flops[w];
@@ -54,7 +54,7 @@ class Arithmetic {
 // Made when it is first asked for; null where the machine has no such unit.
 const Arithmetic* arithmetic(double Roofs::*unit) {
 #if defined(__x86_64__)
-  const host::Isa& isa = host::isa();
+  const internal::cpu::Isa& isa = internal::cpu::isa();
   if (unit == &Roofs::amx && isa.amx_bf16) {
     static const Arithmetic amx(matrix_amx);
     return &amx;
@@ -86,7 +86,7 @@ double read_bandwidth() {
   const int64_t bytes = std::max<int64_t>(int64_t{256} << 20, 2 * cache_bytes());
   const int64_t stretches = bytes / 8 / kStretch;
   std::unique_ptr<uint64_t[]> data(new uint64_t[stretches * kStretch]);
-  host::parallel_for(stretches, [&](int64_t i, int) {
+  internal::cpu::parallel_for(stretches, [&](int64_t i, int) {
     std::fill_n(data.get() + i * kStretch, kStretch, static_cast<uint64_t>(i));
   });
   // A sample reads the next quarter, which the three before it have pushed out of the caches.
@@ -96,7 +96,7 @@ double read_bandwidth() {
   for (int i = 0; i < kSamples; ++i) {
     const int64_t first = i % 4 * quarter;
     const auto start = Clock::now();
-    host::parallel_for(quarter, [&](int64_t s, int) {
+    internal::cpu::parallel_for(quarter, [&](int64_t s, int) {
       sums[s] = sum_of(data.get() + (first + s) * kStretch, kStretch);
     });
     best = std::max(best, static_cast<double>(quarter * kStretch * 8) / seconds_since(start));

@@ -53,7 +53,7 @@ class Graph {
 class CudaVerb : public ::testing::TestWithParam<size_t> {
  protected:
   void SetUp() override {
-    if (const std::string why = gpu::missing(); !why.empty()) GTEST_SKIP() << why;
+    if (const std::string why = internal::cuda::missing(); !why.empty()) GTEST_SKIP() << why;
     verb = testing::verbs()[GetParam()].second();
   }
   std::string direct(int version, const Device& device, int scratch = 0xff) {
@@ -133,12 +133,12 @@ void run_side_by_side(const VerbPtr (&verbs)[2]) {
 }
 
 TEST(CudaThreads, SelectOfTwoLengths) {
-  if (const std::string why = gpu::missing(); !why.empty()) GTEST_SKIP() << why;
+  if (const std::string why = internal::cuda::missing(); !why.empty()) GTEST_SKIP() << why;
   run_side_by_side({testing::select_verb(9000, 64, 68), testing::select_verb(30000, 64, 68)});
 }
 
 TEST(CudaThreads, MhaOfTwoKeyWidths) {
-  if (const std::string why = gpu::missing(); !why.empty()) GTEST_SKIP() << why;
+  if (const std::string why = internal::cuda::missing(); !why.empty()) GTEST_SKIP() << why;
   run_side_by_side({testing::mha_verb(1, 30, false, 64), testing::mha_verb(1, 30, false, 512)});
 }
 
@@ -150,7 +150,7 @@ INSTANTIATE_TEST_SUITE_P(Verbs, CudaVerb, ::testing::Range<size_t>(0, testing::v
 class CudaPipeline : public ::testing::TestWithParam<testing::Layout> {};
 
 TEST_P(CudaPipeline, ReplaysAfterARefill) {
-  if (const std::string why = gpu::missing(); !why.empty()) GTEST_SKIP() << why;
+  if (const std::string why = internal::cuda::missing(); !why.empty()) GTEST_SKIP() << why;
   const Stream stream;
   testing::World world(GetParam(), {{1, 2, 70}, {2, 1, 37}, {3, 2, 31}}, 3);
   PlanOptions options = world.options("sm90");
@@ -186,7 +186,7 @@ TEST_P(CudaPipeline, ReplaysAfterARefill) {
 
 // A refill that comes while the copy of the batch before it is still queued.
 TEST(CudaPlan, RefillWaitsForTheCopy) {
-  if (const std::string why = gpu::missing(); !why.empty()) GTEST_SKIP() << why;
+  if (const std::string why = internal::cuda::missing(); !why.empty()) GTEST_SKIP() << why;
   const Stream stream, other;
   testing::World world(testing::layout_named("v32_mixed"), {{1, 2, 70}, {2, 1, 37}, {3, 2, 31}}, 3);
   PlanOptions options = world.options("sm90");
@@ -232,7 +232,7 @@ class LargeCache : public ::testing::TestWithParam<CacheFormat> {
  protected:
   static constexpr int64_t kBytes = int64_t{4608} << 20;
   void SetUp() override {
-    if (const std::string why = gpu::missing(); !why.empty()) GTEST_SKIP() << why;
+    if (const std::string why = internal::cuda::missing(); !why.empty()) GTEST_SKIP() << why;
     const int64_t page_size = page_bytes(GetParam(), kPage);
     large = {nullptr, GetParam(), kBytes / page_size + 1, kPage};
     small = {nullptr, GetParam(), kPages, kPage};

@@ -5,6 +5,9 @@
 #include <cstddef>
 #include <span>
 
+#include "winnow/mask.h"
+#include "winnow/merge.h"
+#include "winnow/mha.h"
 #include "winnow/tensor.h"
 
 namespace winnow {
@@ -59,57 +62,5 @@ void attend(const AttendArgs& args);
 
 // Workspace of an attend() call without a plan.
 size_t attend_workspace_bytes(const AttendArgs& args);
-
-struct MhaArgs {
-  Tensor q;  // [T, H, d_qk] bf16
-  Tensor k;  // [N, H, d_qk] bf16: decompressed keys, per head (stride 0 over heads shares one)
-  Tensor v;  // [N, H, d_v] bf16
-  // [T, K] int32: keys of each token as a set, duplicates count once; optional (all keys)
-  Tensor ids = {};
-  Tensor starts = {};   // [T] int32: row of k that id 0 of token t means, optional (0)
-  Tensor lengths = {};  // [T] int32: ids outside [0, lengths[t]) are ignored, optional (N - start)
-  // [T, M] uint8, optional: id j counts only if mask[t, j] != 0 (ids >= M do not)
-  Tensor mask = {};
-  Tensor bits = {};  // [T, M] uint8, optional: id j counts only if bit j % 8 of bits[t, j / 8] is
-                     // set (ids >= 8 M do not), as topk_mask() makes them
-  Tensor bias = {};  // [T, M] f32, optional: added to the logit of id j (0 for ids >= M); -inf
-                     // excludes it
-  float scale = 1.0f;
-  Tensor sink = {};  // [H] f32, optional
-  Tensor out;        // [T, H, d_v] bf16
-  Tensor lse = {};   // [T, H] f32, optional
-  bool empty_lse_negative = false;
-  Target target = {};
-};
-
-// Sparse attention over uncompressed per-head keys and values, set semantics. Any d_qk and d_v.
-// Rows outside [0, N) are never read. A row with no key: out = 0, lse = +inf. On the CPU a call
-// allocates its scratch. Cost: 2 * H * (d_qk + d_v) FLOP per token and key; neighbouring tokens
-// whose sets have much in common read a key once for all of them. With ids absent (or K >= sequence
-// length) and lengths = position + 1 this is causal attention.
-void attend_mha(const MhaArgs& args);
-
-struct TopkMaskArgs {
-  Tensor ids;           // [T, K] int32
-  Tensor lengths = {};  // [T] int32, optional: ids outside [0, lengths[t]) are ignored
-  // [T, M] uint8, out: bit j % 8 of byte j / 8 = key j selected; 8 * M bounds the keys
-  Tensor mask;
-  Target target = {};
-};
-
-// The set of each row of ids as bits. Every byte of mask is written.
-void topk_mask(const TopkMaskArgs& args);
-
-struct MergeArgs {
-  Tensor partial_out;  // [P, T, H, d_v] f32 or bf16: results over P disjoint parts of the lists
-  Tensor partial_lse;  // [P, T, H] f32, natural; +inf and -inf both mean "empty"
-  Tensor sink = {};    // [H] f32, optional, applied once, here
-  Tensor out;          // [T, H, d_v] bf16 or f32
-  Tensor lse = {};     // [T, H] f32, optional; -inf where all parts are empty
-  Target target = {};
-};
-
-// lse = ln sum e^{lse_p}, out = sum e^{lse_p - lse} out_p. All parts empty: (0, -inf).
-void merge(const MergeArgs& args);
 
 }  // namespace winnow

@@ -173,7 +173,7 @@ struct Part {
   bool operator==(const Part&) const = default;
 };
 
-namespace detail {
+namespace internal::core::detail {
 struct KernelEntry;
 }
 
@@ -233,7 +233,7 @@ class Plan {
   // Name of the kernel a stage runs, and why the ones before it in the table were passed over.
   const char* kernel(Stage stage) const noexcept;
   const std::string& reasons(Stage stage) const noexcept;
-  const detail::KernelEntry* chosen(Stage stage) const noexcept;
+  const internal::core::detail::KernelEntry* chosen(Stage stage) const noexcept;
 
  private:
   struct State;

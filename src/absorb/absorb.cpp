@@ -7,12 +7,12 @@
 
 namespace winnow {
 
-namespace absorption {
+namespace internal::absorb {
 
 std::span<const AbsorbKernel> kernels() {
   static constexpr AbsorbKernel table[] = {
 #ifdef WINNOW_WITH_CUDA
-      {{"sm90", DeviceKind::kCuda, false, gpu::missing}, nullptr, sm90::absorb},
+      {{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, nullptr, sm90::absorb},
 #endif
       {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd::absorb},
       {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference::absorb},
@@ -23,7 +23,7 @@ std::span<const AbsorbKernel> kernels() {
 std::span<const DequantizeKernel> dequantize_kernels() {
   static constexpr DequantizeKernel table[] = {
 #ifdef WINNOW_WITH_CUDA
-      {{"sm90", DeviceKind::kCuda, false, gpu::missing}, nullptr, sm90::dequantize},
+      {{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, nullptr, sm90::dequantize},
 #endif
       {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd::dequantize},
       {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference::dequantize},
@@ -71,9 +71,9 @@ void start(Params params, const Target& target) {
 }
 
 }  // namespace
-}  // namespace absorption
+}  // namespace internal::absorb
 
-using namespace absorption;
+using namespace internal::absorb;
 
 void dequantize_weight(const DequantizeWeightArgs& args) {
   const Check check("dequantize_weight");

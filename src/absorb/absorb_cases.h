@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace winnow::absorption {
+namespace winnow::internal::absorb {
 
 struct Case {
   std::string name;
@@ -41,4 +41,4 @@ inline std::vector<Case> cases() {
   };
 }
 
-}  // namespace winnow::absorption
+}  // namespace winnow::internal::absorb

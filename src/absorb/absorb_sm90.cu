@@ -15,7 +15,7 @@
 #include "cuda/device.h"
 #include "cuda/mma.h"
 
-namespace winnow::absorption::sm90 {
+namespace winnow::internal::absorb::sm90 {
 
 namespace {
 
@@ -25,8 +25,8 @@ template <int kRows_, int kCols_, bool kByColumn_>
 struct Config {
   static constexpr int kRows = kRows_, kCols = kCols_;
   static constexpr bool kByColumn = kByColumn_;  // b is contiguous along the depth
-  static constexpr int kWidthA = kDepth + gpu::kTilePad;
-  static constexpr int kWidthB = (kByColumn ? kDepth : kCols) + gpu::kTilePad;
+  static constexpr int kWidthA = kDepth + cuda::kTilePad;
+  static constexpr int kWidthB = (kByColumn ? kDepth : kCols) + cuda::kTilePad;
   struct Stage {
     alignas(16) bf16 a[kRows * kWidthA];
     alignas(16) bf16 b[(kByColumn ? kCols : kDepth) * kWidthB];
@@ -55,7 +55,7 @@ __device__ void load_stage(typename C::Stage& stage, const Task& task, const bf1
     const int r = i / kVectors, at = i % kVectors * 8;
     const int64_t valid = row + r < p.rows ? p.depth - k - at : 0;
     const bf16* from = valid > 0 ? a + (row + r) * p.a_row + k + at : a;
-    gpu::copy8(stage.a + r * C::kWidthA + at, {from, 1, task.fast_a}, valid);
+    cuda::copy8(stage.a + r * C::kWidthA + at, {from, 1, task.fast_a}, valid);
   }
   constexpr int kAcross = (C::kByColumn ? kDepth : C::kCols) / 8;
   constexpr int kLines = C::kByColumn ? C::kCols : kDepth;
@@ -64,8 +64,8 @@ __device__ void load_stage(typename C::Stage& stage, const Task& task, const bf1
     const int64_t d = k + (C::kByColumn ? at : line), c = col + (C::kByColumn ? line : at);
     const int64_t valid = d < p.depth && c < p.cols ? (C::kByColumn ? p.depth - d : p.cols - c) : 0;
     const bf16* from = valid > 0 ? b + d * p.b_k + c * p.b_col : b;
-    gpu::copy8(stage.b + line * C::kWidthB + at,
-               {from, C::kByColumn ? p.b_k : p.b_col, task.fast_b}, valid);
+    cuda::copy8(stage.b + line * C::kWidthB + at,
+                {from, C::kByColumn ? p.b_k : p.b_col, task.fast_b}, valid);
   }
 }
 
@@ -90,31 +90,31 @@ __global__ void __launch_bounds__(kThreads) multiply_any(const __grid_constant__
   const int slices = static_cast<int>((p.depth + kDepth - 1) / kDepth);
   for (int s = 0; s < kStages - 1; ++s) {
     if (s < slices) load_stage<C>(shared.stages[s], task, a, b, int64_t{s} * kDepth);
-    gpu::copy_commit();
+    cuda::copy_commit();
   }
   for (int s = 0; s < slices; ++s) {
     // Wait for this slice; everyone is then done with the one before, whose stage is filled next.
-    gpu::copy_wait<kStages - 2>();
+    cuda::copy_wait<kStages - 2>();
     __syncthreads();
     if (const int next = s + kStages - 1; next < slices)
       load_stage<C>(shared.stages[next % kStages], task, a, b, int64_t{next} * kDepth);
-    gpu::copy_commit();
+    cuda::copy_commit();
     const typename C::Stage& stage = shared.stages[s % kStages];
 #pragma unroll
     for (int k = 0; k < kDepth; k += 16) {
       uint32_t left[kWarpRows / 16][4];
 #pragma unroll
       for (int m = 0; m < kWarpRows / 16; ++m)
-        gpu::load_a(left[m], stage.a, C::kWidthA, warp_row + 16 * m, k);
+        cuda::load_a(left[m], stage.a, C::kWidthA, warp_row + 16 * m, k);
 #pragma unroll
       for (int n = 0; n < kWarpCols / 16; ++n) {
         uint32_t right[4];
-        if constexpr (C::kByColumn) gpu::load_b(right, stage.b, C::kWidthB, warp_col + 16 * n, k);
-        else gpu::load_b_rows(right, stage.b, C::kWidthB, warp_col + 16 * n, k);
+        if constexpr (C::kByColumn) cuda::load_b(right, stage.b, C::kWidthB, warp_col + 16 * n, k);
+        else cuda::load_b_rows(right, stage.b, C::kWidthB, warp_col + 16 * n, k);
 #pragma unroll
         for (int m = 0; m < kWarpRows / 16; ++m) {
-          gpu::mma_bf16(sums[m][2 * n], left[m], right[0], right[1]);
-          gpu::mma_bf16(sums[m][2 * n + 1], left[m], right[2], right[3]);
+          cuda::mma_bf16(sums[m][2 * n], left[m], right[0], right[1]);
+          cuda::mma_bf16(sums[m][2 * n + 1], left[m], right[2], right[3]);
         }
       }
     }
@@ -153,9 +153,9 @@ void product(const Product& p, const Device& device) {
   if (multiply(one)) return;
   const bool by_column = contiguous_depth(p);
   Task task{p};
-  task.fast_a = gpu::aligned8(p.a, p.a_row, p.a_head);
+  task.fast_a = cuda::aligned8(p.a, p.a_row, p.a_head);
   task.fast_b =
-      (by_column || p.b_col == 1) && gpu::aligned8(p.b, by_column ? p.b_col : p.b_k, p.b_head);
+      (by_column || p.b_col == 1) && cuda::aligned8(p.b, by_column ? p.b_col : p.b_k, p.b_head);
   if (by_column) launch_tiles<Config<64, 64, true>>(task, stream);
   else launch_tiles<Config<64, 64, false>>(task, stream);
 }
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(256) copy_rows(const __grid_constant__ Copy c)
 
 // Blocks of a pass over `work` pieces: enough to fill the device, the rest in turns.
 unsigned blocks_for(int64_t work, const Device& device) {
-  return static_cast<unsigned>(std::min<int64_t>(work, 16 * gpu::multiprocessors(device.index)));
+  return static_cast<unsigned>(std::min<int64_t>(work, 16 * cuda::multiprocessors(device.index)));
 }
 
 void copy(const Copy& c, const Device& device) {
@@ -236,4 +236,4 @@ void dequantize(const DequantizeParams& p) noexcept {
   dequantize_rows<<<blocks_for(p.rows, p.device), 256, 0, stream>>>(p);
 }
 
-}  // namespace winnow::absorption::sm90
+}  // namespace winnow::internal::absorb::sm90

@@ -11,7 +11,7 @@
 namespace winnow {
 namespace {
 
-using absorption::Case;
+using internal::absorb::Case;
 using testing::draw;
 using testing::Guarded;
 
@@ -174,7 +174,7 @@ TEST_P(AbsorbTest, Split) {
 
 INSTANTIATE_TEST_SUITE_P(Kernels, AbsorbTest,
                          ::testing::Combine(::testing::ValuesIn(testing::kernels("absorb")),
-                                            ::testing::ValuesIn(absorption::cases())),
+                                            ::testing::ValuesIn(internal::absorb::cases())),
                          [](const auto& info) {
                            return std::get<0>(info.param) + "_" + std::get<1>(info.param).name;
                          });

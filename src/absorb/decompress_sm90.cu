@@ -26,11 +26,11 @@
 #include "cuda/wgmma_bf16.h"
 #include "cuda/wgmma_bf16_128.h"
 
-namespace winnow::absorption::sm90 {
+namespace winnow::internal::absorb::sm90 {
 
 namespace {
 
-using namespace gpu;
+using namespace internal::cuda;
 
 constexpr int kBlocks = 2;                // of a cluster
 constexpr int kRows = 128, kCols = 128;   // rows of a block; columns of each result
@@ -260,7 +260,7 @@ void launch(Expand& t, const Device& device) {
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   const Product& p = t.p[0];
   const int64_t tiles = (p.rows + kBlocks * kRows - 1) / (kBlocks * kRows);
-  const int64_t clusters = gpu::multiprocessors(device.index) / kBlocks;
+  const int64_t clusters = cuda::multiprocessors(device.index) / kBlocks;
   // The number of shares that takes the fewest heads one after the other, in up to four rounds.
   int64_t best = INT64_MAX;
   for (int64_t rounds = 1; rounds <= 4; rounds++) {
@@ -303,4 +303,4 @@ bool expand(const Params& params) {
   return true;
 }
 
-}  // namespace winnow::absorption::sm90
+}  // namespace winnow::internal::absorb::sm90

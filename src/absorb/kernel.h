@@ -9,7 +9,7 @@
 #include "core/kernel_table.h"
 #include "winnow/absorb.h"
 
-namespace winnow::absorption {
+namespace winnow::internal::absorb {
 
 struct Shape {};  // every kernel takes every call
 
@@ -70,4 +70,4 @@ void absorb(const Params& p) noexcept;
 void dequantize(const DequantizeParams& p) noexcept;
 }  // namespace sm90
 
-}  // namespace winnow::absorption
+}  // namespace winnow::internal::absorb

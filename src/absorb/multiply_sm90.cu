@@ -20,11 +20,11 @@
 #include "cuda/mma.h"
 #include "cuda/wgmma_bf16_128.h"
 
-namespace winnow::absorption::sm90 {
+namespace winnow::internal::absorb::sm90 {
 
 namespace {
 
-using namespace gpu;
+using namespace internal::cuda;
 
 constexpr int kCols = 128, kDepth = 64;
 constexpr int kFew = 3, kMany = 6;    // stages where two blocks share a multiprocessor, and alone
@@ -197,4 +197,4 @@ bool multiply(const Params& params) {
   return true;
 }
 
-}  // namespace winnow::absorption::sm90
+}  // namespace winnow::internal::absorb::sm90

@@ -6,7 +6,7 @@
 #include "absorb/kernel.h"
 #include "cuda/mma.h"
 
-namespace winnow::absorption::sm90 {
+namespace winnow::internal::absorb::sm90 {
 
 // Whether b is contiguous along the depth and not along the columns.
 inline bool contiguous_depth(const Product& p) { return p.b_k == 1 && p.b_col != 1; }
@@ -28,8 +28,8 @@ bool expand(const Params& p);
 // Copies whose inner dimension is consecutive in both and can be copied 16 bytes at a time.
 inline bool copies_vectors(const Copy& c) {
   return c.from_stride[2] == 1 && c.to_stride[2] == 1 && c.shape[2] % 8 == 0 &&
-         gpu::aligned8(c.from, c.from_stride[0], c.from_stride[1]) &&
-         gpu::aligned8(c.to, c.to_stride[0], c.to_stride[1]);
+         cuda::aligned8(c.from, c.from_stride[0], c.from_stride[1]) &&
+         cuda::aligned8(c.to, c.to_stride[0], c.to_stride[1]);
 }
 inline int64_t vectors_of(const Copy& c) { return c.shape[0] * c.shape[1] * (c.shape[2] / 8); }
 __device__ __forceinline__ void copy_vectors(const Copy& c, int64_t first, int64_t step) {
@@ -41,4 +41,4 @@ __device__ __forceinline__ void copy_vectors(const Copy& c, int64_t first, int64
   }
 }
 
-}  // namespace winnow::absorption::sm90
+}  // namespace winnow::internal::absorb::sm90

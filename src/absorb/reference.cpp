@@ -2,7 +2,7 @@
 #include "absorb/kernel.h"
 #include "core/formats.h"
 
-namespace winnow::absorption::reference {
+namespace winnow::internal::absorb::reference {
 
 namespace {
 
@@ -42,4 +42,4 @@ void dequantize(const DequantizeParams& p) noexcept {
     }
 }
 
-}  // namespace winnow::absorption::reference
+}  // namespace winnow::internal::absorb::reference

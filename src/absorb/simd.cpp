@@ -24,10 +24,10 @@
 #include "cpu/formats_simd.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace winnow::absorption::HWY_NAMESPACE {
+namespace winnow::internal::absorb::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
-namespace hs = host::HWY_NAMESPACE;
+namespace hs = cpu::HWY_NAMESPACE;
 
 struct Config {
   using D = hn::CappedTag<float, 16>;
@@ -208,11 +208,11 @@ void dequantize_row(const DequantizeParams& p, int64_t row) {
   }
 }
 
-}  // namespace winnow::absorption::HWY_NAMESPACE
+}  // namespace winnow::internal::absorb::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace winnow::absorption {
+namespace winnow::internal::absorb {
 
 HWY_EXPORT(multiply_columns);
 HWY_EXPORT(columns_of_task);
@@ -227,7 +227,7 @@ namespace {
 void copy(const Copy& c) {
   constexpr int64_t kTile = 32;
   const int64_t tiles = (c.shape[0] + kTile - 1) / kTile;
-  host::parallel_for(tiles * c.shape[1], [&](int64_t task, int) {
+  cpu::parallel_for(tiles * c.shape[1], [&](int64_t task, int) {
     const int64_t j = task % c.shape[1], first = task / c.shape[1] * kTile;
     const int64_t last = std::min(first + kTile, c.shape[0]);
     const bf16* from = c.from + j * c.from_stride[1];
@@ -247,20 +247,19 @@ void absorb(const Params& p) noexcept {
   for (int i = 0; i < p.product_count; ++i) {
     const Product& product = p.products[i];
     if (product.rows == 0) continue;
-    host::parallel_for(product.heads * ((product.cols + width - 1) / width),
-                       [&](int64_t task, int) {
-                         HWY_DYNAMIC_DISPATCH(multiply_columns)(product, task);
-                       });
+    cpu::parallel_for(product.heads * ((product.cols + width - 1) / width), [&](int64_t task, int) {
+      HWY_DYNAMIC_DISPATCH(multiply_columns)(product, task);
+    });
   }
   for (int i = 0; i < p.copy_count; ++i) copy(p.copies[i]);
 }
 
 void dequantize(const DequantizeParams& p) noexcept {
-  host::parallel_for(p.rows, [&](int64_t row, int) {
+  cpu::parallel_for(p.rows, [&](int64_t row, int) {
     HWY_DYNAMIC_DISPATCH(dequantize_row)(p, row);
   });
 }
 
 }  // namespace simd
-}  // namespace winnow::absorption
+}  // namespace winnow::internal::absorb
 #endif  // HWY_ONCE

@@ -18,11 +18,11 @@
 #include "cuda/tensor_map.h"
 #include "cuda/wgmma_bf16_128.h"
 
-namespace winnow::absorption::sm90 {
+namespace winnow::internal::absorb::sm90 {
 
 namespace {
 
-using namespace gpu;
+using namespace internal::cuda;
 
 constexpr int kRows = 128, kCols = 128, kDepth = 64;  // of a tile; of a slice
 constexpr int kTileBytes = 64 * 128;                  // 64 rows of 64 elements
@@ -184,7 +184,7 @@ bool stream(const Product& p, const Device& device) {
   t.slices = static_cast<int>((p.depth + kDepth - 1) / kDepth);
   t.col_tiles = static_cast<int>((p.cols + kCols - 1) / kCols);
   // The number of shares that leaves the fewest multiprocessors idle, in up to four rounds.
-  const int64_t sms = gpu::multiprocessors(device.index);
+  const int64_t sms = cuda::multiprocessors(device.index);
   double best = 0;
   for (int64_t rounds = 1; rounds <= 4; rounds++) {
     const int64_t splits = std::clamp<int64_t>(rounds * sms / p.heads, 1, t.row_tiles);
@@ -199,4 +199,4 @@ bool stream(const Product& p, const Device& device) {
   return true;
 }
 
-}  // namespace winnow::absorption::sm90
+}  // namespace winnow::internal::absorb::sm90

@@ -4,40 +4,40 @@
 #include <algorithm>
 #include <limits>
 
+#include "attend/cpu/kernels.h"
 #include "attend/kernel.h"
-#include "attend/x86.h"
 #include "core/arena.h"
 #include "core/check.h"
 #include "core/own_memory.h"
+#include "core/schedule.h"
 #include "cpu/threads.h"
 #include "model/records.h"
-#include "plan/schedule.h"
 #include "winnow/model.h"
 #include "winnow/plan.h"
 
 namespace winnow {
 
-namespace attention {
+namespace internal::attend {
 
 std::span<const AttendKernel> kernels() {
   static const AttendKernel table[] = {
 #ifdef WINNOW_WITH_CUDA
-    {{{"sm90", DeviceKind::kCuda, false, gpu::missing}, sm90_decode_fits, sm90_decode},
+    {{{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, sm90_decode_fits, sm90_decode},
      sm90_decode_workspace},
-    {{{"sm90_wide", DeviceKind::kCuda, true, gpu::missing}, sm90_wide_fits, sm90_wide},
+    {{{"sm90_wide", DeviceKind::kCuda, true, internal::cuda::missing}, sm90_wide_fits, sm90_wide},
      sm90_wide_workspace},
 #endif
 #if defined(__x86_64__)
-    {{{"amx", DeviceKind::kCpu, false, decode_amx_machine}, nullptr, decode_amx},
-     decode_amx_workspace},
-    {{{"avx512bf16", DeviceKind::kCpu, !bf16_dot_is_fast(), decode_avx512bf16_machine},
+    {{{"amx", DeviceKind::kCpu, false, cpu::amx_machine}, nullptr, cpu::amx}, cpu::amx_workspace},
+    {{{"avx512bf16", DeviceKind::kCpu, !cpu::bf16_dot_is_fast(), cpu::avx512bf16_machine},
       nullptr,
-      decode_avx512bf16},
-     decode_avx512bf16_workspace},
-    {{{"avx512", DeviceKind::kCpu, false, decode_avx512_machine}, nullptr, decode_avx512},
-     decode_avx512_workspace},
+      cpu::avx512bf16},
+     cpu::avx512bf16_workspace},
+    {{{"avx512", DeviceKind::kCpu, false, cpu::avx512_machine}, nullptr, cpu::avx512},
+     cpu::avx512_workspace},
 #endif
-    {{{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd}, simd_workspace},
+    {{{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, cpu::simd},
+     cpu::simd_workspace},
     {{{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference},
      reference_workspace},
   };
@@ -156,9 +156,9 @@ void check_results(const Check& check, const AttendArgs& a, Params& p) {
 }
 
 // A call whose arguments are right: parameters, kernel, and the workspace's layout.
-class Call {
+class CheckedCall {
  public:
-  explicit Call(const AttendArgs& a) : plan_(a.plan), part_(a.part) {
+  explicit CheckedCall(const AttendArgs& a) : plan_(a.plan), part_(a.part) {
     check_.that(given(a.lists[0]), "lists[0]", "a list", "none");
     check_query(check_, a, p_);
     check_lists(check_, a, p_);
@@ -200,7 +200,7 @@ class Call {
     if (plan_) p_.schedule = plan_->schedule(part_);
     if (plans_itself()) {
       Arena arena(workspace);
-      p_.schedule = planning::make_schedule(schedule_shape(), ends(), carve_schedule(arena));
+      p_.schedule = make_schedule(schedule_shape(), ends(), carve_schedule(arena));
       const size_t own = kernel_->workspace(shape_, tiles());
       p_.workspace = {arena.take<std::byte>(own), own};
     }
@@ -228,10 +228,10 @@ class Call {
                 cat(shape_.width));
   }
 
-  planning::ScheduleShape schedule_shape() const {
+  ScheduleShape schedule_shape() const {
     return {.tokens = p_.tokens,
             .widths = {p_.lists[0].width, p_.lists[1].width},
-            .workers = host::threads()};
+            .workers = internal::cpu::threads()};
   }
 
   // What the balance of the workers rests on: the lengths, where one list has them.
@@ -244,13 +244,13 @@ class Call {
   bool plans_itself() const { return !plan_ && on_cpu(); }
   int64_t tiles() const {
     if (plan_) return static_cast<int64_t>(plan_->schedule(part_).tiles.size());
-    return on_cpu() ? planning::max_tiles(schedule_shape()) : 0;
+    return on_cpu() ? max_tiles(schedule_shape()) : 0;
   }
-  planning::ScheduleMemory carve_schedule(Arena& arena) const {
+  ScheduleMemory carve_schedule(Arena& arena) const {
     const auto take = [&]<class T>(T, int64_t n) {
       return std::span<T>(arena.take<T>(n), static_cast<size_t>(n));
     };
-    const planning::ScheduleShape s = schedule_shape();
+    const ScheduleShape s = schedule_shape();
     return {take(Tile(), tiles()), take(int32_t(), s.workers + 1), take(int32_t(), s.tokens + 1)};
   }
 
@@ -263,10 +263,10 @@ class Call {
 };
 
 }  // namespace
-}  // namespace attention
+}  // namespace internal::attend
 
 void attend(const AttendArgs& args) {
-  attention::Call call(args);
+  internal::attend::CheckedCall call(args);
   const size_t bytes = call.workspace_bytes();
   if (args.workspace.empty() && !args.plan) {
     if (!call.on_cpu()) return call.run({});
@@ -280,7 +280,7 @@ void attend(const AttendArgs& args) {
 }
 
 size_t attend_workspace_bytes(const AttendArgs& args) {
-  return attention::Call(args).workspace_bytes();
+  return internal::attend::CheckedCall(args).workspace_bytes();
 }
 
 }  // namespace winnow

@@ -5,7 +5,7 @@
 
 #include "attend/attend_problem.h"
 #include "attend/kernel.h"
-#include "plan/schedule.h"
+#include "core/schedule.h"
 #include "testing.h"
 #include "winnow/attend.h"
 #include "winnow/plan.h"
@@ -13,19 +13,19 @@
 namespace winnow {
 namespace {
 
-using attention::Answer;
-using attention::attend_with_workspace;
-using attention::Case;
-using attention::expect_close;
-using attention::kValueDim;
-using attention::Problem;
-using attention::Results;
+using internal::attend::Answer;
+using internal::attend::attend_with_workspace;
+using internal::attend::Case;
+using internal::attend::expect_close;
+using internal::attend::kValueDim;
+using internal::attend::Problem;
+using internal::attend::Results;
 using testing::Guarded;
 
 class AttendOnCpu : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    if (const std::string why = attention::why_not_fp8(GetParam()); !why.empty())
+    if (const std::string why = internal::attend::why_not_fp8(GetParam()); !why.empty())
       GTEST_SKIP() << why;
   }
   AttendArgs args(Problem& p, Results& r) const {
@@ -77,7 +77,7 @@ TEST_P(AttendOnCpu, Workspace) {
 }
 
 PlanOptions plan_options(const Case& c, const Target& target, SplitPolicy split) {
-  return {.model = attention::model_of_format(c.list[0].format),
+  return {.model = internal::attend::model_of_format(c.list[0].format),
           .format = c.list[0].format,
           .heads = static_cast<int32_t>(c.heads),
           .topk = static_cast<int32_t>(c.list[0].width),
@@ -162,27 +162,26 @@ TEST_P(AttendPlans, BalancedPlan) {
 }
 
 // Runs a kernel with a schedule for any number of workers, whatever the pool has.
-void run_with_workers(const std::string& name, Problem& p, const planning::ScheduleShape& s,
-                      Results& r) {
+void run_with_workers(const std::string& name, Problem& p, const ScheduleShape& s, Results& r) {
   const Case& c = p.c;
-  const auto kernels = attention::kernels();
+  const auto kernels = internal::attend::kernels();
   const auto kernel = std::find_if(kernels.begin(), kernels.end(), [&](const auto& k) {
     return k.device == DeviceKind::kCpu && name == k.name;
   });
-  std::vector<Tile> tiles(planning::max_tiles(s));
+  std::vector<Tile> tiles(max_tiles(s));
   std::vector<int32_t> worker_starts(s.workers + 1), split_starts(c.tokens + 1);
-  const attention::Shape shape{.formats = {c.list[0].format, c.list[0].format},
-                               .heads = static_cast<int32_t>(c.heads),
-                               .tokens = c.tokens,
-                               .width = s.widths[0]};
+  const internal::attend::Shape shape{.formats = {c.list[0].format, c.list[0].format},
+                                      .heads = static_cast<int32_t>(c.heads),
+                                      .tokens = c.tokens,
+                                      .width = s.widths[0]};
   // Sized for the pool's threads: more workers need their share.
   std::vector<std::byte> workspace(kernel->workspace(shape, tiles.size()) * (s.workers + 1));
-  attention::Params params{.q = p.q.data(),
-                           .q_rope = p.q.data() + 512,
-                           .q_token_stride = p.q_token,
-                           .q_head_stride = p.q_head,
-                           .rope_token_stride = p.q_token,
-                           .rope_head_stride = p.q_head};
+  internal::attend::Params params{.q = p.q.data(),
+                                  .q_rope = p.q.data() + 512,
+                                  .q_token_stride = p.q_token,
+                                  .q_head_stride = p.q_head,
+                                  .rope_token_stride = p.q_token,
+                                  .rope_head_stride = p.q_head};
   params.lists[0] = {.indices = p.lists[0]->indices->data(),
                      .index_stride = s.widths[0],
                      .width = s.widths[0],
@@ -198,7 +197,7 @@ void run_with_workers(const std::string& name, Problem& p, const planning::Sched
   params.max_logit = r.max_logit.data(), params.max_token_stride = c.heads;
   params.max_head_stride = 1;
   params.fixed_split = s.split == SplitPolicy::kFixed;
-  params.schedule = planning::make_schedule(s, {}, {tiles, worker_starts, split_starts});
+  params.schedule = make_schedule(s, {}, {tiles, worker_starts, split_starts});
   params.workspace = workspace;
   kernel->run(params);
 }

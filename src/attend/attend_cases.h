@@ -7,7 +7,7 @@
 
 #include "winnow/tensor.h"
 
-namespace winnow::attention {
+namespace winnow::internal::attend {
 
 // What the logits of a case look like.
 enum class Logits : uint8_t {
@@ -170,4 +170,4 @@ inline std::vector<Case> cases() {
   return all;
 }
 
-}  // namespace winnow::attention
+}  // namespace winnow::internal::attend

@@ -16,7 +16,7 @@
 #include "winnow/model.h"
 #include "winnow/write.h"
 
-namespace winnow::attention {
+namespace winnow::internal::attend {
 
 using winnow::testing::draw;
 using winnow::testing::Guarded;
@@ -221,7 +221,7 @@ struct Problem {
                                 .data = static_cast<const std::byte*>(l->cache.data),
                                 .page_stride = l->cache.page_stride,
                                 .format = l->c.format};
-            decode(view, *e, keys.data() + keys.size() - model.d_qk);
+            dequantize(view, *e, keys.data() + keys.size() - model.d_qk);
           }
       for (int64_t h = 0; h < c.heads; ++h) row(t, h, keys, r);
     }
@@ -316,8 +316,8 @@ inline void expect_close(const AttendArgs& a, Answer& want) {
 inline void attend_with_workspace(AttendArgs a) {
   testing::DeviceWorkspace workspace(a.target.device, attend_workspace_bytes(a));
   a.workspace = {static_cast<std::byte*>(workspace.data()), workspace.size()};
-  attend(a);
+  winnow::attend(a);
   ASSERT_TRUE(testing::device_finished());
 }
 
-}  // namespace winnow::attention
+}  // namespace winnow::internal::attend

@@ -12,14 +12,14 @@
 namespace winnow {
 namespace {
 
-using attention::Answer;
-using attention::attend_with_workspace;
-using attention::Case;
-using attention::expect_close;
-using attention::kInf;
-using attention::kValueDim;
-using attention::Problem;
-using attention::Results;
+using internal::attend::Answer;
+using internal::attend::attend_with_workspace;
+using internal::attend::Case;
+using internal::attend::expect_close;
+using internal::attend::kInf;
+using internal::attend::kValueDim;
+using internal::attend::Problem;
+using internal::attend::Results;
 using testing::Guarded;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
@@ -38,7 +38,7 @@ void expect_same_bits(Guarded<T>& a, Guarded<T>& b) {
 class AttendProperties : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    if (const std::string why = attention::why_not_fp8(GetParam()); !why.empty())
+    if (const std::string why = internal::attend::why_not_fp8(GetParam()); !why.empty())
       GTEST_SKIP() << why;
   }
   AttendArgs args(Problem& p, Results& r) const {
@@ -332,7 +332,7 @@ TEST_P(AttendLogits, FarPositions) {
                .heads = s.heads,
                .list = {{CacheFormat::kV32Bf16, kPage, 3, s.width, s.lengths, true}}});
     Answer want = p.expected();
-    attention::ProblemList& l = *p.lists[0];
+    internal::attend::ProblemList& l = *p.lists[0];
     Guarded<int32_t> table(2 * kTable);
     for (int64_t i = 0; i < 2 * kTable; ++i)
       table[i] = (*l.table)[i / kTable * l.table_width + i % kTable % l.c.pages];

@@ -8,10 +8,10 @@
 namespace winnow {
 namespace {
 
-using attention::Answer;
-using attention::Case;
-using attention::Problem;
-using attention::Results;
+using internal::attend::Answer;
+using internal::attend::Case;
+using internal::attend::Problem;
+using internal::attend::Results;
 
 class AttendTest : public ::testing::TestWithParam<std::tuple<std::string, Case>> {};
 
@@ -24,19 +24,19 @@ TEST_P(AttendTest, MatchesTheFormula) {
   r.attach(a);
   a.target = testing::target("attend", kernel);
   try {
-    attention::attend_with_workspace(a);
+    internal::attend::attend_with_workspace(a);
   } catch (const Error& e) {
     // Kernels of the CPU serve every case; a device kernel may say which it leaves out.
     if (e.code() != ErrorCode::kUnsupported || a.target.device.kind == DeviceKind::kCpu) throw;
     GTEST_SKIP() << e.what();
   }
   Answer want = p.expected();
-  attention::expect_close(a, want);
+  internal::attend::expect_close(a, want);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, AttendTest,
                          ::testing::Combine(::testing::ValuesIn(testing::kernels("attend")),
-                                            ::testing::ValuesIn(attention::cases())),
+                                            ::testing::ValuesIn(internal::attend::cases())),
                          [](const auto& info) {
                            return std::get<0>(info.param) + "_" + std::get<1>(info.param).name;
                          });

@@ -12,7 +12,7 @@
 #include "winnow/plan.h"
 #include "winnow/tensor.h"
 
-namespace winnow::attention {
+namespace winnow::internal::attend {
 
 // The records of a page, and what divides by them.
 struct PageRows {
@@ -135,9 +135,6 @@ inline constexpr int kMaxKeyDim = 576;
 // The specification: fp64, one token after the other, without the schedule.
 void reference(const Params& p) noexcept;
 size_t reference_workspace(const Shape& shape, int64_t tiles);
-// Portable vectors, fp32.
-void simd(const Params& p) noexcept;
-size_t simd_workspace(const Shape& shape, int64_t tiles);
 
 #ifdef WINNOW_WITH_CUDA
 // Hopper: rows gathered once, dequantised into matrix fragments. Wants 16-byte aligned pages, and
@@ -154,6 +151,6 @@ std::string sm90_wide_fits(const Shape& shape);
 #endif
 
 // Record `e` of a list as the fp32 values that every kernel starts from: d_qk of them.
-void decode(const ListView& list, const Entry& e, float* out) noexcept;
+void dequantize(const ListView& list, const Entry& e, float* out) noexcept;
 
-}  // namespace winnow::attention
+}  // namespace winnow::internal::attend

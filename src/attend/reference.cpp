@@ -9,7 +9,7 @@
 #include "core/formats.h"
 #include "model/records.h"
 
-namespace winnow::attention {
+namespace winnow::internal::attend {
 
 namespace {
 
@@ -65,7 +65,7 @@ void reference(const Params& p) noexcept {
         const Entry e = resolve(p.lists[i], index, request);
         if (e.page < 0) continue;
         float k[kMaxKeyDim];
-        decode(p.lists[i], e, k);
+        dequantize(p.lists[i], e, k);
         for (int h = 0; h < p.heads; ++h) {
           const bf16* q = p.q + t * p.q_token_stride + h * p.q_head_stride;
           const bf16* rope = p.q_rope + t * p.rope_token_stride + h * p.rope_head_stride;
@@ -80,4 +80,4 @@ void reference(const Params& p) noexcept {
   }
 }
 
-}  // namespace winnow::attention
+}  // namespace winnow::internal::attend

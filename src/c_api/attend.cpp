@@ -4,8 +4,8 @@
 #include "c_api/common.h"
 #include "winnow/absorb.h"
 
-using winnow::c_api::guarded;
-using winnow::c_api::In;
+using winnow::internal::c_api::guarded;
+using winnow::internal::c_api::In;
 
 namespace {
 

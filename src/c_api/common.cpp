@@ -7,7 +7,7 @@
 
 #include "winnow/error.h"
 
-namespace winnow::c_api {
+namespace winnow::internal::c_api {
 
 namespace {
 
@@ -72,6 +72,8 @@ std::span<const int32_t> In::operator()(const winnow_ints& v, const char* argume
   return out(v.data, v.count, argument);
 }
 
-}  // namespace winnow::c_api
+}  // namespace winnow::internal::c_api
 
-extern "C" const char* winnow_last_error(void) { return winnow::c_api::last_error.c_str(); }
+extern "C" const char* winnow_last_error(void) {
+  return winnow::internal::c_api::last_error.c_str();
+}

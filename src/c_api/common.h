@@ -15,7 +15,7 @@ struct winnow_plan {
   winnow::Plan plan;
 };
 
-namespace winnow::c_api {
+namespace winnow::internal::c_api {
 
 // Views of one call; names stage and argument when one is not a view at all.
 class In {
@@ -83,4 +83,4 @@ winnow_status guarded(const char* stage, const T* args, F&& body) noexcept {
   return guarded(stage, [&](const In& in) { body(in.sized(args), in); });
 }
 
-}  // namespace winnow::c_api
+}  // namespace winnow::internal::c_api

@@ -8,8 +8,8 @@
 #include "winnow/support.h"
 
 using winnow::CacheFormat;
-using winnow::c_api::guarded;
-using winnow::c_api::In;
+using winnow::internal::c_api::guarded;
+using winnow::internal::c_api::In;
 
 namespace {
 

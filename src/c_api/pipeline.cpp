@@ -3,8 +3,8 @@
 
 #include "c_api/common.h"
 
-using winnow::c_api::guarded;
-using winnow::c_api::In;
+using winnow::internal::c_api::guarded;
+using winnow::internal::c_api::In;
 
 extern "C" {
 

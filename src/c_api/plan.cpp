@@ -8,8 +8,8 @@
 
 using winnow::Chunk;
 using winnow::Plan;
-using winnow::c_api::guarded;
-using winnow::c_api::In;
+using winnow::internal::c_api::guarded;
+using winnow::internal::c_api::In;
 
 namespace {
 

@@ -5,8 +5,8 @@
 #include "winnow/select.h"
 #include "winnow/write.h"
 
-using winnow::c_api::guarded;
-using winnow::c_api::In;
+using winnow::internal::c_api::guarded;
+using winnow::internal::c_api::In;
 
 namespace {
 

@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <span>
 
-namespace winnow {
+#include "core/namespaces.h"
+
+namespace winnow::internal::core {
 
 class Arena {
  public:
@@ -36,4 +38,4 @@ class Arena {
   size_t limit_ = 0, used_ = 0;
 };
 
-}  // namespace winnow
+}  // namespace winnow::internal::core

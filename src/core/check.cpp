@@ -6,7 +6,7 @@
 
 #include "winnow/model.h"
 
-namespace winnow {
+namespace winnow::internal::core {
 
 const char* name_of(DType dtype) {
   switch (dtype) {
@@ -150,4 +150,4 @@ Cache Check::cache(const Cache& c, const char* argument, bool slots32) const {
   return r;
 }
 
-}  // namespace winnow
+}  // namespace winnow::internal::core

@@ -6,10 +6,11 @@
 #include <string>
 #include <tuple>
 
+#include "core/namespaces.h"
 #include "winnow/error.h"
 #include "winnow/tensor.h"
 
-namespace winnow {
+namespace winnow::internal::core {
 
 // Parts of a message, put together only when it is read as a std::string: a check that passes
 // builds nothing. Holds references, so it must not outlive its expression.
@@ -76,4 +77,4 @@ class Check {
   const char* stage_;
 };
 
-}  // namespace winnow
+}  // namespace winnow::internal::core

@@ -7,9 +7,10 @@
 #include <cstdint>
 
 #include "core/hd.h"
+#include "core/namespaces.h"
 #include "winnow/tensor.h"
 
-namespace winnow {
+namespace winnow::internal::core {
 
 WINNOW_HD inline float to_float(float x) { return x; }  // for code over any of the types
 WINNOW_HD inline float to_float(bf16 x) {
@@ -73,4 +74,4 @@ WINNOW_HD inline float max_magnitude(float so_far, float x) {
   return a > so_far ? std::fmin(a, 0x1.fffffep127f) : so_far;
 }
 
-}  // namespace winnow
+}  // namespace winnow::internal::core

@@ -8,7 +8,7 @@
 #include "core/check.h"
 #include "winnow/error.h"
 
-namespace winnow::detail {
+namespace winnow::internal::core::detail {
 
 namespace {
 
@@ -86,4 +86,4 @@ size_t choose(const char* stage, std::span<const Candidate> candidates, const Ta
   throw Error(ErrorCode::kUnsupported, cat(stage, ": no kernel fits:", skipped));
 }
 
-}  // namespace winnow::detail
+}  // namespace winnow::internal::core::detail

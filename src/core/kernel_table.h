@@ -5,11 +5,12 @@
 #include <span>
 #include <string>
 
+#include "core/namespaces.h"
 #include "cuda/device.h"
 #include "winnow/support.h"
 #include "winnow/tensor.h"
 
-namespace winnow {
+namespace winnow::internal::core {
 
 namespace detail {
 
@@ -62,9 +63,9 @@ void launch([[maybe_unused]] const char* stage, [[maybe_unused]] const detail::K
             [[maybe_unused]] const Device& device, F&& body) {
 #ifdef WINNOW_WITH_CUDA
   if (kernel.device == DeviceKind::kCuda) {
-    const gpu::Current current(device);
+    const cuda::Current current(device);
     body();
-    gpu::check_launch(stage);
+    cuda::check_launch(stage);
     return;
   }
 #endif
@@ -86,4 +87,4 @@ void list_kernels(const char* stage, std::span<const K> table, std::vector<Kerne
   }
 }
 
-}  // namespace winnow
+}  // namespace winnow::internal::core

@@ -7,8 +7,9 @@
 #include <span>
 
 #include "core/check.h"
+#include "core/namespaces.h"
 
-namespace winnow {
+namespace winnow::internal::core {
 
 class OwnMemory {
  public:
@@ -27,4 +28,4 @@ class OwnMemory {
   std::unique_ptr<std::byte, Free> memory_;
 };
 
-}  // namespace winnow
+}  // namespace winnow::internal::core

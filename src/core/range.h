@@ -4,8 +4,9 @@
 #include <cstdint>
 
 #include "core/hd.h"
+#include "core/namespaces.h"
 
-namespace winnow {
+namespace winnow::internal::core {
 
 struct Range {
   int64_t first = 0, last = 0;  // [first, last)
@@ -29,4 +30,4 @@ struct Ranges {
   }
 };
 
-}  // namespace winnow
+}  // namespace winnow::internal::core

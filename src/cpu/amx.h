@@ -7,7 +7,7 @@
 #include "cpu/amx_emulated.h"
 #else
 
-namespace winnow::host {
+namespace winnow::internal::cpu {
 namespace {
 
 struct alignas(64) TileConfig {
@@ -54,6 +54,6 @@ template <int C, int A, int B>
 }
 
 }  // namespace
-}  // namespace winnow::host
+}  // namespace winnow::internal::cpu
 
 #endif

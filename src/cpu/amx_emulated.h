@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace winnow::host {
+namespace winnow::internal::cpu {
 namespace {
 
 struct Tile {
@@ -48,4 +48,4 @@ void tile_dot() {
 }
 
 }  // namespace
-}  // namespace winnow::host
+}  // namespace winnow::internal::cpu

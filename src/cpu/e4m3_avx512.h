@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace winnow::host {
+namespace winnow::internal::cpu {
 namespace {
 
 // bf16 of every e4m3 magnitude, as low and high bytes; 0x7f is NaN.
@@ -60,4 +60,4 @@ class Bf16Codes {
 };
 
 }  // namespace
-}  // namespace winnow::host
+}  // namespace winnow::internal::cpu

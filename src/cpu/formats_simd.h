@@ -13,7 +13,7 @@
 #include "winnow/tensor.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace winnow::host::HWY_NAMESPACE {
+namespace winnow::internal::cpu::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -89,7 +89,7 @@ HWY_INLINE hn::VFromD<DF> max_magnitude(DF df, hn::VFromD<DF> so_far, hn::VFromD
   return hn::Max(so_far, hn::IfThenZeroElse(hn::IsNaN(v), a));
 }
 
-}  // namespace winnow::host::HWY_NAMESPACE
+}  // namespace winnow::internal::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // per-target include guard

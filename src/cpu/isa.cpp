@@ -12,7 +12,7 @@
 
 #include "winnow/support.h"
 
-namespace winnow::host {
+namespace winnow::internal::cpu {
 
 namespace {
 
@@ -73,12 +73,12 @@ const Isa& isa() {
   return r;
 }
 
-}  // namespace winnow::host
+}  // namespace winnow::internal::cpu
 
 namespace winnow {
 
 std::string cpu_name() {
-  const host::Isa& i = host::isa();
+  const internal::cpu::Isa& i = internal::cpu::isa();
   std::string s = i.name.substr(0, i.name.find_last_not_of(' ') + 1) + " (";
   const char* sep = "";
   for (const auto& [has, name] : {std::pair{i.avx2, "AVX2"},

@@ -3,7 +3,7 @@
 
 #include <string>
 
-namespace winnow::host {
+namespace winnow::internal::cpu {
 
 struct Isa {
   bool avx2 = false;    // with FMA and F16C
@@ -18,4 +18,4 @@ struct Isa {
 
 const Isa& isa();
 
-}  // namespace winnow::host
+}  // namespace winnow::internal::cpu

@@ -14,7 +14,7 @@
 
 #include "winnow/support.h"
 
-namespace winnow::host {
+namespace winnow::internal::cpu {
 
 namespace {
 
@@ -174,8 +174,8 @@ void run(int64_t tasks, Body body, void* context) {
 
 }  // namespace detail
 
-}  // namespace winnow::host
+}  // namespace winnow::internal::cpu
 
 namespace winnow {
-int threads() { return host::threads(); }
+int threads() { return internal::cpu::threads(); }
 }  // namespace winnow

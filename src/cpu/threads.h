@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace winnow::host {
+namespace winnow::internal::cpu {
 
 // Workers a parallel call may use, the caller included: WINNOW_THREADS, else the cores of the
 // process.
@@ -29,4 +29,4 @@ void parallel_for(int64_t tasks, F&& f) {
       const_cast<void*>(static_cast<const void*>(&f)));
 }
 
-}  // namespace winnow::host
+}  // namespace winnow::internal::cpu

@@ -14,7 +14,7 @@
 
 #include "winnow/support.h"
 
-namespace winnow::host {
+namespace winnow::internal::cpu {
 namespace {
 
 // Four workers even on one core, so that there is something to race. Runs before main; tests that
@@ -154,4 +154,4 @@ INSTANTIATE_TEST_SUITE_P(Values, ThreadsDeathTest,
                                            std::pair{"", 0}));
 
 }  // namespace
-}  // namespace winnow::host
+}  // namespace winnow::internal::cpu

@@ -18,7 +18,7 @@
 
 #ifndef WINNOW_CPU_TOPK_TYPES
 #define WINNOW_CPU_TOPK_TYPES
-namespace winnow::host {
+namespace winnow::internal::cpu {
 namespace {
 
 struct Counts {
@@ -35,11 +35,11 @@ struct Cut {
 };
 
 }  // namespace
-}  // namespace winnow::host
+}  // namespace winnow::internal::cpu
 #endif
 
 HWY_BEFORE_NAMESPACE();
-namespace winnow::host::HWY_NAMESPACE {
+namespace winnow::internal::cpu::HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -153,11 +153,11 @@ void collect_ids(const TopkRow& row, Cut cut, std::span<int32_t> ids) {
 }
 
 }  // namespace
-}  // namespace winnow::host::HWY_NAMESPACE
+}  // namespace winnow::internal::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace winnow::host {
+namespace winnow::internal::cpu {
 
 namespace {
 
@@ -292,5 +292,5 @@ void topk(const TopkRow& row, std::span<int32_t> ids, bool split) noexcept {
   passes.collect(find_cut(passes, row, k), ids);
 }
 
-}  // namespace winnow::host
+}  // namespace winnow::internal::cpu
 #endif  // HWY_ONCE

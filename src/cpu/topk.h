@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-namespace winnow::host {
+namespace winnow::internal::cpu {
 
 // Integers in the order of the floats: -0 and +0 are both 0, NaN is below everything.
 inline int32_t order_key(float x) {
@@ -26,4 +26,4 @@ struct TopkRow {
 // Cost: three to five vector passes over the row, 4 B read per element and pass.
 void topk(const TopkRow& row, std::span<int32_t> ids, bool split) noexcept;
 
-}  // namespace winnow::host
+}  // namespace winnow::internal::cpu

@@ -9,7 +9,7 @@
 
 #include "core/range.h"
 
-namespace winnow::gpu {
+namespace winnow::internal::cuda {
 
 // Behind the loads before it and before those behind it.
 __device__ __forceinline__ int32_t load_here(const int32_t* from) {
@@ -44,4 +44,4 @@ struct AskedRange {
   }
 };
 
-}  // namespace winnow::gpu
+}  // namespace winnow::internal::cuda

@@ -7,7 +7,7 @@
 
 #include "core/check.h"
 
-namespace winnow::gpu {
+namespace winnow::internal::cuda {
 
 std::string missing() {
   static const std::string reason = []() -> std::string {
@@ -101,4 +101,4 @@ void check_launch(const char* stage) {
     throw Error(ErrorCode::kRuntime, cat(stage, ": CUDA: ", cudaGetErrorString(e)));
 }
 
-}  // namespace winnow::gpu
+}  // namespace winnow::internal::cuda

@@ -7,7 +7,7 @@
 
 #include "winnow/tensor.h"
 
-namespace winnow::gpu {
+namespace winnow::internal::cuda {
 
 // "" if a Hopper device is there, else the reason: the machine check of every sm90 kernel.
 std::string missing();
@@ -47,4 +47,4 @@ void wait_mark(void* mark) noexcept;
 // Throws Error(kRuntime) naming the stage if a launch since the last check failed. Does not wait.
 void check_launch(const char* stage);
 
-}  // namespace winnow::gpu
+}  // namespace winnow::internal::cuda

@@ -9,7 +9,7 @@
 #include "cuda/hopper.h"
 #include "winnow/tensor.h"
 
-namespace winnow::gpu {
+namespace winnow::internal::cuda {
 
 // Elements behind each row of a tile: rows then start in different banks, and matrix loads of eight
 // rows do not collide.
@@ -85,4 +85,4 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-}  // namespace winnow::gpu
+}  // namespace winnow::internal::cuda

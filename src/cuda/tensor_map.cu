@@ -1,6 +1,6 @@
 #include "cuda/tensor_map.h"
 
-namespace winnow::gpu {
+namespace winnow::internal::cuda {
 
 namespace {
 
@@ -43,4 +43,4 @@ bool describe(CUtensorMap& map, const Boxed& t) {
                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-}  // namespace winnow::gpu
+}  // namespace winnow::internal::cuda

@@ -10,7 +10,7 @@
 #include "cuda/hopper.h"
 #include "winnow/tensor.h"
 
-namespace winnow::gpu {
+namespace winnow::internal::cuda {
 
 // Three dimensions, the innermost contiguous; strides in elements.
 struct Boxed {
@@ -44,4 +44,4 @@ __device__ __forceinline__ void copy_box_twice(uint32_t to, const CUtensorMap& m
       : "memory");
 }
 
-}  // namespace winnow::gpu
+}  // namespace winnow::internal::cuda

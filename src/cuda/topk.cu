@@ -6,7 +6,7 @@
 #include "cuda/device.h"
 #include "cuda/topk_stream.cuh"
 
-namespace winnow::gpu {
+namespace winnow::internal::cuda {
 
 namespace {
 
@@ -105,4 +105,4 @@ void topk(const TopkParams& p) noexcept {
   exact<0>(p, blocks);
 }
 
-}  // namespace winnow::gpu
+}  // namespace winnow::internal::cuda

@@ -6,7 +6,7 @@
 #include "core/range.h"
 #include "winnow/tensor.h"
 
-namespace winnow::gpu {
+namespace winnow::internal::cuda {
 
 struct TopkParams {
   const float* logits = nullptr;
@@ -26,4 +26,4 @@ struct TopkParams {
 // Queues the selection on the stream of p.device. Semantics: select() in <winnow/select.h>.
 void topk(const TopkParams& p) noexcept;
 
-}  // namespace winnow::gpu
+}  // namespace winnow::internal::cuda

@@ -16,7 +16,7 @@
 
 #include "cuda/topk_parts.cuh"
 
-namespace winnow::gpu::ranking {
+namespace winnow::internal::cuda::ranking {
 
 constexpr int kMaxBlocks = 8;  // of a cluster, portable
 
@@ -183,4 +183,4 @@ __global__ void __launch_bounds__(kThreads, kGroups > 8 ? 1 : 2)
   select_exactly<kGroups, kCluster>(job, static_cast<uint32_t>(p.width), sm, rank, blocks);
 }
 
-}  // namespace winnow::gpu::ranking
+}  // namespace winnow::internal::cuda::ranking

@@ -19,7 +19,7 @@
 
 #include "cuda/topk_exact.cuh"
 
-namespace winnow::gpu::ranking {
+namespace winnow::internal::cuda::ranking {
 
 constexpr uint32_t kLeastRoom = 6144;     // logits the list holds at least
 constexpr int64_t kMapColumns = 1 << 19;  // columns the bitmap may have: 64 KB
@@ -250,4 +250,4 @@ __global__ void __launch_bounds__(kThreads, 2)
   select_exactly<0, false>(job, wanted, exact, 0, 1);
 }
 
-}  // namespace winnow::gpu::ranking
+}  // namespace winnow::internal::cuda::ranking

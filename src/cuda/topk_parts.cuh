@@ -10,7 +10,7 @@
 #include "cuda/hopper.h"
 #include "cuda/topk.h"
 
-namespace winnow::gpu::ranking {
+namespace winnow::internal::cuda::ranking {
 
 constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr int kBins = 2048;
@@ -148,4 +148,4 @@ __device__ __forceinline__ void give_all(const TopkParams& p, const Job& job, un
     job.ids[k] = k < length ? static_cast<int32_t>(job.base + k) : -1;
 }
 
-}  // namespace winnow::gpu::ranking
+}  // namespace winnow::internal::cuda::ranking

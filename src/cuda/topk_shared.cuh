@@ -20,7 +20,7 @@
 
 #include "cuda/topk_exact.cuh"
 
-namespace winnow::gpu::ranking {
+namespace winnow::internal::cuda::ranking {
 
 constexpr uint32_t kEven = kThreads;     // bins
 constexpr uint32_t kRanked = 256;        // entries of one bin
@@ -345,4 +345,4 @@ __global__ void __launch_bounds__(kThreads, kGroups > 2 ? 1 : 2)
   for (; mine; mine &= mine - 1) *ids++ = id + __ffsll(mine);
 }
 
-}  // namespace winnow::gpu::ranking
+}  // namespace winnow::internal::cuda::ranking

@@ -18,7 +18,7 @@
 #include "cuda/topk_filter.cuh"
 #include "cuda/topk_shared.cuh"
 
-namespace winnow::gpu::ranking {
+namespace winnow::internal::cuda::ranking {
 
 constexpr uint32_t kLeastStreamRoom = 4096;  // logits a block's list holds
 constexpr uint32_t kMostStreamRoom = 16384;
@@ -194,4 +194,4 @@ __global__ void __launch_bounds__(kThreads, 1)
                job.base + static_cast<int32_t>(start - row.first), sm.shared.scan);
 }
 
-}  // namespace winnow::gpu::ranking
+}  // namespace winnow::internal::cuda::ranking

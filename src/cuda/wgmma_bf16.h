@@ -4,7 +4,7 @@
 
 #include "cuda/wgmma_f16.h"
 
-namespace winnow::gpu {
+namespace winnow::internal::cuda {
 
 // d (+)= A B^T: A 64 x 16, B 64 x 16, both rows of K in shared memory. keep: 0 starts from zero.
 __device__ __forceinline__ void wgmma64(float (&d)[32], uint32_t a, uint32_t b, int keep) {
@@ -98,4 +98,4 @@ __device__ __forceinline__ void wgmma256(float (&d)[128], uint32_t a, uint32_t b
       : "r"(a), "r"(b), "n"(kDescHigh), "r"(keep), "n"(kTransB));
 }
 
-}  // namespace winnow::gpu
+}  // namespace winnow::internal::cuda

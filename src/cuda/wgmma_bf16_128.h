@@ -6,7 +6,7 @@
 #include "cuda/wgmma_f16.h"
 #include "winnow/tensor.h"
 
-namespace winnow::gpu {
+namespace winnow::internal::cuda {
 
 // d (+)= A B: A 64 x 16 in shared memory, rows along K; B 128 columns, along K or (kTransB) along
 // N. keep: 0 starts from zero.
@@ -106,4 +106,4 @@ __device__ __forceinline__ void store_rows(const float (&d)[64], const float (&f
     }
 }
 
-}  // namespace winnow::gpu
+}  // namespace winnow::internal::cuda

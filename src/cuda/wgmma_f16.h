@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace winnow::gpu {
+namespace winnow::internal::cuda {
 
 // Upper half of the B descriptor: 8-row groups 1,024 bytes apart, 128-byte swizzle. The lower half
 // is the caller's: address / 16, and the distance of 64-element columns / 16 << 16.
@@ -165,4 +165,4 @@ __device__ __forceinline__ void wgmma_rs(float (&d)[N / 2], const uint32_t (&a)[
   }
 }
 
-}  // namespace winnow::gpu
+}  // namespace winnow::internal::cuda

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace winnow::gpu {
+namespace winnow::internal::cuda {
 
 #define WINNOW_D8(i)                                                                          \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
@@ -68,4 +68,4 @@ __device__ __forceinline__ void wgmma_e4m3(float (&d)[128], const uint32_t (&a)[
 #undef WINNOW_N32_2
 #undef WINNOW_N32_3
 
-}  // namespace winnow::gpu
+}  // namespace winnow::internal::cuda

@@ -8,7 +8,7 @@
 #include "core/kernel_table.h"
 #include "winnow/locate.h"
 
-namespace winnow::location {
+namespace winnow::internal::locate {
 
 struct Params {
   const int32_t* ids = nullptr;
@@ -102,4 +102,4 @@ void reference(const Params& p) noexcept;
 void simd(const Params& p) noexcept;
 void sm90(const Params& p) noexcept;  // CUDA builds
 
-}  // namespace winnow::location
+}  // namespace winnow::internal::locate

@@ -7,12 +7,12 @@
 
 namespace winnow {
 
-namespace location {
+namespace internal::locate {
 
 std::span<const LocateKernel> kernels() {
   static constexpr LocateKernel table[] = {
 #ifdef WINNOW_WITH_CUDA
-      {{"sm90", DeviceKind::kCuda, false, gpu::missing}, nullptr, sm90},
+      {{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, nullptr, sm90},
 #endif
       {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd},
       {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference},
@@ -72,13 +72,14 @@ Params checked(const LocateArgs& a) {
 }
 
 }  // namespace
-}  // namespace location
+}  // namespace internal::locate
 
 void locate(const LocateArgs& args) {
-  const location::Params params = location::checked(args);
+  const internal::locate::Params params = internal::locate::checked(args);
   const auto& kernel =
-      args.plan ? *static_cast<const location::LocateKernel*>(args.plan->chosen(Stage::kLocate))
-                : choose("locate", location::kernels(), location::Shape{}, args.target);
+      args.plan
+          ? *static_cast<const internal::locate::LocateKernel*>(args.plan->chosen(Stage::kLocate))
+          : choose("locate", internal::locate::kernels(), internal::locate::Shape{}, args.target);
   run("locate", kernel, params);
 }
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace winnow::location {
+namespace winnow::internal::locate {
 
 struct Case {
   std::string name;
@@ -41,4 +41,4 @@ inline std::vector<Case> cases() {
   };
 }
 
-}  // namespace winnow::location
+}  // namespace winnow::internal::locate

@@ -7,7 +7,7 @@
 
 #include "locate/kernel.h"
 
-namespace winnow::location {
+namespace winnow::internal::locate {
 
 namespace {
 
@@ -103,4 +103,4 @@ void sm90(const Params& p) noexcept {
   locate_rows<<<static_cast<unsigned>(p.tokens), kThreads, 0, stream>>>(p);
 }
 
-}  // namespace winnow::location
+}  // namespace winnow::internal::locate

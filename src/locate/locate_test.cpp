@@ -11,7 +11,7 @@
 namespace winnow {
 namespace {
 
-using location::Case;
+using internal::locate::Case;
 using testing::draw;
 using testing::Guarded;
 
@@ -114,13 +114,13 @@ TEST_P(LocateTest, MatchesTheFormula) {
 
 INSTANTIATE_TEST_SUITE_P(Kernels, LocateTest,
                          ::testing::Combine(::testing::ValuesIn(testing::kernels("locate")),
-                                            ::testing::ValuesIn(location::cases())),
+                                            ::testing::ValuesIn(internal::locate::cases())),
                          [](const auto& info) {
                            return std::get<0>(info.param) + "_" + std::get<1>(info.param).name;
                          });
 
 TEST(LocateErrors, NameTheArgument) {
-  Problem p(location::cases()[0]);
+  Problem p(internal::locate::cases()[0]);
   Guarded<int32_t> slots(15);
   LocateArgs good = p.args();
   good.slots = tensor(slots.data(), {3, 5});

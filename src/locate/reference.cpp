@@ -1,7 +1,7 @@
 // locate, as specified.
 #include "locate/kernel.h"
 
-namespace winnow::location {
+namespace winnow::internal::locate {
 
 void reference(const Params& p) noexcept {
   for (int64_t t = 0; t < p.tokens; ++t) {
@@ -22,4 +22,4 @@ void reference(const Params& p) noexcept {
   }
 }
 
-}  // namespace winnow::location
+}  // namespace winnow::internal::locate

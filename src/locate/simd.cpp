@@ -14,7 +14,7 @@
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace winnow::location::HWY_NAMESPACE {
+namespace winnow::internal::locate::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -45,11 +45,11 @@ int32_t paged_row(const Params& p, const Row& row, const int32_t* ids, int32_t* 
   return count;
 }
 
-}  // namespace winnow::location::HWY_NAMESPACE
+}  // namespace winnow::internal::locate::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace winnow::location {
+namespace winnow::internal::locate {
 
 HWY_EXPORT(paged_row);
 
@@ -58,7 +58,7 @@ void simd(const Params& p) noexcept {
                          p.parallel.world == 1 && !p.parallel.compact && p.table_width > 0;
   const int shift = std::countr_zero(static_cast<uint32_t>(p.page));
   const int64_t rows_per_task = 1 + 8192 / (p.width + 1);
-  host::parallel_for((p.tokens + rows_per_task - 1) / rows_per_task, [&](int64_t task, int) {
+  cpu::parallel_for((p.tokens + rows_per_task - 1) / rows_per_task, [&](int64_t task, int) {
     const int64_t first = task * rows_per_task, last = std::min(first + rows_per_task, p.tokens);
     for (int64_t t = first; t < last; ++t) {
       const Row row = row_of(p, t);
@@ -79,5 +79,5 @@ void simd(const Params& p) noexcept {
   });
 }
 
-}  // namespace winnow::location
+}  // namespace winnow::internal::locate
 #endif  // HWY_ONCE

@@ -6,9 +6,10 @@
 #include <cstdint>
 
 #include "core/hd.h"
+#include "core/namespaces.h"
 #include "winnow/tensor.h"
 
-namespace winnow {
+namespace winnow::internal::model {
 
 struct IndexKeys {
   static constexpr CacheFormat kFormat = CacheFormat::kIndexKeys;
@@ -27,4 +28,4 @@ struct IndexKeys {
   WINNOW_HD static constexpr int64_t used(int64_t page) { return page * (kRowBytes + kScaleBytes); }
 };
 
-}  // namespace winnow
+}  // namespace winnow::internal::model

@@ -1,11 +1,12 @@
 // From a run-time CacheFormat to the record's traits.
 #pragma once
 
+#include "core/namespaces.h"
 #include "model/index.h"
 #include "model/v32.h"
 #include "model/v4.h"
 
-namespace winnow {
+namespace winnow::internal::model {
 
 // Calls f(Record{}) with the traits of the format and returns what it returns.
 template <class F>
@@ -31,4 +32,4 @@ constexpr decltype(auto) with_latent(CacheFormat format, F&& f) {
   }
 }
 
-}  // namespace winnow
+}  // namespace winnow::internal::model

@@ -5,9 +5,10 @@
 #include <cstdint>
 
 #include "core/hd.h"
+#include "core/namespaces.h"
 #include "winnow/tensor.h"
 
-namespace winnow {
+namespace winnow::internal::model {
 
 struct V32 {
   static constexpr int kDqk = 576, kDv = 512, kNope = 512, kRope = 64;
@@ -47,4 +48,4 @@ struct V32Bf16 : V32 {
   WINNOW_HD static constexpr int64_t used(int64_t page) { return page * kRowBytes; }
 };
 
-}  // namespace winnow
+}  // namespace winnow::internal::model

@@ -5,9 +5,10 @@
 #include <cstdint>
 
 #include "core/hd.h"
+#include "core/namespaces.h"
 #include "winnow/tensor.h"
 
-namespace winnow {
+namespace winnow::internal::model {
 
 struct V4 {
   static constexpr int kDqk = 512, kDv = 512, kNope = 448, kRope = 64;
@@ -46,4 +47,4 @@ struct V4Bf16 : V4 {
   WINNOW_HD static constexpr int64_t used(int64_t page) { return page * kRowBytes; }
 };
 
-}  // namespace winnow
+}  // namespace winnow::internal::model

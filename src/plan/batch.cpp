@@ -8,7 +8,7 @@
 
 namespace winnow {
 
-namespace planning {
+namespace internal::plan {
 
 int32_t checked_requests(std::span<const int32_t> query_starts) {
   const Check check("plan");
@@ -60,7 +60,7 @@ V4Chunk next_v4_chunk(const V4ChunkArgs& a, int32_t first, int64_t rows) noexcep
   return chunk;
 }
 
-}  // namespace planning
+}  // namespace internal::plan
 
 namespace {
 
@@ -74,7 +74,7 @@ void check_lens(std::span<const int32_t> lens, const char* argument, int64_t lo,
 }  // namespace
 
 void request_ids(std::span<const int32_t> query_starts, std::span<int32_t> out) {
-  const int32_t requests = planning::checked_requests(query_starts);
+  const int32_t requests = internal::plan::checked_requests(query_starts);
   Check("plan").that(out.size() >= static_cast<size_t>(query_starts.back()), "out",
                      cat("at least ", query_starts.back(), " entries"), std::to_string(out.size()));
   // Whatever the buffer held before, every entry is written.
@@ -85,7 +85,7 @@ void request_ids(std::span<const int32_t> query_starts, std::span<int32_t> out) 
 
 BatchSplit split_batch(std::span<const int32_t> query_starts, int64_t tokens, int32_t threshold,
                        bool uniform) {
-  const int32_t requests = planning::checked_requests(query_starts);
+  const int32_t requests = internal::plan::checked_requests(query_starts);
   const Check check("plan");
   check.range(tokens, "tokens", query_starts.back(), INT32_MAX);
   check.range(threshold, "threshold", 0, INT32_MAX);
@@ -117,7 +117,7 @@ std::vector<Chunk> prefill_chunks(std::span<const int32_t> seq_lens, int64_t row
   check_lens(seq_lens, "seq_lens", 0, rows);
   std::vector<Chunk> chunks;
   for (int32_t first = 0; first < static_cast<int32_t>(seq_lens.size()); first = chunks.back().last)
-    chunks.push_back(planning::next_chunk(seq_lens, first, rows));
+    chunks.push_back(internal::plan::next_chunk(seq_lens, first, rows));
   return chunks;
 }
 
@@ -141,7 +141,7 @@ void workspace_starts(std::span<const int32_t> seq_lens, std::span<const Chunk> 
 
 void prefill_request_ids(std::span<const int32_t> query_starts, int32_t decodes,
                          std::span<int32_t> out) {
-  const int32_t requests = planning::checked_requests(query_starts);
+  const int32_t requests = internal::plan::checked_requests(query_starts);
   const Check check("plan");
   check.range(decodes, "decodes", 0, requests);
   check.that(out.size() >= static_cast<size_t>(query_starts.back()), "out",
@@ -157,7 +157,7 @@ std::vector<V4Chunk> v4_prefill_chunks(const V4ChunkArgs& a) {
   check.that(a.query_lens.size() == count, "query_lens", cat(count, " entries (as seq_lens)"),
              std::to_string(a.query_lens.size()));
   check.range(a.window, "window", 0, INT32_MAX);
-  check.range(a.max_model_len, "max_model_len", 0, planning::kMaxV4Context);
+  check.range(a.max_model_len, "max_model_len", 0, internal::plan::kMaxV4Context);
   check.range(a.max_batched_tokens, "max_batched_tokens", 0, INT32_MAX);
   // Within these a chunk of one request always fits the bound.
   check_lens(a.query_lens, "query_lens", 0, a.max_batched_tokens);
@@ -168,7 +168,7 @@ std::vector<V4Chunk> v4_prefill_chunks(const V4ChunkArgs& a) {
                  cat(a.seq_lens[i], " at entry ", i));
   std::vector<V4Chunk> chunks;
   for (int32_t first = 0; first < static_cast<int32_t>(count); first = chunks.back().last)
-    chunks.push_back(planning::next_v4_chunk(a, first, planning::v4_chunk_rows(a)));
+    chunks.push_back(internal::plan::next_v4_chunk(a, first, internal::plan::v4_chunk_rows(a)));
   return chunks;
 }
 

@@ -7,7 +7,7 @@
 
 #include "winnow/plan.h"
 
-namespace winnow::planning {
+namespace winnow::internal::plan {
 
 // query_starts begins at 0 and does not descend; returns the number of requests.
 int32_t checked_requests(std::span<const int32_t> query_starts);
@@ -26,4 +26,4 @@ inline constexpr int64_t kMaxV4Context = INT32_MAX / 3 * 2;
 int64_t v4_chunk_rows(const V4ChunkArgs& args) noexcept;
 V4Chunk next_v4_chunk(const V4ChunkArgs& args, int32_t first, int64_t rows) noexcept;
 
-}  // namespace winnow::planning
+}  // namespace winnow::internal::plan

@@ -11,14 +11,14 @@
 #include "core/arena.h"
 #include "core/check.h"
 #include "cpu/threads.h"
+#include "lists/kernel.h"
 #include "locate/kernel.h"
 #include "plan/batch.h"
-#include "plan/kernel.h"
 #include "score/kernel.h"
 #include "select/kernel.h"
 #include "write/kernel.h"
 
-namespace winnow::planning {
+namespace winnow::internal::plan {
 
 namespace {
 
@@ -128,43 +128,43 @@ ScheduleShape schedule_shape(const PlanOptions& o, bool gathered, int64_t tokens
   // V4's gathered chunks attend to combined lists, padded to 128 columns.
   if (gathered && o.model.lists == 2) s.widths[0] = ceil128(o.topk + o.extra_topk) - o.extra_topk;
   s.ratio = o.ratio;
-  s.workers = o.target.device.kind == DeviceKind::kCpu ? host::threads() : 1;
+  s.workers = o.target.device.kind == DeviceKind::kCpu ? cpu::threads() : 1;
   s.split = o.split, s.split_size = o.split_size;
   return s;
 }
 
 Choice choose_kernels(const PlanOptions& o) {
   Chooser chooser{o.target};
-  chooser.pick(Stage::kWrite, "write", storage::kernels(), {{}});
-  chooser.pick(Stage::kGather, "gather", storage::gather_kernels(), {{}});
+  chooser.pick(Stage::kWrite, "write", write::kernels(), {{}});
+  chooser.pick(Stage::kGather, "gather", write::gather_kernels(), {{}});
   chooser.pick(Stage::kLists, "lists", lists::kernels(), {{}});
   const int64_t keys = o.max_context / o.ratio;
   const int32_t picked = o.model.lists == 2 ? o.extra_topk : o.topk;  // by the indexer
-  const scoring::Shape score_shape{o.index_heads, o.max_tokens, keys, picked};
-  const auto& score = chooser.pick(Stage::kScore, "score", scoring::kernels(), {score_shape});
-  chooser.pick(Stage::kSelect, "select", selection::kernels(), {{o.max_tokens, keys, picked}});
-  chooser.pick(Stage::kLocate, "locate", location::kernels(), {{}});
+  const score::Shape score_shape{o.index_heads, o.max_tokens, keys, picked};
+  const auto& score = chooser.pick(Stage::kScore, "score", score::kernels(), {score_shape});
+  chooser.pick(Stage::kSelect, "select", select::kernels(), {{o.max_tokens, keys, picked}});
+  chooser.pick(Stage::kLocate, "locate", locate::kernels(), {{}});
 
   const auto width = [&](bool gathered) {
     const ScheduleShape s = schedule_shape(o, gathered, o.max_tokens);
     return s.widths[0] + s.widths[1];
   };
-  std::vector<attention::Shape> shapes = {
+  std::vector<attend::Shape> shapes = {
       {{o.format, o.format}, o.extra_topk > 0 ? 2 : 1, o.heads, o.max_tokens, width(false)}};
   const bool separate = o.mode == Mode::kSeparate;
   if (separate)
     shapes.push_back({{o.model.bf16, o.model.bf16}, 1, o.heads, o.max_tokens, width(true)});
-  const auto& attend = chooser.pick(Stage::kAttend, "attend", attention::kernels(), shapes);
+  const auto& attend = chooser.pick(Stage::kAttend, "attend", attend::kernels(), shapes);
 
   // Stages run one after the other: the largest need serves them all.
   const int64_t tiles = max_tiles(schedule_shape(o, separate, o.max_tokens));
   size_t& bytes = chooser.choice.workspace_bytes;
   bytes = score.workspace(score_shape);
-  for (const attention::Shape& s : shapes) bytes = std::max(bytes, attend.workspace(s, tiles));
+  for (const attend::Shape& s : shapes) bytes = std::max(bytes, attend.workspace(s, tiles));
   bytes += Arena::kAlign;  // the callee aligns it
   Check("plan").that(!o.target.kernel || chooser.known, "target.kernel", "a kernel of some stage",
                      o.target.kernel ? o.target.kernel : "");
   return std::move(chooser.choice);
 }
 
-}  // namespace winnow::planning
+}  // namespace winnow::internal::plan

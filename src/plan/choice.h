@@ -6,10 +6,10 @@
 #include <string>
 
 #include "core/kernel_table.h"
-#include "plan/schedule.h"
+#include "core/schedule.h"
 #include "winnow/plan.h"
 
-namespace winnow::planning {
+namespace winnow::internal::plan {
 
 // V3.2 on Hopper: from here on nearer to 64 heads, in factors of two, than to 32, with which
 // nothing is gathered (route.cpp).
@@ -31,4 +31,4 @@ struct Choice {
 };
 Choice choose_kernels(const PlanOptions& options);
 
-}  // namespace winnow::planning
+}  // namespace winnow::internal::plan

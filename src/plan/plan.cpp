@@ -4,9 +4,9 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/schedule.h"
 #include "plan/batch.h"
 #include "plan/choice.h"
-#include "plan/schedule.h"
 #include "plan/staging.h"
 
 namespace winnow {
@@ -15,13 +15,13 @@ namespace winnow {
 struct Plan::State {
   PlanOptions options;
   std::string kernel_asked;  // what options.target.kernel points to
-  planning::Choice choice;
+  internal::plan::Choice choice;
   size_t gather_bytes = 0;
 
   // The current batch. Vectors keep their capacity's size; the counts say how much of them counts.
   int32_t requests = 0, tokens = 0;
   BatchSplit split;
-  planning::Staging staging;                            // what the spans point into
+  internal::plan::Staging staging;                      // what the spans point into
   std::span<int32_t> query_lens, seq_lens;              // by request
   std::span<int32_t> request_ids, positions, key_ends;  // by token
   std::span<int32_t> prefill_requests;                  // by token, kSeparate alone
@@ -53,14 +53,14 @@ void Plan::State::allocate() {
   const PlanOptions& o = options;
   const size_t most_parts = separate() ? 1 + o.max_requests : 1;
   // Each part cuts at most one token more per boundary between workers.
-  const planning::ScheduleShape shape = planning::schedule_shape(o, separate(), o.max_tokens);
+  const ScheduleShape shape = internal::plan::schedule_shape(o, separate(), o.max_tokens);
   const int64_t most_tiles =
-      planning::max_tiles(shape) + static_cast<int64_t>(most_parts - 1) * (shape.workers - 1);
+      max_tiles(shape) + static_cast<int64_t>(most_parts - 1) * (shape.workers - 1);
   Check("plan").that(
       most_tiles <= INT32_MAX, "max_tokens", "at most 2147483647 tiles",
       cat(most_tiles, " (max_tokens ", o.max_tokens, ", split_size ", o.split_size, ")"));
   const size_t by_request = o.max_requests, by_token = o.max_tokens;
-  staging = planning::Staging(
+  staging = internal::plan::Staging(
       o.target.device, separate() ? 7 * by_request + 4 * by_token : 2 * by_request + 3 * by_token);
   for (auto* v : {&query_lens, &seq_lens}) *v = staging.take(by_request);
   for (auto* v : {&request_ids, &positions, &key_ends}) *v = staging.take(by_token);
@@ -80,13 +80,13 @@ void Plan::State::allocate() {
 
 Plan::Plan(const PlanOptions& asked) : state_(std::make_unique<State>()) {
   State& s = *state_;
-  s.routed = planning::chooses_routes(asked);
-  s.options = planning::resolve(asked);
+  s.routed = internal::plan::chooses_routes(asked);
+  s.options = internal::plan::resolve(asked);
   if (asked.target.kernel) {
     s.kernel_asked = asked.target.kernel;
     s.options.target.kernel = s.kernel_asked.c_str();
   }
-  s.choice = planning::choose_kernels(s.options);
+  s.choice = internal::plan::choose_kernels(s.options);
   s.allocate();
   const int32_t no_requests[1] = {0};
   s.fill({no_requests, {}, 0});
@@ -124,7 +124,7 @@ void Plan::refill(const Batch& batch) {
   State& s = *state_;
   const PlanOptions& o = s.options;
   const Check check("plan");
-  const int32_t requests = planning::checked_requests(batch.query_starts);
+  const int32_t requests = internal::plan::checked_requests(batch.query_starts);
   check.range(requests, "query_starts (requests)", 0, o.max_requests);
   check.that(batch.seq_lens.size() == static_cast<size_t>(requests), "seq_lens",
              cat(requests, " entries (requests of query_starts)"),
@@ -147,8 +147,8 @@ void Plan::refill(const Batch& batch) {
     // for V4, where that would depend on the requests before.
     if (!s.separate() || (s.routed && !s.v4()) || r < split.decodes) continue;
     const int64_t rows =
-        s.v4() ? int64_t{o.extra_topk > 0 ? planning::compressed_len(length, o.ratio) : 0} +
-                     planning::gather_len(query, length, o.topk)
+        s.v4() ? int64_t{o.extra_topk > 0 ? internal::plan::compressed_len(length, o.ratio) : 0} +
+                     internal::plan::gather_len(query, length, o.topk)
                : length;
     if (rows > o.workspace_rows)
       check.fail("seq_lens", cat("at most ", o.workspace_rows, " workspace rows a prefill"),
@@ -201,13 +201,13 @@ void Plan::State::fill(const Batch& batch) noexcept {
   fill_parts(query_starts);
 
   // Lay the parts' schedules end to end.
-  planning::ScheduleMemory memory{tiles, worker_starts, split_starts};
+  ScheduleMemory memory{tiles, worker_starts, split_starts};
   for (size_t p = 0; p < part_count; ++p) {
     const Part& part = parts[p];
-    const planning::ScheduleShape shape =
-        planning::schedule_shape(options, part.gathered, part.last_token - part.first_token);
-    schedules[p] = planning::make_schedule(
-        shape, std::span(ends).subspan(part.first_token, shape.tokens), memory);
+    const ScheduleShape shape =
+        internal::plan::schedule_shape(options, part.gathered, part.last_token - part.first_token);
+    schedules[p] =
+        make_schedule(shape, std::span(ends).subspan(part.first_token, shape.tokens), memory);
     memory.tiles = memory.tiles.subspan(schedules[p].tiles.size());
     memory.worker_starts = memory.worker_starts.subspan(schedules[p].worker_starts.size());
     memory.split_starts = memory.split_starts.subspan(schedules[p].split_starts.size());
@@ -260,9 +260,9 @@ int32_t Plan::State::fill_chunk(int32_t first, int32_t last, std::span<const int
                            .seq_lens = prefill_lens,
                            .ratio = options.extra_topk > 0 ? options.ratio : 1,
                            .window = options.topk};
-    c = planning::next_v4_chunk(args, first, options.workspace_rows);
+    c = internal::plan::next_v4_chunk(args, first, options.workspace_rows);
   } else {
-    const Chunk plain = planning::next_chunk(prefill_lens, first, options.workspace_rows);
+    const Chunk plain = internal::plan::next_chunk(prefill_lens, first, options.workspace_rows);
     c = {plain.first, plain.last, 0, 0};
   }
   chunks[chunk_count++] = {c.first, c.last};
@@ -287,8 +287,8 @@ void Plan::State::fill_gather(const Part& part) noexcept {
     starts[p] = row;
     if (v4()) {
       compressed_lens[p] =
-          options.extra_topk > 0 ? planning::compressed_len(seq_lens[r], options.ratio) : 0;
-      gather_lens[p] = planning::gather_len(query_lens[r], seq_lens[r], options.topk);
+          options.extra_topk > 0 ? internal::plan::compressed_len(seq_lens[r], options.ratio) : 0;
+      gather_lens[p] = internal::plan::gather_len(query_lens[r], seq_lens[r], options.topk);
       gather_rows[p] = row + part.compressed;
       row += part.rows;
     } else {

@@ -7,7 +7,7 @@
 
 #include "winnow/plan.h"
 
-namespace winnow::planning {
+namespace winnow::internal::plan {
 
 using Ints = std::vector<int32_t>;
 
@@ -21,4 +21,4 @@ struct Lengths {
   Batch batch(int64_t tokens = 0) const { return {starts, seq_lens, tokens}; }
 };
 
-}  // namespace winnow::planning
+}  // namespace winnow::internal::plan

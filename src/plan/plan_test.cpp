@@ -9,9 +9,9 @@
 namespace winnow {
 namespace {
 
-using planning::Ints;
-using planning::ints;
-using planning::Lengths;
+using internal::plan::Ints;
+using internal::plan::ints;
+using internal::plan::Lengths;
 using testing::expect_error;
 
 PlanOptions small() {

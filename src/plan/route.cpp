@@ -59,7 +59,7 @@ std::span<const Crossover> table_for(const RouteArgs& args) noexcept {
   if (args.model.lists == 2)
     return args.heads > 90 ? std::span<const Crossover>(kHopperV4Heads128) : kHopperV4Heads64;
   if (args.heads > 90) return kHopper128;
-  if (args.heads >= planning::kManyHeads) return kHopper64;
+  if (args.heads >= internal::plan::kManyHeads) return kHopper64;
   return args.heads > 22 ? std::span<const Crossover>(kHopper32) : kHopper16;
 }
 
@@ -79,7 +79,7 @@ bool reached(int32_t tokens, int32_t from) { return from != kNever && tokens >= 
 
 Route prefill_route(const RouteArgs& args) noexcept {
   const bool cpu = args.device == DeviceKind::kCpu;
-  if (cpu && (host::isa().amx_bf16 || args.model.lists == 2)) return Route::kDirect;
+  if (cpu && (internal::cpu::isa().amx_bf16 || args.model.lists == 2)) return Route::kDirect;
   const std::span<const Crossover> table = table_for(args);
   const auto row =
       std::ranges::find_if(table, [&](const Crossover& c) { return args.context <= c.context; });

@@ -125,7 +125,7 @@ class Prefill {
     ids_ = tools::Buffer<int32_t>(s_.tokens * width_);
     slots_ = tools::Buffer<int32_t>(s_.tokens * width_);
     lengths_ = tools::Buffer<int32_t>(s_.tokens), ends_ = tools::Buffer<int32_t>(s_.tokens);
-    host::parallel_for(s_.tokens, [&](int64_t t, int) {
+    internal::cpu::parallel_for(s_.tokens, [&](int64_t t, int) {
       tools::Random random(2 + t);
       const int64_t end = s_.context - s_.tokens + t + 1, count = std::min(end, width_);
       ends_[t] = static_cast<int32_t>(end), lengths_[t] = static_cast<int32_t>(count);

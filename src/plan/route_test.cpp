@@ -8,9 +8,9 @@
 namespace winnow {
 namespace {
 
-using planning::Ints;
-using planning::ints;
-using planning::Lengths;
+using internal::plan::Ints;
+using internal::plan::ints;
+using internal::plan::Lengths;
 
 Route hopper(int32_t heads, int32_t tokens, int32_t context, bool mha) {
   return prefill_route({.heads = heads, .tokens = tokens, .context = context, .mha = mha});
@@ -94,7 +94,7 @@ TEST(Route, OnTheCpu) {
                           .mha = true,
                           .device = DeviceKind::kCpu});
   };
-  EXPECT_EQ(cpu(1024, 1024), host::isa().amx_bf16 ? Route::kDirect : Route::kMha);
+  EXPECT_EQ(cpu(1024, 1024), internal::cpu::isa().amx_bf16 ? Route::kDirect : Route::kMha);
   EXPECT_EQ(cpu(256, 1024), Route::kDirect);
   EXPECT_EQ(cpu(4096, 8192), Route::kDirect);
 }

@@ -9,7 +9,7 @@
 
 #include "winnow/tensor.h"
 
-namespace winnow::planning {
+namespace winnow::internal::plan {
 
 class Staging {
  public:
@@ -41,4 +41,4 @@ class Staging {
   size_t count_ = 0, used_ = 0;
 };
 
-}  // namespace winnow::planning
+}  // namespace winnow::internal::plan

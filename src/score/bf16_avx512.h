@@ -1,5 +1,5 @@
-// What the bf16 engines share (VDPBF16PS and AMX): packed queries, decoded keys, and the sum over
-// heads. Include only from files compiled for AVX-512 BF16 and VBMI.
+// What the bf16 engines share (VDPBF16PS and AMX): packed queries, dequantised keys, and the sum
+// over heads. Include only from files compiled for AVX-512 BF16 and VBMI.
 //
 // Decoded key: 128 bf16 in Bf16Codes' order. Packed query: panels of 16 heads, each [64 pairs of
 // dimensions][16 heads][2] bf16 = 4 KB in the same order; heads beyond the last are zero; behind
@@ -13,7 +13,7 @@
 #include "cpu/e4m3_avx512.h"
 #include "score/blocks.h"
 
-namespace winnow::scoring {
+namespace winnow::internal::score {
 namespace {
 
 constexpr int kPanelHeads = 16, kPairs = kDim / 2;
@@ -25,8 +25,8 @@ inline int64_t bf16_query_bytes(int32_t heads) {
   return panels_of(heads) * (kPanelValues * int64_t{2} + kPanelHeads * 4);
 }
 
-inline void decode_bf16(const Run& run, std::byte* out) noexcept {
-  const host::Bf16Codes codes;
+inline void dequantize_bf16(const Run& run, std::byte* out) noexcept {
+  const cpu::Bf16Codes codes;
   for (int64_t j = 0; j < run.count; ++j, out += kDim * 2) {
     const uint8_t* row = run.rows + j * run.row_stride;
     for (int half = 0; half < 2; ++half) {
@@ -43,8 +43,8 @@ inline void pack_bf16(const Params& p, int64_t token, std::byte* out) noexcept {
   std::memset(out, 0, static_cast<size_t>(bf16_query_bytes(p.heads)));
   for (int h = 0; h < p.heads; ++h) {
     alignas(64) uint32_t pairs[kPairs];
-    decode_bf16({.rows = p.q + token * p.q_token_stride + h * p.q_head_stride, .count = 1},
-                reinterpret_cast<std::byte*>(pairs));
+    dequantize_bf16({.rows = p.q + token * p.q_token_stride + h * p.q_head_stride, .count = 1},
+                    reinterpret_cast<std::byte*>(pairs));
     uint32_t* column = reinterpret_cast<uint32_t*>(out) + h / kPanelHeads * (kPanelValues / 2);
     for (int i = 0; i < kPairs; ++i) column[i * kPanelHeads + h % kPanelHeads] = pairs[i];
     weights[h] = p.weights[token * p.weight_stride + h];
@@ -79,4 +79,4 @@ inline void pack_bf16(const Params& p, int64_t token, std::byte* out) noexcept {
 }
 
 }  // namespace
-}  // namespace winnow::scoring
+}  // namespace winnow::internal::score

@@ -1,6 +1,6 @@
 // Tasks are (token block, piece of the keys). A worker packs the queries of a token block once for
-// all pieces of it that it gets, and decodes each block of 64 keys once for all tokens of the block
-// that belong to the same request. Scratch: about 170 KB on the worker's stack, nothing else.
+// all pieces of it that it gets, and dequantises each block of 64 keys once for all tokens of the
+// block that belong to the same request. Scratch: about 170 KB on the worker's stack, nothing else.
 #include "score/blocks.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 #include "cpu/threads.h"
 
-namespace winnow::scoring {
+namespace winnow::internal::score {
 
 namespace {
 
@@ -38,7 +38,7 @@ class Call {
       if (const Range r = p.ranges.of(t); r.first < r.last)
         first_ = std::min(first_, r.first), last_ = std::max(last_, r.last);
     if (first_ >= last_) return;
-    const int64_t wanted = (kTasksPerThread * host::threads() + blocks - 1) / blocks;
+    const int64_t wanted = (kTasksPerThread * cpu::threads() + blocks - 1) / blocks;
     piece_ = std::max(kMinPiece, (last_ - first_ + wanted - 1) / wanted);
     piece_ = (piece_ + kBlockKeys - 1) / kBlockKeys * kBlockKeys;
     pieces_ = (last_ - first_ + piece_ - 1) / piece_;
@@ -46,7 +46,7 @@ class Call {
   }
 
   void run() {
-    host::parallel_for(std::min<int64_t>(host::threads(), tasks_), [&](int64_t, int) {
+    cpu::parallel_for(std::min<int64_t>(cpu::threads(), tasks_), [&](int64_t, int) {
       const auto share = [](void* call) { static_cast<Call*>(call)->drain(); };
       if (e_.around) e_.around(share, this);
       else drain();
@@ -78,7 +78,7 @@ class Call {
       pack(block, first_token, last_token, s);
       for (int64_t k = keys.first; k < keys.last; k += kBlockKeys) {
         const int64_t n = std::min<int64_t>(kBlockKeys, keys.last - k);
-        decode(request, k, n, s);
+        dequantize(request, k, n, s);
         for (int64_t token = t; token < end; ++token)
           score_block(token, s.queries + (token - first_token) * query_bytes_, {k, k + n}, s);
       }
@@ -93,14 +93,14 @@ class Call {
 
   // n keys of a request from `first` on. Missing ones, and those that fill up the last group, are
   // zero.
-  void decode(int32_t request, int64_t first, int64_t n, Scratch& s) const {
+  void dequantize(int32_t request, int64_t first, int64_t n, Scratch& s) const {
     const int64_t row_bytes = static_cast<int64_t>(kDim) * e_.value_bytes;
     const int64_t whole = (n + kGroupKeys - 1) / kGroupKeys * kGroupKeys;
     s.missing = 0;
     for (int64_t i = 0; i < n;) {
       const Run run = run_of(p_, request, first + i, n - i);
       if (run.rows) {
-        e_.decode(run, s.keys + i * row_bytes);
+        e_.dequantize(run, s.keys + i * row_bytes);
         for (int64_t j = 0; j < run.count; ++j) s.scales[i + j] = run.scales[j * run.scale_stride];
       } else {
         std::memset(s.keys + i * row_bytes, 0, static_cast<size_t>(run.count * row_bytes));
@@ -113,7 +113,8 @@ class Call {
     std::fill_n(s.scales + n, whole - n, 0.0f);
   }
 
-  // The logits of one token for the decoded keys [keys.first, keys.last), where its range has them.
+  // The logits of one token for the dequantised keys [keys.first, keys.last), where its range has
+  // them.
   void score_block(int64_t token, const std::byte* query, Range keys, Scratch& s) const {
     const Range r = p_.ranges.of(token);
     const int64_t a = std::max(r.first, keys.first), z = std::min(r.last, keys.last);
@@ -139,7 +140,7 @@ class Call {
 
 void run_blocks(const Params& p, const Engine& engine) noexcept {
   if (p.clean)
-    host::parallel_for(p.tokens, [&](int64_t t, int) {
+    cpu::parallel_for(p.tokens, [&](int64_t t, int) {
       const auto [first, last] = p.ranges.of(t);
       float* row = p.logits + t * p.logit_stride;
       std::fill(row, row + first, -std::numeric_limits<float>::infinity());
@@ -148,4 +149,4 @@ void run_blocks(const Params& p, const Engine& engine) noexcept {
   Call(p, engine).run();
 }
 
-}  // namespace winnow::scoring
+}  // namespace winnow::internal::score

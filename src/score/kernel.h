@@ -11,7 +11,7 @@
 #include "model/index.h"
 #include "winnow/score.h"
 
-namespace winnow::scoring {
+namespace winnow::internal::score {
 
 inline constexpr int kDim = IndexKeys::kDim;
 
@@ -149,4 +149,4 @@ size_t smallest_workspace(int64_t keys);  // one row
 int64_t longest_range(const Params& p);   // keys of the token that has most, at least 1
 void in_waves(const ScoreKernel& kernel, const SelectParams& p) noexcept;
 
-}  // namespace winnow::scoring
+}  // namespace winnow::internal::score

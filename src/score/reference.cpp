@@ -5,7 +5,7 @@
 #include "core/formats.h"
 #include "score/kernel.h"
 
-namespace winnow::scoring {
+namespace winnow::internal::score {
 
 namespace {
 
@@ -47,4 +47,4 @@ void reference(const Params& p) noexcept {
   }
 }
 
-}  // namespace winnow::scoring
+}  // namespace winnow::internal::score

@@ -13,17 +13,17 @@
 
 namespace winnow {
 
-namespace scoring {
+namespace internal::score {
 
 namespace {
 
 #if defined(__x86_64__)
 std::string lacks_avx512bf16() {
-  const host::Isa& cpu = host::isa();
+  const internal::cpu::Isa& cpu = internal::cpu::isa();
   return cpu.avx512_bf16 && cpu.avx512_vbmi ? "" : "this CPU has no AVX-512 BF16 and VBMI";
 }
 std::string lacks_amx() {
-  const host::Isa& cpu = host::isa();
+  const internal::cpu::Isa& cpu = internal::cpu::isa();
   return cpu.amx_bf16 && cpu.avx512_vbmi ? "" : "this CPU has no AMX";
 }
 #endif
@@ -33,14 +33,16 @@ std::string lacks_amx() {
 std::span<const ScoreKernel> kernels() {
   static const ScoreKernel table[] = {
 #ifdef WINNOW_WITH_CUDA
-    {{{"sm90", DeviceKind::kCuda, false, gpu::missing}, nullptr, score_sm90},
+    {{{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, nullptr, score_sm90},
      sm90_workspace,
      select_sm90},
 #endif
 #if defined(__x86_64__)
     {{{"amx", DeviceKind::kCpu, false, lacks_amx}, nullptr, amx}, waves_workspace, in_waves},
     // Intel's AMX generations run VDPBF16PS slower than FMA: there it serves on request only.
-    {{{"avx512bf16", DeviceKind::kCpu, host::isa().intel, lacks_avx512bf16}, nullptr, avx512bf16},
+    {{{"avx512bf16", DeviceKind::kCpu, internal::cpu::isa().intel, lacks_avx512bf16},
+      nullptr,
+      avx512bf16},
      waves_workspace,
      in_waves},
 #endif
@@ -133,11 +135,11 @@ Shape shape_for(const Params& p, int64_t topk) {
 }
 
 }  // namespace
-}  // namespace scoring
+}  // namespace internal::score
 
 void score(const ScoreArgs& args) {
   const Check check("score");
-  scoring::Params p = scoring::checked(check, args);
+  internal::score::Params p = internal::score::checked(check, args);
   // Contiguous keys have a column each; paged ones are bounded by the columns given.
   const int64_t columns = args.key_rows ? args.key_rows.shape[0] : Check::kAny;
   check.output(args.logits, "logits", DType::kF32, {p.tokens, columns});
@@ -145,13 +147,13 @@ void score(const ScoreArgs& args) {
   p.ranges.limit = check.range(args.logits.shape[1], "logits columns", 0, INT32_MAX);
   p.logits = static_cast<float*>(args.logits.data), p.logit_stride = args.logits.stride[0];
   p.clean = args.clean;
-  run("score", scoring::kernel_for("score", args, scoring::shape_for(p, 0)), p);
+  run("score", internal::score::kernel_for("score", args, internal::score::shape_for(p, 0)), p);
 }
 
 void score_select(const ScoreSelectArgs& args) {
   const Check check("score_select");
-  scoring::SelectParams p;
-  p.score = scoring::checked(check, args.score);
+  internal::score::SelectParams p;
+  p.score = internal::score::checked(check, args.score);
   check.that(!args.score.logits, "logits", "none", shape_of(args.score.logits));
   check.output(args.ids, "ids", DType::kI32, {p.score.tokens, Check::kAny});
   check.tensor(args.ids, "ids", DType::kI32, {p.score.tokens, Check::kAny});
@@ -160,24 +162,24 @@ void score_select(const ScoreSelectArgs& args) {
   p.relative = args.relative;
   if (args.score.plan && p.score.device.kind == DeviceKind::kCuda)
     p.score.ranges.limit =
-        std::min(p.score.ranges.limit, scoring::planned_keys(args.score.plan->options()));
-  const scoring::Shape shape = scoring::shape_for(p.score, p.width);
-  const auto& kernel = scoring::kernel_for("score_select", args.score, shape);
+        std::min(p.score.ranges.limit, internal::score::planned_keys(args.score.plan->options()));
+  const internal::score::Shape shape = internal::score::shape_for(p.score, p.width);
+  const auto& kernel = internal::score::kernel_for("score_select", args.score, shape);
 
   std::optional<OwnMemory> own;
   p.workspace = args.workspace;
   size_t least = 0;
   if (p.score.device.kind == DeviceKind::kCpu) {
     // The longest range, not the table's width, decides what a call on the CPU needs.
-    const int64_t keys = scoring::longest_range(p.score);
-    least = scoring::smallest_workspace(keys);
+    const int64_t keys = internal::score::longest_range(p.score);
+    least = internal::score::smallest_workspace(keys);
     if (!args.score.plan && args.workspace.empty()) {
       own.emplace("score_select", kernel.workspace({shape.heads, shape.tokens, keys, shape.topk}));
       p.workspace = own->span();
     }
   } else {
     // Lengths are on the device; the plan's capacity, or the table, bounds them.
-    least = scoring::smallest_workspace(std::max<int64_t>(p.score.ranges.limit, 1));
+    least = internal::score::smallest_workspace(std::max<int64_t>(p.score.ranges.limit, 1));
   }
   check.that(p.workspace.size() >= least, "workspace", cat("at least ", least, " bytes"),
              cat(p.workspace.size()));
@@ -186,9 +188,9 @@ void score_select(const ScoreSelectArgs& args) {
 
 size_t score_select_workspace_bytes(const ScoreSelectArgs& args) {
   const Check check("score_select");
-  const scoring::Params p = scoring::checked(check, args.score);
-  const scoring::Shape shape = scoring::shape_for(p, args.ids.shape[1]);
-  return scoring::kernel_for("score_select", args.score, shape).workspace(shape);
+  const internal::score::Params p = internal::score::checked(check, args.score);
+  const internal::score::Shape shape = internal::score::shape_for(p, args.ids.shape[1]);
+  return internal::score::kernel_for("score_select", args.score, shape).workspace(shape);
 }
 
 }  // namespace winnow

@@ -1,7 +1,7 @@
-// score with AMX tiles in bf16. Keys are rows of A as they are decoded, a panel of the packed query
-// is B, so nothing is transposed; C is 16 keys x 16 heads. A unit is 2 key tiles x 2 panels, or up
-// to 4 x 1 when a panel is left over: four accumulators cover the latency of TDPBF16PS (52 cycles,
-// one every 16).
+// score with AMX tiles in bf16. Keys are rows of A as they are dequantised, a panel of the packed
+// query is B, so nothing is transposed; C is 16 keys x 16 heads. A unit is 2 key tiles x 2 panels,
+// or up to 4 x 1 when a panel is left over: four accumulators cover the latency of TDPBF16PS (52
+// cycles, one every 16).
 //
 // Budget per key and 64 heads: 16 cycles of tile products, 8 of tile loads beside them; ReLU,
 // weights and sum of the unit before (some 6 cycles of vector work) run between the products of the
@@ -10,7 +10,7 @@
 #include "cpu/amx.h"
 #include "score/bf16_avx512.h"
 
-namespace winnow::scoring {
+namespace winnow::internal::score {
 
 namespace {
 
@@ -50,22 +50,22 @@ struct Pending {
 // C tile `kTile` of a unit: zero, multiply-add, store.
 template <int kKeyTiles, int kPanels, int kTile = 0>
 [[gnu::always_inline]] inline void zero_all() {
-  host::tile_zero<kTile>();
+  cpu::tile_zero<kTile>();
   if constexpr (kTile + 1 < kKeyTiles * kPanels) zero_all<kKeyTiles, kPanels, kTile + 1>();
 }
 template <int kKeyTiles, int kPanels, int kKeyTile = 0>
 [[gnu::always_inline]] inline void multiply_all(const std::byte* keys) {
   constexpr int a = 4 + kKeyTile % 2, c = kKeyTile * kPanels;  // A alternates, B are tiles 6 and 7
-  host::tile_load<a>(keys + kKeyTile * kTileRows * kKeyBytes, kKeyBytes);
-  host::tile_dot<c, a, 6>();
-  if constexpr (kPanels == 2) host::tile_dot<c + 1, a, 7>();
+  cpu::tile_load<a>(keys + kKeyTile * kTileRows * kKeyBytes, kKeyBytes);
+  cpu::tile_dot<c, a, 6>();
+  if constexpr (kPanels == 2) cpu::tile_dot<c + 1, a, 7>();
   if constexpr (kKeyTile + 1 < kKeyTiles) multiply_all<kKeyTiles, kPanels, kKeyTile + 1>(keys);
 }
 template <int kKeyTiles, int kPanels, int kTile = 0>
 [[gnu::always_inline]] inline void store_all(float* dots) {
   constexpr int row = kTile / kPanels * kTileRows, column = kTile % kPanels * kPanelHeads;
-  host::tile_store<kTile>(dots + row * kPanels * kPanelHeads + column,
-                          kPanels * kPanelHeads * int64_t{4});
+  cpu::tile_store<kTile>(dots + row * kPanels * kPanelHeads + column,
+                         kPanels * kPanelHeads * int64_t{4});
   if constexpr (kTile + 1 < kKeyTiles * kPanels) store_all<kKeyTiles, kPanels, kTile + 1>(dots);
 }
 
@@ -74,8 +74,8 @@ template <int kKeyTiles, int kPanels>
 void unit(const std::byte* query, const std::byte* keys, float* dots, const Pending& before) {
   zero_all<kKeyTiles, kPanels>();
   for (int step = 0; step < kSteps; ++step) {
-    host::tile_load<6>(query + step * kTileBytes, 64);
-    if constexpr (kPanels == 2) host::tile_load<7>(query + (kSteps + step) * kTileBytes, 64);
+    cpu::tile_load<6>(query + step * kTileBytes, 64);
+    if constexpr (kPanels == 2) cpu::tile_load<7>(query + (kSteps + step) * kTileBytes, 64);
     multiply_all<kKeyTiles, kPanels>(keys + step * 64);
     before.weigh(step);
   }
@@ -110,15 +110,16 @@ void block(const Block& b) noexcept {
 
 // Tiles are configured once per worker and call.
 void with_tiles(void (*work)(void*), void* context) noexcept {
-  const host::TileSession session;
+  const cpu::TileSession session;
   work(context);
 }
 
 }  // namespace
 
 void amx(const Params& p) noexcept {
-  static constexpr Engine engine = {2, bf16_query_bytes, pack_bf16, decode_bf16, block, with_tiles};
+  static constexpr Engine engine = {2,     bf16_query_bytes, pack_bf16, dequantize_bf16,
+                                    block, with_tiles};
   run_blocks(p, engine);
 }
 
-}  // namespace winnow::scoring
+}  // namespace winnow::internal::score

@@ -5,7 +5,7 @@
 // small, and 6 of 16 cycles of loads. e4m3 is exact in bf16, so the error is that of the fp32 sums.
 #include "score/bf16_avx512.h"
 
-namespace winnow::scoring {
+namespace winnow::internal::score {
 
 namespace {
 
@@ -69,8 +69,8 @@ void block(const Block& b) noexcept {
 }  // namespace
 
 void avx512bf16(const Params& p) noexcept {
-  static constexpr Engine engine = {2, bf16_query_bytes, pack_bf16, decode_bf16, block};
+  static constexpr Engine engine = {2, bf16_query_bytes, pack_bf16, dequantize_bf16, block};
   run_blocks(p, engine);
 }
 
-}  // namespace winnow::scoring
+}  // namespace winnow::internal::score

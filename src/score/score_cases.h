@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace winnow::scoring {
+namespace winnow::internal::score {
 
 enum class Fill {
   kNormal,
@@ -63,4 +63,4 @@ inline std::vector<Case> cases() {
   };
 }
 
-}  // namespace winnow::scoring
+}  // namespace winnow::internal::score

@@ -20,13 +20,13 @@
 #undef amx
 #pragma GCC pop_options
 
-namespace winnow::scoring {
+namespace winnow::internal::score {
 namespace {
 
 class EmulatedTest : public ::testing::TestWithParam<int> {};
 
 TEST_P(EmulatedTest, UnitsMatchTheFormula) {
-  const host::Isa& cpu = host::isa();
+  const cpu::Isa& cpu = cpu::isa();
   if (!cpu.avx512_bf16 || !cpu.avx512_vbmi) GTEST_SKIP() << "this CPU has no AVX-512 BF16 and VBMI";
   const int heads = GetParam();
   testing::Rng rng(heads);
@@ -42,7 +42,7 @@ TEST_P(EmulatedTest, UnitsMatchTheFormula) {
   p.q = q.data(), p.q_head_stride = kDim, p.weights = weights.data(), p.heads = heads;
   testing::Guarded<std::byte> query(bf16_query_bytes(heads)), keys(kBlockKeys * kKeyBytes);
   pack_bf16(p, 0, query.data());
-  decode_bf16({.rows = rows.data(), .count = kBlockKeys}, keys.data());
+  dequantize_bf16({.rows = rows.data(), .count = kBlockKeys}, keys.data());
   for (const int count : {1, 16, 17, 40, 64}) {
     testing::Guarded<float> out(kBlockKeys);
     block({query.data(), keys.data(), scales.data(), out.data(), heads, count});
@@ -68,5 +68,5 @@ INSTANTIATE_TEST_SUITE_P(Heads, EmulatedTest,
                          ::testing::Values(1, 8, 16, 17, 32, 33, 48, 64, 65, 80, 112, 128));
 
 }  // namespace
-}  // namespace winnow::scoring
+}  // namespace winnow::internal::score
 #endif

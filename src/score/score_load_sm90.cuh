@@ -11,7 +11,7 @@
 #include "cuda/hopper.h"
 #include "score/kernel.h"
 
-namespace winnow::scoring {
+namespace winnow::internal::score {
 
 inline constexpr int kTileKeys = 64;
 
@@ -77,18 +77,18 @@ __device__ __forceinline__ void produce_by_loads(const Params& p, int32_t reques
     if (lane % 8 == 0) stage.scales[k] = run.rows ? *run.scales : -INFINITY;
   }
   __syncwarp();
-  if (lane == 0) gpu::mb_arrive(full);
+  if (lane == 0) cuda::mb_arrive(full);
 }
 
 // One whole tile by one lane: two bulk copies, or 64 marks if its page is missing.
 __device__ __forceinline__ void produce_by_copy(const Run& run, Stage& stage, uint64_t* full) {
   if (run.rows) {
-    gpu::mb_expect(full, kTileKeys * (kDim + 4));
-    gpu::bulk_copy(gpu::s32(stage.rows), run.rows, kTileKeys * kDim, gpu::s32(full));
-    gpu::bulk_copy(gpu::s32(stage.scales), run.scales, kTileKeys * 4, gpu::s32(full));
+    cuda::mb_expect(full, kTileKeys * (kDim + 4));
+    cuda::bulk_copy(cuda::s32(stage.rows), run.rows, kTileKeys * kDim, cuda::s32(full));
+    cuda::bulk_copy(cuda::s32(stage.scales), run.scales, kTileKeys * 4, cuda::s32(full));
   } else {
     for (int k = 0; k < kTileKeys; ++k) stage.scales[k] = -INFINITY;
-    gpu::mb_arrive(full);
+    cuda::mb_arrive(full);
   }
 }
 
@@ -118,7 +118,7 @@ __device__ __forceinline__ Ahead look_ahead(const Params& p, int64_t block, uint
   a.offset = static_cast<int32_t>(first - (page << p.guess.page_shift));
   if (guess) a.request = static_cast<int32_t>(request);
   if (guess && page < p.table_width)
-    a.page = gpu::load_here(p.table + request * p.table_stride + page);
+    a.page = cuda::load_here(p.table + request * p.table_stride + page);
   return a;
 }
 
@@ -128,8 +128,8 @@ __device__ __forceinline__ void init_barriers(SharedMemory<C>& sm) {
   if (threadIdx.x % 32 == 0) {
 #pragma unroll 1
     for (int s = 0; s < C::kStages; ++s)
-      gpu::mb_init(&sm.full[s], 1), gpu::mb_init(&sm.empty[s], C::kReaders);
-    gpu::fence_barrier_init();
+      cuda::mb_init(&sm.full[s], 1), cuda::mb_init(&sm.empty[s], C::kReaders);
+    cuda::fence_barrier_init();
   }
   __syncwarp();
 }
@@ -212,4 +212,4 @@ __device__ __forceinline__ void prefetch(const Params& p, int64_t token0) {
     ask(p.weights + (token0 + threadIdx.x / 4) * p.weight_stride + threadIdx.x % 4 * 32);
 }
 
-}  // namespace winnow::scoring
+}  // namespace winnow::internal::score

@@ -11,7 +11,7 @@
 #include "testing.h"
 #include "winnow/score.h"
 
-namespace winnow::scoring {
+namespace winnow::internal::score {
 
 struct Expected {
   double value = 0, bound = 0;
@@ -170,4 +170,4 @@ struct Problem {
   }
 };
 
-}  // namespace winnow::scoring
+}  // namespace winnow::internal::score

@@ -8,7 +8,7 @@
 #include "cpu/topk.h"
 #include "score/kernel.h"
 
-namespace winnow::scoring {
+namespace winnow::internal::score {
 
 namespace {
 
@@ -53,16 +53,16 @@ void in_waves(const ScoreKernel& kernel, const SelectParams& p) noexcept {
     wave.clean = false, wave.from_start = true;
     kernel.run(wave);
 
-    const bool split = wave.tokens < host::threads();
+    const bool split = wave.tokens < cpu::threads();
     const auto select_row = [&](int64_t t) {
       const auto [start, end] = wave.ranges.of(t);
-      host::topk({logits + t * longest, end - start, p.relative ? 0 : static_cast<int32_t>(start)},
-                 {p.ids + (first + t) * p.id_stride, static_cast<size_t>(p.width)}, split);
+      cpu::topk({logits + t * longest, end - start, p.relative ? 0 : static_cast<int32_t>(start)},
+                {p.ids + (first + t) * p.id_stride, static_cast<size_t>(p.width)}, split);
     };
     if (split)
       for (int64_t t = 0; t < wave.tokens; ++t) select_row(t);
-    else host::parallel_for(wave.tokens, [&](int64_t t, int) { select_row(t); });
+    else cpu::parallel_for(wave.tokens, [&](int64_t t, int) { select_row(t); });
   }
 }
 
-}  // namespace winnow::scoring
+}  // namespace winnow::internal::score

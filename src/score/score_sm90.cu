@@ -8,7 +8,7 @@
 #include "cuda/topk.h"
 #include "score/score_sm90.cuh"
 
-namespace winnow::scoring {
+namespace winnow::internal::score {
 
 namespace {
 
@@ -35,7 +35,7 @@ template <class C>
 int32_t chunk_for(const Params& p) {
   const int64_t groups = (p.tokens + p.guess.step - 1) / p.guess.step;
   const int64_t tiles = (p.ranges.limit + kTileKeys - 1) / kTileKeys;
-  const int64_t slots = int64_t{gpu::multiprocessors(p.device.index)} * C::kBlocks;
+  const int64_t slots = int64_t{cuda::multiprocessors(p.device.index)} * C::kBlocks;
   const bool decode = p.guess.together < kMany;
   const int64_t start = C::kBlocks == 2 ? 4 : decode ? 6 : 8;
   const auto cost = [&](int64_t tiles_each) {
@@ -83,7 +83,7 @@ Guess guess_of(const Params& p, int64_t together, int32_t tokens) {
 bool few_keys(const Params& p) {
   const int64_t requests = p.tokens / tokens_per_request(p);
   return requests * p.ranges.limit <=
-         int64_t{16} * kTileKeys * gpu::multiprocessors(p.device.index);
+         int64_t{16} * kTileKeys * cuda::multiprocessors(p.device.index);
 }
 
 template <int Heads, int Group, int Rounds>
@@ -158,18 +158,18 @@ void select_sm90(const ScoreKernel& kernel, const SelectParams& p) noexcept {
     wave.guess.together = together;
     wave.guess.first_request = static_cast<int32_t>(first / together);
     kernel.run(wave);
-    gpu::topk({.logits = logits,
-               .logit_stride = row,
-               .tokens = wave.tokens,
-               .ranges = wave.ranges,
-               .from_start = true,
-               .ids = p.ids + first * p.id_stride,
-               .id_stride = p.id_stride,
-               .width = p.width,
-               .relative = p.relative,
-               .overlap = wave.ranges.limit > 0,
-               .device = p.score.device});
+    cuda::topk({.logits = logits,
+                .logit_stride = row,
+                .tokens = wave.tokens,
+                .ranges = wave.ranges,
+                .from_start = true,
+                .ids = p.ids + first * p.id_stride,
+                .id_stride = p.id_stride,
+                .width = p.width,
+                .relative = p.relative,
+                .overlap = wave.ranges.limit > 0,
+                .device = p.score.device});
   }
 }
 
-}  // namespace winnow::scoring
+}  // namespace winnow::internal::score

@@ -22,7 +22,7 @@
 #include "cuda/wgmma_fp8.h"
 #include "score/score_load_sm90.cuh"
 
-namespace winnow::scoring {
+namespace winnow::internal::score {
 
 // A pass: the tokens of one request among the block's, and the tiles they need together.
 struct Pass {
@@ -73,7 +73,7 @@ __device__ __forceinline__ void multiply(float (&acc)[C::kN / 2], const Fragment
   for (int s = 0; s < 4; ++s) {
     const uint32_t a[4] = {f.word[0][2 * s], f.word[1][2 * s], f.word[0][2 * s + 1],
                            f.word[1][2 * s + 1]};
-    gpu::wgmma_e4m3(acc, a, q_desc + 2 * s, s > 0);
+    cuda::wgmma_e4m3(acc, a, q_desc + 2 * s, s > 0);
   }
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
@@ -154,10 +154,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   const int32_t limit = static_cast<int32_t>(p.ranges.limit);
   const int64_t block = static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y;
   const int64_t token0 = block * step_of<C>(p);
-  if (token0 >= p.tokens) return gpu::wait_for_previous();
+  if (token0 >= p.tokens) return cuda::wait_for_previous();
   const int32_t chunk0 = static_cast<int32_t>(blockIdx.x) * chunk;
   const int32_t chunk1 = chunk0 + min(chunk, limit - chunk0);
-  gpu::let_next_start();
+  cuda::let_next_start();
   if constexpr (C::kRounds > 1) prefetch<C>(p, token0);
 
   // All that the block needs before its keys is asked for at once, each by warps of its own: the
@@ -173,9 +173,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   } else if (warp == 4 * C::kConsumers) {
     ahead = look_ahead(p, block, static_cast<uint32_t>(chunk0) + lane * C::kTile);
     if constexpr (C::kTokens == 1) {
-      gpu::Asked request(0);
-      if (p.requests) request = gpu::Asked(p.requests + token0 * p.request_stride);
-      gpu::AskedRange range(p.ranges, token0);
+      cuda::Asked request(0);
+      if (p.requests) request = cuda::Asked(p.requests + token0 * p.request_stride);
+      cuda::AskedRange range(p.ranges, token0);
       init_barriers(sm);  // while they are on their way
       if (request.get() == ahead.request)
         begun = begin_early<C>(p, ahead, range.get(p.ranges), sm, {chunk0, chunk1});
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
       for (int32_t j = chunk0 + threadIdx.x; j < chunk1; j += C::kThreads)
         if (j < sm.begins[u] || j >= sm.ends[u])
           p.logits[(token0 + u) * p.logit_stride + j] = -INFINITY;
-  if (!wanted) return gpu::wait_for_previous();
+  if (!wanted) return cuda::wait_for_previous();
 
   if (warp >= 4 * C::kConsumers) {
     if constexpr (C::kBlocks == 1)
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
             continue;
           }
           if (stage == C::kStages) stage = 0, ++lap;
-          if (lap > 0) gpu::mb_wait(&sm.empty[stage], (lap - 1) & 1);
+          if (lap > 0) cuda::mb_wait(&sm.empty[stage], (lap - 1) & 1);
           if (!bulk || at + C::kTile > rows)
             produce_by_loads(p, pass.request, at, min(at + C::kTile, pass.to), sm.ring[stage],
                              &sm.full[stage]);
@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   asm volatile("bar.sync 1,%0;" ::"n"(128 * C::kConsumers) : "memory");
 
   // Descriptor of Q: 8 rows of 128 B are 1,024 B apart, 128-byte swizzle.
-  const uint64_t q_desc = static_cast<uint64_t>((gpu::s32(sm.q) & 0x3ffff) >> 4) |
+  const uint64_t q_desc = static_cast<uint64_t>((cuda::s32(sm.q) & 0x3ffff) >> 4) |
                           uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
   const int warpgroup = warp / 4, c = lane % 4;
   const int round = C::kRounds > 1 ? warpgroup : 0;
@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     const float2 two = *reinterpret_cast<const float2*>(&sm.weights[round][8 * b + 2 * c]);
     weights[2 * b] = two.x, weights[2 * b + 1] = two.y;
   }
-  gpu::wait_for_previous();  // it may still read the logits
+  cuda::wait_for_previous();  // it may still read the logits
   // Tiles in turn, or all of them. Before its first a warpgroup of the turn may take one that is
   // not there, the queries instead of keys, and store nothing: that fetches the code while the keys
   // are on their way (180 instructions for one token, about 14 cycles each the first time).
@@ -296,19 +296,19 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     for (int32_t at = pass.from + i * C::kTile; at < pass.to; at += kTurn * C::kTile, n += kTurn) {
       const bool dry = C::kDry && n < 0;
       const int stage = dry ? 0 : n % C::kStages;
-      if (!dry) gpu::mb_wait(&sm.full[stage], (n / C::kStages) & 1);
+      if (!dry) cuda::mb_wait(&sm.full[stage], (n / C::kStages) & 1);
       Fragment f;
       read(f, dry ? reinterpret_cast<const uint8_t*>(sm.q) : sm.ring[stage].rows,
            dry ? sm.weights[0] : sm.ring[stage].scales);
       __syncwarp();
       // Where registers are short the thread's index is read anew.
-      if ((C::kN == 64 ? gpu::thread_here() % 32 : lane) == 0 && !dry)
-        gpu::mb_arrive(&sm.empty[stage]);
+      if ((C::kN == 64 ? cuda::thread_here() % 32 : lane) == 0 && !dry)
+        cuda::mb_arrive(&sm.empty[stage]);
 
       float acc[C::kN / 2], totals[2 * C::kGroup];
       multiply<C>(acc, f, desc);
       add_heads<C>(totals, acc, weights);
-      add_quad<C::kGroup>(totals, C::kN == 64 ? gpu::thread_here() % 4 : c);
+      add_quad<C::kGroup>(totals, C::kN == 64 ? cuda::thread_here() % 4 : c);
       const int32_t j = at + row;  // below the range where it is dry
       if constexpr (C::kGroup >= 3) {
 #pragma unroll
@@ -346,4 +346,4 @@ void launch(const Params& p, int32_t chunk) noexcept {
   cudaLaunchKernelEx(&config, score_kernel<C>, p, chunk);
 }
 
-}  // namespace winnow::scoring
+}  // namespace winnow::internal::score

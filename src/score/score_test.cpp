@@ -9,9 +9,9 @@
 namespace winnow {
 namespace {
 
-using scoring::Case;
-using scoring::Fill;
-using scoring::Problem;
+using internal::score::Case;
+using internal::score::Fill;
+using internal::score::Problem;
 using testing::Guarded;
 
 constexpr uint32_t kPoison = 0xcdcdcdcd;
@@ -131,7 +131,7 @@ TEST_P(ScoreTest, FusedWithSelectGivesTheSameIds) {
 
 INSTANTIATE_TEST_SUITE_P(Kernels, ScoreTest,
                          ::testing::Combine(::testing::ValuesIn(testing::kernels("score")),
-                                            ::testing::ValuesIn(scoring::cases())),
+                                            ::testing::ValuesIn(internal::score::cases())),
                          [](const auto& info) {
                            return std::get<0>(info.param) + "_" + std::get<1>(info.param).name;
                          });

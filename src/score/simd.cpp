@@ -1,7 +1,7 @@
-// score with portable vectors in fp32: heads in lanes, keys broadcast, so that a decoded key needs
-// no transposition and the sum over heads is vertical until the end. A tile is two vectors of heads
-// by four or eight keys. Budget per key and 16 heads: 128 FMAs of 16 lanes; decoding (once per
-// token block) adds about 12 instructions per 16 of the key's 128 values.
+// score with portable vectors in fp32: heads in lanes, keys broadcast, so that a dequantised key
+// needs no transposition and the sum over heads is vertical until the end. A tile is two vectors of
+// heads by four or eight keys. Budget per key and 16 heads: 128 FMAs of 16 lanes; decoding (once
+// per token block) adds about 12 instructions per 16 of the key's 128 values.
 #include <algorithm>
 
 #include "score/blocks.h"
@@ -14,7 +14,7 @@
 #include "cpu/formats_simd.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace winnow::scoring::HWY_NAMESPACE {
+namespace winnow::internal::score::HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -36,13 +36,13 @@ int64_t padded(int32_t heads) {
   return (heads + pair - 1) / pair * pair;
 }
 
-void decode(const Run& run, std::byte* out) {
+void dequantize(const Run& run, std::byte* out) {
   const D d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   float* to = reinterpret_cast<float*>(out);
   for (int64_t j = 0; j < run.count; ++j, to += kDim)
     for (int64_t i = 0; i < kDim; i += lanes)
-      hn::Store(host::HWY_NAMESPACE::load_e4m3(d, run.rows + j * run.row_stride + i), d, to + i);
+      hn::Store(cpu::HWY_NAMESPACE::load_e4m3(d, run.rows + j * run.row_stride + i), d, to + i);
 }
 
 void pack(const Params& p, int64_t token, std::byte* out) {
@@ -52,8 +52,8 @@ void pack(const Params& p, int64_t token, std::byte* out) {
   std::fill_n(q, heads * (kDim + 1), 0.0f);
   for (int64_t h = 0; h < p.heads; ++h) {
     alignas(64) float row[kDim];
-    decode({.rows = p.q + token * p.q_token_stride + h * p.q_head_stride, .count = 1},
-           reinterpret_cast<std::byte*>(row));
+    dequantize({.rows = p.q + token * p.q_token_stride + h * p.q_head_stride, .count = 1},
+               reinterpret_cast<std::byte*>(row));
     float* column = q + h / pair * pair * kDim + h % pair;
     for (int i = 0; i < kDim; ++i) column[i * pair] = row[i];
     w[h] = p.weights[token * p.weight_stride + h];
@@ -107,16 +107,16 @@ void block(const Block& b) {
 }
 
 }  // namespace
-}  // namespace winnow::scoring::HWY_NAMESPACE
+}  // namespace winnow::internal::score::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace winnow::scoring {
+namespace winnow::internal::score {
 
 namespace {
 
 HWY_EXPORT(pack);
-HWY_EXPORT(decode);
+HWY_EXPORT(dequantize);
 HWY_EXPORT(block);
 
 // Enough for any vector length up to 16 lanes.
@@ -130,7 +130,7 @@ void simd(const Params& p) noexcept {
                                       HWY_DYNAMIC_DISPATCH(pack)(q, token, out);
                                     },
                                     [](const Run& run, std::byte* out) noexcept {
-                                      HWY_DYNAMIC_DISPATCH(decode)
+                                      HWY_DYNAMIC_DISPATCH(dequantize)
                                       (run, out);
                                     },
                                     [](const Block& b) noexcept {
@@ -140,5 +140,5 @@ void simd(const Params& p) noexcept {
   run_blocks(p, engine);
 }
 
-}  // namespace winnow::scoring
+}  // namespace winnow::internal::score
 #endif  // HWY_ONCE

@@ -8,7 +8,7 @@
 #include "core/range.h"
 #include "winnow/select.h"
 
-namespace winnow::selection {
+namespace winnow::internal::select {
 
 struct Params {
   const float* logits = nullptr;
@@ -33,4 +33,4 @@ void reference(const Params& p) noexcept;
 void simd(const Params& p) noexcept;
 void sm90(const Params& p) noexcept;  // CUDA builds
 
-}  // namespace winnow::selection
+}  // namespace winnow::internal::select

@@ -5,7 +5,7 @@
 
 #include "select/kernel.h"
 
-namespace winnow::selection {
+namespace winnow::internal::select {
 
 namespace {
 
@@ -35,4 +35,4 @@ void reference(const Params& p) noexcept {
   }
 }
 
-}  // namespace winnow::selection
+}  // namespace winnow::internal::select

@@ -9,12 +9,12 @@
 
 namespace winnow {
 
-namespace selection {
+namespace internal::select {
 
 std::span<const SelectKernel> kernels() {
   static constexpr SelectKernel table[] = {
 #ifdef WINNOW_WITH_CUDA
-      {{"sm90", DeviceKind::kCuda, false, gpu::missing}, nullptr, sm90},
+      {{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, nullptr, sm90},
 #endif
       {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd},
       {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference},
@@ -50,10 +50,10 @@ Params checked(const SelectArgs& a) {
 }
 
 }  // namespace
-}  // namespace selection
+}  // namespace internal::select
 
 void select(const SelectArgs& args) {
-  using namespace selection;
+  using namespace internal::select;
   const Params params = checked(args);
   const auto& kernel =
       args.plan ? *static_cast<const SelectKernel*>(args.plan->chosen(Stage::kSelect))

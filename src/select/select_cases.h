@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace winnow::selection {
+namespace winnow::internal::select {
 
 enum class Fill {
   kNormal,
@@ -104,4 +104,4 @@ inline std::vector<Case> cases() {
   };
 }
 
-}  // namespace winnow::selection
+}  // namespace winnow::internal::select

@@ -2,18 +2,18 @@
 #include "cuda/topk.h"
 #include "select/kernel.h"
 
-namespace winnow::selection {
+namespace winnow::internal::select {
 
 void sm90(const Params& p) noexcept {
-  gpu::topk({.logits = p.logits,
-             .logit_stride = p.logit_stride,
-             .tokens = p.tokens,
-             .ranges = p.ranges,
-             .ids = p.ids,
-             .id_stride = p.id_stride,
-             .width = p.width,
-             .relative = p.relative,
-             .device = p.device});
+  cuda::topk({.logits = p.logits,
+              .logit_stride = p.logit_stride,
+              .tokens = p.tokens,
+              .ranges = p.ranges,
+              .ids = p.ids,
+              .id_stride = p.id_stride,
+              .width = p.width,
+              .relative = p.relative,
+              .device = p.device});
 }
 
-}  // namespace winnow::selection
+}  // namespace winnow::internal::select

@@ -13,8 +13,8 @@
 namespace winnow {
 namespace {
 
-using selection::Case;
-using selection::Fill;
+using internal::select::Case;
+using internal::select::Fill;
 using testing::draw;
 using testing::Guarded;
 
@@ -139,7 +139,7 @@ TEST_P(SelectTest, MatchesAFullSort) {
 
 INSTANTIATE_TEST_SUITE_P(Kernels, SelectTest,
                          ::testing::Combine(::testing::ValuesIn(testing::kernels("select")),
-                                            ::testing::ValuesIn(selection::cases())),
+                                            ::testing::ValuesIn(internal::select::cases())),
                          [](const auto& info) {
                            return std::get<0>(info.param) + "_" + std::get<1>(info.param).name;
                          });

@@ -6,12 +6,12 @@
 
 namespace winnow {
 
-namespace storage {
+namespace internal::write {
 
 std::span<const JoinKernel> join_kernels() {
   static constexpr JoinKernel table[] = {
 #ifdef WINNOW_WITH_CUDA
-      {{"sm90", DeviceKind::kCuda, false, gpu::missing}, nullptr, sm90::join},
+      {{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, nullptr, sm90::join},
 #endif
       {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd::join},
       {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference::join},
@@ -22,7 +22,7 @@ std::span<const JoinKernel> join_kernels() {
 std::span<const QuantizeKernel> quantize_kernels() {
   static constexpr QuantizeKernel table[] = {
 #ifdef WINNOW_WITH_CUDA
-      {{"sm90", DeviceKind::kCuda, false, gpu::missing}, nullptr, sm90::quantize},
+      {{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, nullptr, sm90::quantize},
 #endif
       {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd::quantize},
       {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference::quantize},
@@ -60,7 +60,7 @@ void same_shape(const Check& check, const Tensor& t, const char* argument, DType
 }
 
 }  // namespace
-}  // namespace storage
+}  // namespace internal::write
 
 void join(const JoinArgs& args) {
   const Check check("join");
@@ -69,13 +69,15 @@ void join(const JoinArgs& args) {
   check.strided(args.rope, "rope", DType::kBf16, {tokens, heads, Check::kAny});
   check.output(args.out, "out", DType::kBf16,
                {tokens, heads, args.latent.shape[2] + args.rope.shape[2]});
-  const storage::JoinParams params{storage::view3(args.latent),
-                                   storage::view3(args.rope),
-                                   storage::view3(args.out),
-                                   tokens,
-                                   heads,
-                                   args.target.device};
-  run("join", choose("join", storage::join_kernels(), storage::Shape{}, args.target), params);
+  const internal::write::JoinParams params{internal::write::view3(args.latent),
+                                           internal::write::view3(args.rope),
+                                           internal::write::view3(args.out),
+                                           tokens,
+                                           heads,
+                                           args.target.device};
+  run("join",
+      choose("join", internal::write::join_kernels(), internal::write::Shape{}, args.target),
+      params);
 }
 
 void quantize(const QuantizeArgs& args) {
@@ -83,18 +85,20 @@ void quantize(const QuantizeArgs& args) {
   check.that(static_cast<bool>(args.x), "x", "a tensor", "nothing");
   const bool is_bf16 = args.x.dtype == DType::kBf16;
   check.that(is_bf16 || args.x.dtype == DType::kF32, "x", "bf16 or f32", name_of(args.x.dtype));
-  storage::same_shape(check, args.x, "x", args.x.dtype, args.x);
-  storage::contiguous(check, args.x, "x");
-  storage::same_shape(check, args.out, "out", DType::kE4m3, args.x);
-  storage::contiguous(check, args.out, "out");
+  internal::write::same_shape(check, args.x, "x", args.x.dtype, args.x);
+  internal::write::contiguous(check, args.x, "x");
+  internal::write::same_shape(check, args.out, "out", DType::kE4m3, args.x);
+  internal::write::contiguous(check, args.out, "out");
   check.tensor(args.scale, "scale", DType::kF32, {1});
-  const storage::QuantizeParams params{args.x.data,
-                                       is_bf16,
-                                       args.x.size(),
-                                       static_cast<e4m3*>(args.out.data),
-                                       static_cast<float*>(args.scale.data),
-                                       args.target.device};
-  run("quantize", choose("quantize", storage::quantize_kernels(), storage::Shape{}, args.target),
+  const internal::write::QuantizeParams params{args.x.data,
+                                               is_bf16,
+                                               args.x.size(),
+                                               static_cast<e4m3*>(args.out.data),
+                                               static_cast<float*>(args.scale.data),
+                                               args.target.device};
+  run("quantize",
+      choose("quantize", internal::write::quantize_kernels(), internal::write::Shape{},
+             args.target),
       params);
 }
 

@@ -3,7 +3,7 @@
 
 #include "write/kernel.h"
 
-namespace winnow::storage::reference {
+namespace winnow::internal::write::reference {
 
 void join(const JoinParams& p) noexcept {
   for (int64_t t = 0; t < p.tokens; ++t)
@@ -28,4 +28,4 @@ void quantize(const QuantizeParams& p) noexcept {
   else run(static_cast<const float*>(p.x));
 }
 
-}  // namespace winnow::storage::reference
+}  // namespace winnow::internal::write::reference

@@ -6,12 +6,12 @@
 
 namespace winnow {
 
-namespace storage {
+namespace internal::write {
 
 std::span<const GatherKernel> gather_kernels() {
   static constexpr GatherKernel table[] = {
 #ifdef WINNOW_WITH_CUDA
-      {{"sm90", DeviceKind::kCuda, false, gpu::missing}, nullptr, sm90::gather},
+      {{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, nullptr, sm90::gather},
 #endif
       {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd::gather},
       {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference::gather},
@@ -50,13 +50,15 @@ GatherParams checked(const GatherArgs& a) {
 }
 
 }  // namespace
-}  // namespace storage
+}  // namespace internal::write
 
 void gather(const GatherArgs& args) {
-  const storage::GatherParams params = storage::checked(args);
+  const internal::write::GatherParams params = internal::write::checked(args);
   const auto& kernel =
-      args.plan ? *static_cast<const storage::GatherKernel*>(args.plan->chosen(Stage::kGather))
-                : choose("gather", storage::gather_kernels(), storage::Shape{}, args.target);
+      args.plan
+          ? *static_cast<const internal::write::GatherKernel*>(args.plan->chosen(Stage::kGather))
+          : choose("gather", internal::write::gather_kernels(), internal::write::Shape{},
+                   args.target);
   run("gather", kernel, params);
 }
 

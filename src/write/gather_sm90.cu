@@ -13,7 +13,7 @@
 #include "model/records.h"
 #include "write/kernel.h"
 
-namespace winnow::storage::sm90 {
+namespace winnow::internal::write::sm90 {
 
 namespace {
 
@@ -56,7 +56,7 @@ __device__ __forceinline__ Eight<R> load_eight(const std::byte* page, int64_t of
 
 __device__ __forceinline__ uint32_t scaled_pair(uint32_t halves, float s) {
   const float2 x = __half22float2(*reinterpret_cast<const __half2*>(&halves));
-  return gpu::pack<true>(x.x * s, x.y * s);
+  return cuda::pack<true>(x.x * s, x.y * s);
 }
 
 template <class R>
@@ -64,7 +64,7 @@ __device__ __forceinline__ uint4 decoded(const Eight<R>& x) {
   if constexpr (R::kQuantized) {
     const float s = get_scale(&x.scale);
     uint32_t h[4];
-    gpu::e4m3x4(x.codes.x, h[0], h[1]), gpu::e4m3x4(x.codes.y, h[2], h[3]);
+    cuda::e4m3x4(x.codes.x, h[0], h[1]), cuda::e4m3x4(x.codes.y, h[2], h[3]);
     return {scaled_pair(h[0], s), scaled_pair(h[1], s), scaled_pair(h[2], s), scaled_pair(h[3], s)};
   } else {
     return x.values;
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
 void gather(const GatherParams& p) noexcept {
   if (p.requests == 0 || p.rows == 0) return;
-  const int64_t most = kBlocks * gpu::multiprocessors(p.device.index);
+  const int64_t most = kBlocks * cuda::multiprocessors(p.device.index);
   const auto blocks = static_cast<unsigned>(std::min(most, (p.rows + kRows - 1) / kRows));
   const auto stream = static_cast<cudaStream_t>(p.device.stream);
   const bool aligned = reinterpret_cast<uintptr_t>(p.out) % 16 == 0 && p.out_stride % 8 == 0;
@@ -186,4 +186,4 @@ void gather(const GatherParams& p) noexcept {
   });
 }
 
-}  // namespace winnow::storage::sm90
+}  // namespace winnow::internal::write::sm90

@@ -10,7 +10,7 @@
 #include "core/kernel_table.h"
 #include "winnow/write.h"
 
-namespace winnow::storage {
+namespace winnow::internal::write {
 
 struct Shape {};  // every kernel takes every call
 
@@ -147,4 +147,4 @@ void join(const JoinParams& p) noexcept;
 void quantize(const QuantizeParams& p) noexcept;
 }  // namespace sm90
 
-}  // namespace winnow::storage
+}  // namespace winnow::internal::write

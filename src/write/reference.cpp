@@ -5,7 +5,7 @@
 #include "model/records.h"
 #include "write/kernel.h"
 
-namespace winnow::storage::reference {
+namespace winnow::internal::write::reference {
 
 namespace {
 
@@ -79,4 +79,4 @@ void gather(const GatherParams& p) noexcept {
   }
 }
 
-}  // namespace winnow::storage::reference
+}  // namespace winnow::internal::write::reference

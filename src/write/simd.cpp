@@ -21,10 +21,10 @@
 #include "cpu/formats_simd.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace winnow::storage::HWY_NAMESPACE {
+namespace winnow::internal::write::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
-namespace hs = host::HWY_NAMESPACE;
+namespace hs = cpu::HWY_NAMESPACE;
 
 // Finds the scale of one tile and encodes it.
 template <int kTile>
@@ -163,11 +163,11 @@ void encode(const QuantizeParams& p, int64_t first, int64_t n, float factor) {
   else encode_of(static_cast<const float*>(p.x) + first, n, factor, out);
 }
 
-}  // namespace winnow::storage::HWY_NAMESPACE
+}  // namespace winnow::internal::write::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace winnow::storage {
+namespace winnow::internal::write {
 
 HWY_EXPORT(write_tokens);
 HWY_EXPORT(gather_rows);
@@ -181,7 +181,7 @@ namespace {
 // body(first, last) over [0, count) in blocks of `block`.
 template <class F>
 void in_blocks(int64_t count, int64_t block, F&& body) {
-  host::parallel_for((count + block - 1) / block, [&](int64_t task, int) {
+  cpu::parallel_for((count + block - 1) / block, [&](int64_t task, int) {
     body(task * block, std::min((task + 1) * block, count));
   });
 }
@@ -199,7 +199,7 @@ void gather(const GatherParams& p) noexcept {
   int64_t total = 0, sum = 0;
   for (int64_t r = 0; r < p.requests; ++r) total += run_of(p, r, sum).count;
   // Each block walks the lengths to find its rows: no list of runs to keep, R additions a block.
-  const int64_t block = std::max<int64_t>(64, total / (8 * host::threads()));
+  const int64_t block = std::max<int64_t>(64, total / (8 * cpu::threads()));
   in_blocks(total, block, [&](int64_t first, int64_t last) {
     int64_t before = 0, row = 0;  // row counts the rows written by the requests before
     for (int64_t r = 0; r < p.requests && row < last; ++r) {
@@ -255,5 +255,5 @@ void quantize(const QuantizeParams& p) noexcept {
 }
 
 }  // namespace simd
-}  // namespace winnow::storage
+}  // namespace winnow::internal::write
 #endif  // HWY_ONCE

@@ -10,12 +10,12 @@
 
 namespace winnow {
 
-namespace storage {
+namespace internal::write {
 
 std::span<const WriteKernel> kernels() {
   static constexpr WriteKernel table[] = {
 #ifdef WINNOW_WITH_CUDA
-      {{"sm90", DeviceKind::kCuda, false, gpu::missing}, nullptr, sm90::write},
+      {{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, nullptr, sm90::write},
 #endif
       {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd::write},
       {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference::write},
@@ -87,13 +87,14 @@ Params checked(const WriteArgs& a) {
 }
 
 }  // namespace
-}  // namespace storage
+}  // namespace internal::write
 
 void write(const WriteArgs& args) {
-  const storage::Params params = storage::checked(args);
+  const internal::write::Params params = internal::write::checked(args);
   const auto& kernel =
-      args.plan ? *static_cast<const storage::WriteKernel*>(args.plan->chosen(Stage::kWrite))
-                : choose("write", storage::kernels(), storage::Shape{}, args.target);
+      args.plan
+          ? *static_cast<const internal::write::WriteKernel*>(args.plan->chosen(Stage::kWrite))
+          : choose("write", internal::write::kernels(), internal::write::Shape{}, args.target);
   run("write", kernel, params);
 }
 

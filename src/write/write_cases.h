@@ -7,7 +7,7 @@
 
 #include "winnow/write.h"
 
-namespace winnow::storage {
+namespace winnow::internal::write {
 
 struct Case {
   std::string name;
@@ -44,4 +44,4 @@ inline std::vector<Case> cases() {
   };
 }
 
-}  // namespace winnow::storage
+}  // namespace winnow::internal::write

@@ -12,7 +12,7 @@
 #include "model/records.h"
 #include "write/kernel.h"
 
-namespace winnow::storage::sm90 {
+namespace winnow::internal::write::sm90 {
 
 namespace {
 
@@ -138,7 +138,7 @@ void join(const JoinParams& p) noexcept {
 void quantize(const QuantizeParams& p) noexcept {
   const cudaStream_t stream = stream_of(p.device);
   const int64_t wanted = (p.count + kQuantizeThreads - 1) / kQuantizeThreads;
-  const int64_t most = 4 * gpu::multiprocessors(p.device.index);
+  const int64_t most = 4 * cuda::multiprocessors(p.device.index);
   const unsigned blocks = static_cast<unsigned>(wanted < 1 ? 1 : wanted < most ? wanted : most);
   cudaMemsetAsync(p.scale, 0, sizeof(float), stream);
   find_largest<<<blocks, kQuantizeThreads, 0, stream>>>(p);
@@ -146,4 +146,4 @@ void quantize(const QuantizeParams& p) noexcept {
   finish_scale<<<1, 1, 0, stream>>>(p.scale);
 }
 
-}  // namespace winnow::storage::sm90
+}  // namespace winnow::internal::write::sm90

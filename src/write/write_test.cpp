@@ -16,7 +16,7 @@
 namespace winnow {
 namespace {
 
-using storage::Case;
+using internal::write::Case;
 using testing::draw;
 using testing::Guarded;
 
@@ -151,7 +151,7 @@ TEST_P(WriteTest, WritesTheRecordsAndNothingElse) {
 
 INSTANTIATE_TEST_SUITE_P(Kernels, WriteTest,
                          ::testing::Combine(::testing::ValuesIn(testing::kernels("write")),
-                                            ::testing::ValuesIn(storage::cases())),
+                                            ::testing::ValuesIn(internal::write::cases())),
                          [](const auto& info) {
                            return std::get<0>(info.param) + "_" + std::get<1>(info.param).name;
                          });

@@ -1,0 +1,13 @@
+// Wide attention on Hopper: the launchers, one per record. `ctas`: how many run at once.
+#pragma once
+
+#include "attend/wide_sm90/layout.cuh"
+
+namespace winnow::internal::attend::wide_sm90 {
+
+void attend_v32_bf16(const Args& args, int ctas, void* stream);
+// Rows in the order of wide_sm90_sweep.cuh, whose limits hold.
+void attend_v32_bf16_swept(const Args& args, int ctas, void* stream);
+void attend_v4_bf16(const Args& args, int ctas, void* stream);
+
+}  // namespace winnow::internal::attend::wide_sm90

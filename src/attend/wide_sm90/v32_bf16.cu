@@ -1,0 +1,11 @@
+#include "attend/wide_sm90/launch.h"
+#include "attend/wide_sm90/rows_bf16.cuh"
+#include "attend/wide_sm90/wide.cuh"
+
+namespace winnow::internal::attend::wide_sm90 {
+
+void attend_v32_bf16(const Args& args, int ctas, void* stream) {
+  launch<Rows<V32Bf16>>(args, ctas, static_cast<cudaStream_t>(stream));
+}
+
+}  // namespace winnow::internal::attend::wide_sm90

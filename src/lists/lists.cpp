@@ -1,0 +1,169 @@
+// V4's index lists: checks the calls, chooses the kernel.
+#include "winnow/lists.h"
+
+#include "core/check.h"
+#include "lists/kernel.h"
+#include "winnow/plan.h"
+
+namespace winnow {
+
+namespace internal::lists {
+
+std::span<const ListsKernel> kernels() {
+  static constexpr ListsKernel table[] = {
+#ifdef WINNOW_WITH_CUDA
+      {{"sm90", DeviceKind::kCuda, false, internal::cuda::missing},
+       nullptr,
+       sm90::slots,
+       sm90::runs,
+       sm90::combined},
+#endif
+      {{"simd", DeviceKind::kCpu, false, detail::any_machine},
+       nullptr,
+       simd::slots,
+       simd::runs,
+       simd::combined},
+      {{"reference", DeviceKind::kCpu, true, detail::any_machine},
+       nullptr,
+       reference::slots,
+       reference::runs,
+       reference::combined},
+  };
+  return table;
+}
+
+namespace {
+
+const int32_t* ints(const Tensor& t) { return static_cast<const int32_t*>(t.data); }
+
+Device device_of(const Plan* plan, const Target& target) {
+  return plan ? plan->device(target) : target.device;
+}
+
+// Chooses the kernel and runs the member function asked for.
+template <class Params>
+void run_list(const Plan* plan, const Target& target,
+              void (*ListsKernel::*function)(const Params&) noexcept, const Params& p) {
+  const ListsKernel& kernel = plan ? *static_cast<const ListsKernel*>(plan->chosen(Stage::kLists))
+                                   : choose("lists", kernels(), Shape{}, target);
+  Kernel<Shape, Params> one{};  // the member as a kernel of its own, so that launches are checked
+  one.device = kernel.device;
+  one.run = kernel.*function;
+  run("lists", one, p);
+}
+
+// Requests are needed with a table only; whoever has one checks that they are there.
+Tokens tokens_of(const Check& check, const Tensor& positions, const Tensor& requests) {
+  check.tensor(positions, "positions", DType::kI32, {Check::kAny});
+  if (requests) check.tensor(requests, "requests", DType::kI32, {positions.shape[0]});
+  return {positions.shape[0], ints(positions), ints(requests)};
+}
+
+// Table entries are data: kernels check each against `pages`.
+Table table_of(const Check& check, const Tensor& t, int32_t page, int64_t pages) {
+  check.tensor(t, "block_table", DType::kI32, {Check::kAny, Check::kAny});
+  check.range(page, "page", 1, INT32_MAX);
+  check.range(pages, "pages", 0, INT64_MAX / page);
+  return {ints(t), t.stride[0], t.shape[0], t.shape[1], page, pages};
+}
+
+struct Outputs {
+  const Tensor& lists;
+  const Tensor& lengths;
+};
+// Rows are written up to their own width, `least` columns or more, whatever their stride.
+Rows rows_of(const Check& check, const Outputs& o, int64_t tokens, int64_t least) {
+  check.output(o.lists, "lists", DType::kI32, {tokens, Check::kAny});
+  check.tensor(o.lists, "lists", DType::kI32, {tokens, Check::kAny});
+  check.range(o.lists.shape[1], "lists (columns)", least, INT32_MAX);
+  check.output(o.lengths, "lengths", DType::kI32, {tokens});
+  check.tensor(o.lengths, "lengths", DType::kI32, {tokens});
+  return {static_cast<int32_t*>(o.lists.data), o.lists.stride[0], o.lists.shape[1],
+          static_cast<int32_t*>(o.lengths.data)};
+}
+
+}  // namespace
+}  // namespace internal::lists
+
+void compressed_slots(const CompressedSlotsArgs& a) {
+  const Check check("compressed_slots");
+  internal::lists::SlotsParams p;
+  p.tokens = internal::lists::tokens_of(check, a.positions, a.requests);
+  check.tensor(a.requests, "requests", DType::kI32, {p.tokens.count});
+  p.table = internal::lists::table_of(check, a.block_table, a.page, a.pages);
+  p.ratio = static_cast<int32_t>(check.range(a.ratio, "ratio", 1, INT32_MAX));
+  check.output(a.slots, "slots", DType::kI64, {Check::kAny});
+  check.tensor(a.slots, "slots", DType::kI64, {Check::kAny});
+  p.slot_count = a.slots.shape[0];
+  check.that(p.slot_count >= p.tokens.count, "slots", cat("at least ", p.tokens.count, " entries"),
+             cat(p.slot_count));
+  p.slots = static_cast<int64_t*>(a.slots.data);
+  p.device = internal::lists::device_of(a.plan, a.target);
+  internal::lists::run_list(a.plan, a.target, &internal::lists::ListsKernel::slots, p);
+}
+
+void c128a_lists(const C128aListsArgs& a) {
+  const Check check("c128a_lists");
+  internal::lists::RunParams p;
+  p.tokens = internal::lists::tokens_of(check, a.positions, a.requests);
+  p.slot_rows = check.range(a.decode_tokens, "decode_tokens", 0, p.tokens.count);
+  check.tensor(a.requests, "requests", DType::kI32, {p.tokens.count});
+  p.table = internal::lists::table_of(check, a.block_table, a.page, a.pages);
+  check.range(a.pages, "pages", 0, INT32_MAX / a.page);  // lists are int32
+  p.ratio = static_cast<int32_t>(check.range(a.ratio, "ratio", 1, INT32_MAX));
+  p.out = internal::lists::rows_of(check, {a.lists, a.lengths}, p.tokens.count, 0);
+  p.device = internal::lists::device_of(a.plan, a.target);
+  internal::lists::run_list(a.plan, a.target, &internal::lists::ListsKernel::runs, p);
+}
+
+int32_t c128a_width(int32_t max_position, int32_t ratio) {
+  const Check check("c128a_width");
+  check.range(max_position, "max_position", -1, INT32_MAX);
+  check.range(ratio, "ratio", 1, INT32_MAX);
+  const int64_t width = ((int64_t{max_position} + 1) / ratio + 127) / 128 * 128;
+  check.that(width <= INT32_MAX, "max_position", "a width within int32", cat(max_position));
+  return static_cast<int32_t>(width);
+}
+
+void window_lists(const WindowListsArgs& a) {
+  const Check check("window_lists");
+  internal::lists::RunParams p;
+  p.tokens = internal::lists::tokens_of(check, a.positions, a.requests);
+  if (a.block_table) {
+    check.tensor(a.requests, "requests", DType::kI32, {p.tokens.count});
+    p.table = internal::lists::table_of(check, a.block_table, a.page, a.pages);
+    check.range(a.pages, "pages", 0, INT32_MAX / a.page);  // lists are int32
+    p.slot_rows = p.tokens.count;
+  }
+  p.window = static_cast<int32_t>(check.range(a.window, "window", 1, INT32_MAX));
+  p.out = internal::lists::rows_of(check, {a.lists, a.lengths}, p.tokens.count, a.window);
+  p.device = internal::lists::device_of(a.plan, a.target);
+  internal::lists::run_list(a.plan, a.target, &internal::lists::ListsKernel::runs, p);
+}
+
+// The width is padded to 128 as a whole, so that readers may take blocks of 128 columns.
+void combined_lists(const CombinedListsArgs& a) {
+  const Check check("combined_lists");
+  internal::lists::CombinedParams p;
+  p.tokens = internal::lists::tokens_of(check, a.positions, a.requests);
+  const int64_t tokens = p.tokens.count;
+  check.tensor(a.requests, "requests", DType::kI32, {tokens});
+  check.tensor(a.topk, "topk", DType::kI32, {tokens, Check::kAny});
+  check.tensor(a.seq_lens, "seq_lens", DType::kI32, {Check::kAny});
+  check.tensor(a.gather_lens, "gather_lens", DType::kI32, {a.seq_lens.shape[0]});
+  p.topk = internal::lists::ints(a.topk), p.topk_stride = a.topk.stride[0];
+  p.topk_width = check.range(a.topk.shape[1], "topk (columns)", 0, INT32_MAX / 2);
+  p.first_request = a.first_request, p.requests = a.seq_lens.shape[0];
+  p.seq_lens = internal::lists::ints(a.seq_lens),
+  p.gather_lens = internal::lists::ints(a.gather_lens);
+  p.ratio = static_cast<int32_t>(check.range(a.ratio, "ratio", 1, INT32_MAX));
+  p.window = static_cast<int32_t>(check.range(a.window, "window", 0, INT32_MAX / 2));
+  p.rows = static_cast<int32_t>(check.range(a.rows, "rows", 0, INT32_MAX));
+  p.compressed = static_cast<int32_t>(check.range(a.compressed, "compressed", 0, a.rows));
+  p.out = internal::lists::rows_of(check, {a.lists, a.lengths}, tokens,
+                                   (p.topk_width + p.window + 127) / 128 * 128);
+  p.device = internal::lists::device_of(a.plan, a.target);
+  internal::lists::run_list(a.plan, a.target, &internal::lists::ListsKernel::combined, p);
+}
+
+}  // namespace winnow

@@ -1,0 +1,265 @@
+// One layer's batch through all six stages: the public functions in order, and the memory between
+// them. Everything is checked before the first of them writes.
+#include "winnow/pipeline.h"
+
+#include <array>
+
+#include "core/arena.h"
+#include "cuda/device.h"
+#include "pipeline/pipeline_checks.h"
+
+namespace winnow {
+
+namespace {
+
+// What the stages hand on to each other, laid out for the plan's capacity. T = max_tokens.
+struct Memory {
+  std::byte* stage;   // scratch of whichever stage runs
+  int32_t* ids;       // [T, picked]: ids of the indexer, then slots
+  int32_t* window;    // V4: [T, topk]
+  int32_t* combined;  // V4, kSeparate: [T, combined_width]
+  int32_t* lengths;   // V4: [T]
+  bf16* rows;         // kSeparate: [workspace_rows, d]
+  int32_t* arrays;    // CUDA: the plan's arrays; null on the CPU, where they are read in place
+  int64_t picked = 0, combined_width = 0;
+
+  Memory(Arena& arena, const Plan& plan) {
+    const PlanOptions& o = plan.options();
+    const Layer layer(o);
+    const int64_t tokens = o.max_tokens;
+    // Sized by the capacity, not by the batch, so that a caller can keep one workspace.
+    picked = layer.v4 ? o.extra_topk : o.topk;
+    combined_width = layer.v4 && layer.separate ? (o.topk + o.extra_topk + 127) / 128 * 128 : 0;
+    stage = arena.take<std::byte>(plan.workspace_bytes());
+    ids = arena.take<int32_t>(tokens * picked);
+    window = arena.take<int32_t>(layer.v4 ? tokens * o.topk : 0);
+    combined = arena.take<int32_t>(tokens * combined_width);
+    lengths = arena.take<int32_t>(layer.v4 ? tokens : 0);
+    rows = arena.take<bf16>(plan.gather_bytes() / sizeof(bf16));
+    const bool on_cpu = o.target.device.kind == DeviceKind::kCpu;
+    arrays = on_cpu ? nullptr : arena.take<int32_t>(plan.arrays().size());
+  }
+};
+
+// Rows [first, last) of a tensor.
+Tensor slice(const Tensor& t, int64_t first, int64_t last) {
+  Tensor r = t;
+  if (!t) return r;
+  if (t.data) r.data = static_cast<std::byte*>(t.data) + first * t.stride[0] * size_of(t.dtype);
+  r.shape[0] = last - first;
+  return r;
+}
+
+class Flow {
+ public:
+  Flow(const PipelineArgs& a, const Memory& m)
+      : a_(a), m_(m), plan_(*a.plan), o_(plan_.options()), layer_(o_), indexed_(uses_indexer(a)) {
+    ids_ = tensor(m.ids, {plan_.tokens(), m.picked});
+  }
+
+  void run() {
+    upload();
+    // Write the new tokens, compressed states and index keys.
+    write({.plan = &plan_, .kv = a_.kv, .slots = a_.slots, .cache = a_.cache, .target = a_.target});
+    if (layer_.compressed)
+      write({.plan = &plan_,
+             .kv = a_.compressed_kv,
+             .slots = a_.compressed_slots,
+             .cache = a_.compressed,
+             .target = a_.target});
+    const Indexer& x = a_.indexer;
+    if (indexed_)
+      write({.plan = &plan_, .kv = x.k, .slots = x.slots, .cache = x.keys, .target = a_.target});
+
+    // Score and select: the ids that each token attends to.
+    if (indexed_)
+      score_select({.score = {.plan = &plan_,
+                              .q = x.q,
+                              .weights = x.weights,
+                              .keys = x.keys,
+                              .block_table = x.block_table,
+                              .requests = view(plan_.request_ids()),
+                              .ends = view(plan_.key_ends()),
+                              .target = a_.target},
+                    .ids = ids_,
+                    .workspace = {m_.stage, plan_.workspace_bytes()}});
+    else if (layer_.compressed) list_all_states();
+
+    // Locate V3.2's ids in the pages, or in the rows that their chunk will be gathered to.
+    if (!layer_.v4)
+      locate({.plan = &plan_,
+              .ids = ids_,
+              .requests = view(plan_.request_ids()),
+              .block_table = a_.block_table,
+              .page = a_.cache.page,
+              .pages = a_.cache.pages,
+              .prefill_requests = layer_.separate ? view(plan_.prefill_requests()) : Tensor{},
+              .workspace_starts = view(plan_.workspace_starts()),
+              .workspace_rows = o_.workspace_rows,
+              .slots = ids_,
+              .target = a_.target});
+
+    // Attend, part by part. A chunk's rows are overwritten by the next chunk's.
+    const std::span<const Part> parts = plan_.parts();
+    for (size_t p = 0; p < parts.size(); ++p) {
+      const Part& part = parts[p];
+      if (part.gathered) gather_chunk(part);
+      AttendArgs args{.plan = &plan_,
+                      .part = static_cast<int32_t>(p),
+                      .q = tokens(a_.q, part),
+                      .scale = a_.scale,
+                      .sink = a_.sink,
+                      .out = tokens(a_.out, part),
+                      .lse = tokens(a_.lse, part),
+                      .workspace = {m_.stage, plan_.workspace_bytes()},
+                      .target = a_.target};
+      if (!layer_.v4)
+        args.lists[0] = {.cache = part.gathered ? gathered() : a_.cache,
+                         .indices = tokens(ids_, part)};
+      else if (part.gathered) args.lists[0] = combined_list(part);
+      else args.lists = paged_lists(part, static_cast<int32_t>(p));
+      attend(args);
+    }
+  }
+
+ private:
+  // Brings the plan's arrays to the device: the only host memory that the stages read.
+  void upload() const {
+#ifdef WINNOW_WITH_CUDA
+    if (!m_.arrays) return;
+    plan_.upload(m_.arrays, plan_.device(a_.target));
+    internal::cuda::check_launch("pipeline");
+#endif
+  }
+  // One of the plan's arrays, where the kernels can read it.
+  Tensor view(std::span<const int32_t> s) const {
+    const int32_t* data = s.data();
+    if (m_.arrays && data) data = m_.arrays + (data - plan_.arrays().data());
+    return tensor(data, {static_cast<int64_t>(s.size())});
+  }
+  static Tensor tokens(const Tensor& t, const Part& p) {
+    return slice(t, p.first_token, p.last_token);
+  }
+  // Of an array by prefill request: those of a gathered part.
+  Tensor prefills(std::span<const int32_t> s, const Part& p) const {
+    const int32_t base = plan_.split().decodes;
+    return slice(view(s), p.first_request - base, p.last_request - base);
+  }
+  static Tensor requests(const Tensor& t, const Part& p) {
+    return slice(t, p.first_request, p.last_request);
+  }
+  Cache gathered() const {
+    return {m_.rows, o_.model.bf16, 1, static_cast<int32_t>(o_.workspace_rows)};
+  }
+
+  // C128A: slots for rows that read pages, state numbers for those of gathered chunks.
+  void list_all_states() const {
+    c128a_lists({.plan = &plan_,
+                 .positions = view(plan_.positions()),
+                 .requests = view(plan_.request_ids()),
+                 .block_table = a_.compressed_table,
+                 .ratio = o_.ratio,
+                 .page = a_.compressed.page,
+                 .pages = a_.compressed.pages,
+                 .decode_tokens = plan_.parts()[0].gathered ? 0 : plan_.parts()[0].last_token,
+                 .lists = ids_,
+                 .lengths = tensor(m_.lengths, {plan_.tokens()}),
+                 .target = a_.target});
+  }
+
+  // The chunk's pages as contiguous bf16 rows; V4: compressed states first, then window tokens.
+  void gather_chunk(const Part& part) const {
+    const Tensor out = tensor(m_.rows, {o_.workspace_rows, o_.model.d_qk});
+    gather({.plan = &plan_,
+            .cache = a_.cache,
+            .block_table = requests(a_.block_table, part),
+            .starts = prefills(plan_.gather_starts(), part),
+            .lengths = prefills(plan_.gather_lens(), part),
+            .out_starts = prefills(plan_.gather_rows(), part),
+            .out = out,
+            .target = a_.target});
+    if (layer_.compressed)
+      gather({.plan = &plan_,
+              .cache = a_.compressed,
+              .block_table = requests(a_.compressed_table, part),
+              .lengths = prefills(plan_.compressed_lens(), part),
+              .out_starts = prefills(plan_.workspace_starts(), part),
+              .out = out,
+              .target = a_.target});
+  }
+
+  // V4 from the pages: the window, and the compressed states picked.
+  std::array<KvList, 2> paged_lists(const Part& part, int32_t number) const {
+    const Tensor ids = tokens(ids_, part), numbers = tokens(view(plan_.request_ids()), part);
+    const Tensor window = tokens(tensor(m_.window, {plan_.tokens(), o_.topk}), part);
+    window_lists({.plan = &plan_,
+                  .positions = tokens(view(plan_.positions()), part),
+                  .requests = numbers,
+                  .block_table = a_.block_table,
+                  .window = o_.topk,
+                  .page = a_.cache.page,
+                  .pages = a_.cache.pages,
+                  .lists = window,
+                  .lengths = tokens(tensor(m_.lengths, {plan_.tokens()}), part),
+                  .target = a_.target});
+    if (!layer_.compressed) return {KvList{.cache = a_.cache, .indices = window}};
+    if (indexed_)
+      locate({.plan = &plan_,
+              .part = number,
+              .ids = ids,
+              .requests = numbers,
+              .block_table = a_.compressed_table,
+              .page = a_.compressed.page,
+              .pages = a_.compressed.pages,
+              .slots = ids,
+              .target = a_.target});
+    return {KvList{.cache = a_.cache, .indices = window},
+            KvList{.cache = a_.compressed, .indices = ids}};
+  }
+
+  // V4 from a gathered chunk: states and window rows side by side in one list.
+  KvList combined_list(const Part& part) const {
+    const Tensor lists = tokens(tensor(m_.combined, {plan_.tokens(), m_.combined_width}), part);
+    const Tensor lengths = tokens(tensor(m_.lengths, {plan_.tokens()}), part);
+    combined_lists({.plan = &plan_,
+                    .topk = tokens(ids_, part),
+                    .positions = tokens(view(plan_.positions()), part),
+                    .requests = tokens(view(plan_.request_ids()), part),
+                    .first_request = part.first_request,
+                    .seq_lens = requests(view(plan_.seq_lens()), part),
+                    .gather_lens = prefills(plan_.gather_lens(), part),
+                    .ratio = o_.ratio,
+                    .window = o_.topk,
+                    .compressed = part.compressed,
+                    .rows = part.rows,
+                    .lists = lists,
+                    .lengths = lengths,
+                    .target = a_.target});
+    return {.cache = gathered(), .indices = lists, .lengths = lengths};
+  }
+
+  const PipelineArgs& a_;
+  const Memory& m_;
+  const Plan& plan_;
+  const PlanOptions& o_;
+  const Layer layer_;
+  Tensor ids_;
+  const bool indexed_;
+};
+
+}  // namespace
+
+void pipeline(const PipelineArgs& args) {
+  check_pipeline(args);
+  Arena arena(args.workspace);
+  const Memory memory(arena, *args.plan);
+  Flow(args, memory).run();
+}
+
+size_t pipeline_workspace_bytes(const Plan& plan) {
+  Arena arena;
+  Memory(arena, plan);
+  return arena.bytes();
+}
+
+}  // namespace winnow

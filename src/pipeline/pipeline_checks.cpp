@@ -1,0 +1,102 @@
+// All checks of a pipeline() call. The stages check again what they get, which costs little; here
+// the point is that the third stage must not refuse what the first has already written.
+#include "pipeline/pipeline_checks.h"
+
+#include "core/check.h"
+#include "winnow/model.h"
+
+namespace winnow {
+
+namespace {
+
+struct Insertion {
+  const Tensor& kv;
+  const Tensor& slots;
+  const Cache& cache;
+  const char *kv_name, *slots_name, *cache_name;
+  DeviceKind device;
+};
+
+// All that write() could refuse; `tokens` slots, or any number.
+void check_insertion(const Check& check, const Insertion& in, CacheFormat format, int64_t tokens) {
+  const Cache cache = check.cache(in.cache, in.cache_name, true);
+  check.that(cache.format == format, in.cache_name, cat("format ", name_of(format)),
+             cat(name_of(cache.format)));
+  check.tensor(in.slots, in.slots_name, DType::kI64, {tokens});
+  check.tensor(in.kv, in.kv_name, DType::kBf16, {Check::kAny, record_dim(format)});
+  const int64_t count = in.slots.shape[0], capacity = cache.pages * cache.page;
+  check.that(in.kv.shape[0] >= count, in.kv_name, cat("at least ", count, " rows"),
+             cat(in.kv.shape[0]));
+  // Slots are contents, but of the one kind that write() refuses on the CPU.
+  if (in.device != DeviceKind::kCpu) return;
+  for (int64_t t = 0; t < count; ++t) {
+    const int64_t slot = static_cast<const int64_t*>(in.slots.data)[t];
+    check.that(slot < capacity, in.slots_name, cat("slots below ", capacity),
+               cat(slot, " at token ", t));
+  }
+}
+
+// Rows for every request; what the rows hold is checked where it is read.
+void check_table(const Check& check, const Tensor& table, const char* name, int64_t requests) {
+  check.tensor(table, name, DType::kI32, {Check::kAny, Check::kAny});
+  check.that(table.shape[0] >= requests, name, cat("at least ", requests, " rows"),
+             cat(table.shape[0]));
+}
+
+void check_indexer(const Check& check, const Indexer& x, const Plan& plan) {
+  const PlanOptions& o = plan.options();
+  const int64_t tokens = plan.tokens();
+  const DeviceKind device = o.target.device.kind;
+  check.tensor(x.q, "indexer.q", DType::kE4m3, {tokens, o.index_heads, kIndexDim});
+  check.tensor(x.weights, "indexer.weights", DType::kF32, {tokens, o.index_heads});
+  check_insertion(check,
+                  {x.k, x.slots, x.keys, "indexer.k", "indexer.slots", "indexer.keys", device},
+                  CacheFormat::kIndexKeys, Layer(o).v4 ? Check::kAny : tokens);
+  check_table(check, x.block_table, "indexer.block_table", plan.requests());
+}
+
+void check_compressed(const Check& check, const PipelineArgs& a) {
+  const PlanOptions& o = a.plan->options();
+  check_insertion(check,
+                  {a.compressed_kv, a.compressed_slots, a.compressed, "compressed_kv",
+                   "compressed_slots", "compressed", o.target.device.kind},
+                  o.format, Check::kAny);
+  check_table(check, a.compressed_table, "compressed_table", a.plan->requests());
+  if (a.indexer.q) return;
+  // All states are attended to: a list that is too narrow would drop some silently.
+  for (const int32_t states : a.plan->key_ends())
+    check.that(states <= o.extra_topk, "plan",
+               cat("extra_topk of at least ", states, ", all states of a token (no indexer.q)"),
+               cat(o.extra_topk));
+}
+
+}  // namespace
+
+void check_pipeline(const PipelineArgs& a) {
+  const Check check("pipeline");
+  check.that(a.plan != nullptr, "plan", "a plan", "none");
+  const PlanOptions& o = a.plan->options();
+  check.that(!o.mha, "plan", "one made without mha", "one whose parts may be for attend_mha()");
+  const Layer layer(o);
+  const int64_t tokens = a.plan->tokens(), heads = o.heads;
+  check_insertion(check, {a.kv, a.slots, a.cache, "kv", "slots", "cache", o.target.device.kind},
+                  o.format, tokens);
+  check_table(check, a.block_table, "block_table", a.plan->requests());
+  if (layer.compressed) check_compressed(check, a);
+  else check.that(!a.compressed, "compressed", "none (the plan's extra_topk is 0)", "a cache");
+  if (uses_indexer(a)) check_indexer(check, a.indexer, *a.plan);
+  check.tensor(a.q, "q", DType::kBf16, {tokens, heads, o.model.d_qk});
+  check.optional(a.sink, "sink", DType::kF32, {heads});
+  check.output(a.out, "out", DType::kBf16, {tokens, heads, o.model.d_v});
+  check.tensor(a.out, "out", DType::kBf16, {tokens, heads, o.model.d_v});
+  if (a.lse) check.output(a.lse, "lse", DType::kF32, {tokens, heads});
+  if (o.target.device.kind == DeviceKind::kCuda) {  // as attend() wants them
+    check.rows_of_16(a.q, "q");
+    check.rows_of_16(a.out, "out");
+  }
+  const size_t bytes = pipeline_workspace_bytes(*a.plan);
+  check.that(a.workspace.size() >= bytes, "workspace", cat("at least ", bytes, " bytes"),
+             cat(a.workspace.size()));
+}
+
+}  // namespace winnow

@@ -1,0 +1,39 @@
+// Gathers every stage's kernel table. Beside plan and pipeline, the one place that sees all stages.
+#include "winnow/support.h"
+
+#include "absorb/kernel.h"
+#include "attend/kernel.h"
+#include "lists/kernel.h"
+#include "locate/kernel.h"
+#include "mask/kernel.h"
+#include "merge/kernel.h"
+#include "mha/kernel.h"
+#include "score/kernel.h"
+#include "select/kernel.h"
+#include "write/kernel.h"
+
+namespace winnow {
+
+std::vector<KernelInfo> support() {
+  std::vector<KernelInfo> out;
+  list_kernels("write", internal::write::kernels(), out);
+  list_kernels("gather", internal::write::gather_kernels(), out);
+  list_kernels("join", internal::write::join_kernels(), out);
+  list_kernels("quantize", internal::write::quantize_kernels(), out);
+  list_kernels("score", internal::score::kernels(), out);
+  list_kernels("score_select", internal::score::kernels(), out);
+  list_kernels("select", internal::select::kernels(), out);
+  list_kernels("locate", internal::locate::kernels(), out);
+  list_kernels("lists", internal::lists::kernels(), out);
+  list_kernels("attend", internal::attend::kernels(), out);
+  list_kernels("mha", internal::mha::kernels(), out);
+  list_kernels("mask", internal::mask::kernels(), out);
+  list_kernels("merge", internal::merge::kernels(), out);
+  list_kernels("absorb", internal::absorb::kernels(), out);
+  list_kernels("dequantize_weight", internal::absorb::dequantize_kernels(), out);
+  return out;
+}
+
+const char* version() { return WINNOW_VERSION; }
+
+}  // namespace winnow
