@@ -1,5 +1,6 @@
 # What crosses stages and languages: C programs, each public header alone, the installed package seen
-# by a consumer, README's code, the size of files, and the documents' links.
+# by a consumer, README's code, the size of files, the documents' links
+# and pictures.
 
 # C ABI from C11.
 file(GLOB c_tests CONFIGURE_DEPENDS *_test.c)
@@ -87,3 +88,7 @@ add_test(NAME files_under_500_lines
 add_test(NAME links_of_documents
          COMMAND ${CMAKE_COMMAND} -Droot=${PROJECT_SOURCE_DIR}
                  -P ${CMAKE_CURRENT_SOURCE_DIR}/links.cmake)
+# The stored pictures are what the script draws of the sources' sizes.
+find_package(Python3 3.10 REQUIRED COMPONENTS Interpreter)
+add_test(NAME pictures_of_documents
+         COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/tools/draw_docs.py --check)

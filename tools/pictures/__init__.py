@@ -1,0 +1,1 @@
+"""The drawings of docs/, by what they show; tools/draw_docs.py writes them."""
