@@ -1,6 +1,6 @@
 # What crosses stages and languages: C programs, each public header alone, the installed package seen
-# by a consumer, README's code, the size of files, the documents' links
-# and pictures.
+# by a consumer, README's code, the size of files, the documents' links and
+# pictures.
 
 # C ABI from C11.
 file(GLOB c_tests CONFIGURE_DEPENDS *_test.c)
