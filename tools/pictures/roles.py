@@ -15,8 +15,8 @@ def decode_roles():
     pic.text(
         12,
         43,
-        "To scale in cycles, from time stamps (V3.2, 8 tokens of 128 heads, H200, 2026-11-16). "
-        "Boxes of the copying warps and of score are schematic between the stamps.",
+        "Weigh and the axis are to scale, composed of time stamps of two builds (V3.2, 8 tokens "
+        "of 128 heads, H200, 2026-11-16). The other boxes are schematic.",
         12,
         "dim",
     )
