@@ -1,7 +1,7 @@
 # Every link of the documents to a file of the tree, or to a heading, leads somewhere.
 cmake_minimum_required(VERSION 3.25)
 file(GLOB documents RELATIVE ${root} ${root}/*.md ${root}/bench/*.md ${root}/docs/*.md
-     ${root}/docs/journal/*.md ${root}/src/*/*.md)
+     ${root}/docs/journal/*.md ${root}/src/*/*.md ${root}/src/*/*/*.md)
 set(dead "")
 
 # `out` gets the names that headings of the file are reached by.

@@ -20,10 +20,7 @@ class Constants(dict):
 
 def constants(path, struct=None):
     """Integer constants of a header, `kName = 123`; of one struct of it where that is named."""
-    at = ROOT / path
-    if not at.exists():
-        at = at.parent.parent / f"{at.parent.name}_{at.name}"
-    text = at.read_text()
+    text = (ROOT / path).read_text()
     if struct:
         found = re.search(rf"struct {struct}\b[^;]*?{{(.*?)\n}};", text, re.S)
         if not found:
