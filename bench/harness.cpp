@@ -9,6 +9,7 @@
 #include <cstring>
 #include <memory>
 
+#include "core/kernel_table.h"
 #include "cpu/threads.h"
 #include "peers.h"
 #include "roofs.h"
@@ -155,10 +156,14 @@ Runner::Runner(Options options)
 std::vector<std::string> Runner::kernels() const {
   std::vector<std::string> names;
   for (const KernelInfo& k : support()) {
+    if (k.stage != stage_ || k.device != options_.device || !k.available) continue;
+    // A family's kernels ("sm90/wide") go by its name unless one is asked for: the library chooses.
+    const std::string family = k.kernel.substr(0, k.kernel.find('/'));
+    const bool itself = options_.kernel == k.kernel;
     const bool asked =
-        options_.kernel.empty() ? k.kernel != "reference" : k.kernel == options_.kernel;
-    if (k.stage == stage_ && k.device == options_.device && k.available && asked)
-      names.push_back(k.kernel);
+        options_.kernel.empty() ? k.kernel != "reference" : itself || options_.kernel == family;
+    const std::string& name = itself ? k.kernel : family;
+    if (asked && (names.empty() || names.back() != name)) names.push_back(name);
   }
   return names;
 }
@@ -247,7 +252,10 @@ void Runner::measure(const Case& c, const std::function<void()>& run) {
       if (round_ == 0) std::fprintf(stderr, "left out: %s: %s\n", c.name.c_str(), e.what());
       return;
     }
-    Row& row = row_of(c, cold);
+    // Of a family, the kernel that ran.
+    Case ran = c;
+    if (const char* last = detail::last_chosen(); detail::means(c.kernel, last)) ran.kernel = last;
+    Row& row = row_of(ran, cold);
     row.result.roof = std::max(row.result.roof, best);
     row.us.insert(row.us.end(), us.begin(), us.end());
     row.shares.insert(row.shares.end(), shares.begin(), shares.end());

@@ -43,14 +43,13 @@ std::vector<std::string> kernel_names() {
   std::set<std::string> names = {""};
   for (const char* stage : kStageNames)
     for (const std::string& k : testing::kernels(stage)) names.insert(k);
-  names.erase("sm90_wide");  // serves bf16 rows alone, and these caches are fp8
   return std::vector<std::string>(names.begin(), names.end());
 }
 
 // Why some stage that has this kernel cannot run it here.
 std::string missing(const std::string& kernel) {
   for (const KernelInfo& k : support())
-    if (k.kernel == kernel && !k.available) return k.reason;
+    if (testing::family(k.kernel) == kernel && !k.available) return k.reason;
   return {};
 }
 

@@ -90,18 +90,39 @@ class Guarded {
   uint8_t* first_ = nullptr;  // aligned to 64: guard, data, guard
 };
 
-// Every kernel of a stage's table, on any device, the reference last.
+// The kernels of a family, "sm90/wide" and "sm90/decode", go by its name, "sm90": it serves every
+// case, each by the kernel that the library chooses.
+inline std::string family(const std::string& kernel) { return kernel.substr(0, kernel.find('/')); }
+
+// Every kernel of a stage's table, families as one, on any device, the reference last.
 inline std::vector<std::string> kernels(const std::string& stage) {
   std::vector<std::string> names;
   for (const KernelInfo& k : support())
-    if (k.stage == stage) names.push_back(k.kernel);
+    if (k.stage == stage && (names.empty() || names.back() != family(k.kernel)))
+      names.push_back(family(k.kernel));
   return names;
 }
 
-// The target that runs this kernel, on its device.
+// The kernels of a stage that are one of a family: each serves the cases that its table says.
+inline std::vector<std::string> members(const std::string& stage) {
+  std::vector<std::string> names;
+  for (const KernelInfo& k : support())
+    if (k.stage == stage && k.kernel != family(k.kernel)) names.push_back(k.kernel);
+  return names;
+}
+
+// A kernel's name as part of a test's.
+inline std::string label(std::string kernel) {
+  for (char& c : kernel)
+    if (c == '/' || c == '+') c = '_';
+  return kernel;
+}
+
+// The target that runs this kernel, or one of this family, on its device.
 inline Target target(const std::string& stage, const std::string& kernel) {
   for (const KernelInfo& k : support())
-    if (k.stage == stage && k.kernel == kernel && k.device == "cuda")
+    if (k.stage == stage && (k.kernel == kernel || family(k.kernel) == kernel) &&
+        k.device == "cuda")
       return {.device = cuda(), .kernel = kernel.c_str()};
   return {.kernel = kernel.c_str()};
 }
@@ -117,7 +138,7 @@ inline std::vector<std::string> cpu_kernels(const std::string& stage) {
 // "" if the kernel can run here, else the reason, for GTEST_SKIP.
 inline std::string why_not(const std::string& stage, const std::string& kernel) {
   for (const KernelInfo& k : support())
-    if (k.stage == stage && k.kernel == kernel) return k.reason;
+    if (k.stage == stage && (k.kernel == kernel || family(k.kernel) == kernel)) return k.reason;
   return "no such kernel";
 }
 

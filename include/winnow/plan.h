@@ -173,8 +173,8 @@ struct Part {
   bool operator==(const Part&) const = default;
 };
 
-namespace internal::core::detail {
-struct KernelEntry;
+namespace internal::core {
+struct Usable;
 }
 
 // Made once for a capacity; refilled for every batch. refill() does not allocate, and spans given
@@ -230,10 +230,13 @@ class Plan {
   size_t workspace_bytes() const noexcept;  // for the capacity, all stages, any part
   size_t gather_bytes() const noexcept;     // kSeparate: the bf16 prefill workspace
 
-  // Name of the kernel a stage runs, and why the ones before it in the table were passed over.
-  const char* kernel(Stage stage) const noexcept;
+  // The kernel that a stage runs for the current batch; before the first refill(), for a batch of
+  // the plan's capacity. Parts differ in kAttend alone ("" for one that is `mha`: its calls name
+  // their own). kScore and kSelect: for rows of max_context / ratio keys.
+  const char* kernel(Stage stage, int32_t part = 0) const noexcept;
+  // Why the kernels before it in the stage's table were passed over, for the plan's capacity.
   const std::string& reasons(Stage stage) const noexcept;
-  const internal::core::detail::KernelEntry* chosen(Stage stage) const noexcept;
+  const internal::core::Usable& usable(Stage stage) const noexcept;  // for winnow's own calls
 
  private:
   struct State;

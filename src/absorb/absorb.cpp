@@ -2,6 +2,8 @@
 // kernel.
 #include "winnow/absorb.h"
 
+#include <vector>
+
 #include "absorb/kernel.h"
 #include "core/check.h"
 
@@ -10,13 +12,16 @@ namespace winnow {
 namespace internal::absorb {
 
 std::span<const AbsorbKernel> kernels() {
-  static constexpr AbsorbKernel table[] = {
+  static const auto table = [] {
+    std::vector<AbsorbKernel> rows;
 #ifdef WINNOW_WITH_CUDA
-      {{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, nullptr, sm90::absorb},
+    for (const AbsorbKernel& row : sm90::kernels()) rows.push_back(row);
 #endif
-      {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd::absorb},
-      {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference::absorb},
-  };
+    rows.push_back({{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd::absorb});
+    rows.push_back(
+        {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference::absorb});
+    return rows;
+  }();
   return table;
 }
 
@@ -67,7 +72,7 @@ Copy copy(const Tensor& from, int64_t skip, const Tensor& to) {
 
 void start(Params params, const Target& target) {
   params.device = target.device;
-  run("absorb", choose("absorb", kernels(), Shape{}, target), params);
+  run("absorb", choose("absorb", kernels(), params, target), params);
 }
 
 }  // namespace
@@ -92,8 +97,7 @@ void dequantize_weight(const DequantizeWeightArgs& args) {
   p.scale = static_cast<const float*>(args.scale.data);
   p.out = static_cast<bf16*>(args.out.data), p.out_row = args.out.stride[0];
   p.rows = rows, p.cols = cols, p.device = args.target.device;
-  run("dequantize_weight", choose("dequantize_weight", dequantize_kernels(), Shape{}, args.target),
-      p);
+  run("dequantize_weight", choose("dequantize_weight", dequantize_kernels(), p, args.target), p);
 }
 
 void split_kv_b(const SplitKvBArgs& args) {

@@ -144,13 +144,12 @@ void launch_tiles(const Task& task, cudaStream_t stream) {
   multiply_any<C><<<static_cast<unsigned>(tiles * p.heads), kThreads, kBytes, stream>>>(task);
 }
 
-void product(const Product& p, const Device& device) {
+void tile_product(const Product& p, const Device& device) {
   const auto stream = static_cast<cudaStream_t>(device.stream);
   if (p.rows == 0 || p.cols == 0 || p.heads == 0) return;
-  if (sm90::stream(p, device)) return;
   Params one{.product_count = 1, .device = device};
   one.products[0] = p;
-  if (multiply(one)) return;
+  if (multiply_fits(one)) return multiply(one);
   const bool by_column = contiguous_depth(p);
   Task task{p};
   task.fast_a = cuda::aligned8(p.a, p.a_row, p.a_head);
@@ -218,16 +217,55 @@ __global__ void __launch_bounds__(256) dequantize_rows(const __grid_constant__ D
   }
 }
 
+// Each product in a launch of its own, then the copies.
+template <bool kStream>
+void each(const Params& p) noexcept {
+  for (int i = 0; i < p.product_count; ++i)
+    if (!kStream || !stream(p.products[i], p.device)) tile_product(p.products[i], p.device);
+  for (int i = 0; i < p.copy_count; ++i) copy(p.copies[i], p.device);
+}
+
+int streamed(const Params& p) {
+  const auto end = p.products.begin() + p.product_count;
+  return static_cast<int>(std::count_if(p.products.begin(), end, stream_fits));
+}
+
+const char* decompress_fits(const Params& p) {
+  return expand_fits(p) ? nullptr : "not keys and values of many latents in rows of 16 bytes";
+}
+void run_decompress(const Params& p) noexcept {
+  if (!expand(p)) each<true>(p);
+}
+
+const char* one_launch_fits(const Params& p) {
+  return multiply_fits(p) ? nullptr : "operands that cannot be copied 16 bytes at a time";
+}
+// One launch for products of few rows, and for what nobody streams.
+const char* one_launch_slower(const Params& p) {
+  const bool few = p.product_count > 1 && p.products[0].rows <= 128;
+  return few || streamed(p) == 0 ? nullptr : "rows enough to stream past weights that stay";
+}
+void run_one_launch(const Params& p) noexcept { multiply(p); }
+
+const char* stream_all(const Params& p) {
+  return p.product_count > 0 && streamed(p) == p.product_count ? nullptr
+                                                               : "a product that cannot stream";
+}
+const char* stream_some(const Params& p) {
+  return streamed(p) > 0 ? nullptr : "no product that can stream";
+}
+
 }  // namespace
 
-void absorb(const Params& p) noexcept {
-  if (expand(p)) return;
-  // One launch for products of few rows, and for what nobody streams.
-  const bool few = p.product_count > 1 && p.products[0].rows <= 128;
-  if ((few || std::none_of(p.products.begin(), p.products.end(), stream_fits)) && multiply(p))
-    return;
-  for (int i = 0; i < p.product_count; ++i) product(p.products[i], p.device);
-  for (int i = 0; i < p.copy_count; ++i) copy(p.copies[i], p.device);
+std::array<AbsorbKernel, 5> kernels() {
+  const auto row = [](const char* name) {
+    return detail::KernelEntry{name, DeviceKind::kCuda, false, cuda::missing};
+  };
+  return {{{row("sm90/decompress"), decompress_fits, run_decompress},
+           {row("sm90/multiply"), one_launch_fits, run_one_launch, one_launch_slower},
+           {row("sm90/stream"), stream_all, each<true>},
+           {row("sm90/stream+tiles"), stream_some, each<true>},
+           {row("sm90/tiles"), nullptr, each<false>}}};
 }
 
 void dequantize(const DequantizeParams& p) noexcept {

@@ -277,18 +277,22 @@ void launch(Expand& t, const Device& device) {
 
 }  // namespace
 
+bool expand_fits(const Params& params) {
+  const Product &k = params.products[0], &v = params.products[1];
+  const Copy& c = params.copies[0];
+  if (params.product_count != 2 || params.copy_count != 1 || k.a != v.a || k.a_head != 0 ||
+      v.a_head != 0 || k.a_row != v.a_row || contiguous_depth(k) != contiguous_depth(v) ||
+      !multiply_fits(k) || !multiply_fits(v) || !copies_vectors(c))
+    return false;
+  const auto wide = [](const Product& p) { return p.cols > kCols / 2 && p.cols <= kCols; };
+  return k.rows > kRows && k.heads < 1 << 16 && k.depth >= 256 && k.depth <= kSlices * 64 &&
+         wide(k) && wide(v) && c.shape[2] <= 64;
+}
+
 bool expand(const Params& params) {
   const Product &k = params.products[0], &v = params.products[1];
   const Copy& c = params.copies[0];
   const bool by_column = contiguous_depth(k);
-  if (params.product_count != 2 || params.copy_count != 1 || k.a != v.a || k.a_head != 0 ||
-      v.a_head != 0 || k.a_row != v.a_row || by_column != contiguous_depth(v) ||
-      !multiply_fits(k) || !multiply_fits(v) || !copies_vectors(c))
-    return false;
-  const auto wide = [](const Product& p) { return p.cols > kCols / 2 && p.cols <= kCols; };
-  if (k.rows <= kRows || k.heads >= 1 << 16 || k.depth < 256 || k.depth > kSlices * 64 ||
-      !wide(k) || !wide(v) || c.shape[2] > 64)
-    return false;
   Expand t{.p = {k, v}, .rope = c};
   if (!describe(t.latent, {k.a, {k.depth, k.rows, 1}, {k.a_row, 0}, kRows})) return false;
   for (int i = 0; i < 2; i++) {

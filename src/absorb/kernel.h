@@ -11,8 +11,6 @@
 
 namespace winnow::internal::absorb {
 
-struct Shape {};  // every kernel takes every call
-
 // For every head: out[row, head, col] = sum_k a[row, head, k] * b[k, head, col].
 struct Product {
   const bf16* a = nullptr;  // k contiguous
@@ -52,8 +50,9 @@ struct DequantizeParams {
 };
 inline constexpr int64_t kBlock = 128;  // rows and columns that share a scale
 
-using AbsorbKernel = Kernel<Shape, Params>;
-using DequantizeKernel = Kernel<Shape, DequantizeParams>;
+// The choice depends on how the operands lie, so it looks at the parameters themselves.
+using AbsorbKernel = Kernel<Params, Params>;
+using DequantizeKernel = Kernel<DequantizeParams, DequantizeParams>;
 std::span<const AbsorbKernel> kernels();
 std::span<const DequantizeKernel> dequantize_kernels();
 
@@ -66,7 +65,7 @@ void absorb(const Params& p) noexcept;
 void dequantize(const DequantizeParams& p) noexcept;
 }  // namespace simd
 namespace sm90 {  // CUDA builds
-void absorb(const Params& p) noexcept;
+std::array<AbsorbKernel, 5> kernels();
 void dequantize(const DequantizeParams& p) noexcept;
 }  // namespace sm90
 

@@ -176,16 +176,20 @@ bool multiply_fits(const Product& p) {
          aligned8(p.b, by_column ? p.b_col : p.b_k, p.b_head);
 }
 
-bool multiply(const Params& params) {
+bool multiply_fits(const Params& p) {
+  if (p.product_count == 0 || p.copy_count > 1) return false;
+  for (int i = 0; i < p.product_count; i++)
+    if (!multiply_fits(p.products[i]) ||
+        contiguous_depth(p.products[i]) != contiguous_depth(p.products[0]))
+      return false;
+  return p.copy_count == 0 || copies_vectors(p.copies[0]);
+}
+
+void multiply(const Params& params) {
   Tiles t;
   const bool by_column = contiguous_depth(params.products[0]);
-  for (int i = 0; i < params.product_count; i++) {
-    t.p[i] = params.products[i];
-    if (!multiply_fits(t.p[i]) || contiguous_depth(t.p[i]) != by_column) return false;
-  }
-  if (params.product_count == 0 || params.copy_count > 1) return false;
+  for (int i = 0; i < params.product_count; i++) t.p[i] = params.products[i];
   if (params.copy_count > 0) t.copy = params.copies[0];
-  if (params.copy_count > 0 && !copies_vectors(t.copy)) return false;
   // Tiles of 64 rows where those of 128 would leave multiprocessors idle.
   if (t.p[0].rows > 64 && 2 * divide(t, 2) > multiprocessors(params.device.index)) {
     if (by_column) launch<2, true>(t, params.device);
@@ -194,7 +198,6 @@ bool multiply(const Params& params) {
     if (by_column) launch<1, true>(t, params.device);
     else launch<1, false>(t, params.device);
   }
-  return true;
 }
 
 }  // namespace winnow::internal::absorb::sm90

@@ -14,15 +14,18 @@ inline bool contiguous_depth(const Product& p) { return p.b_k == 1 && p.b_col !=
 // Whether its operands can be copied 16 bytes at a time. Does not depend on the rows: a row's sums
 // are formed by the same instructions in any call.
 bool multiply_fits(const Product& p);
-// All products and copies in one launch, or false: they must fit, the weights lie alike.
-bool multiply(const Params& p);
+// All products and copies in one launch: they must fit, the weights lie alike.
+bool multiply_fits(const Params& p);
+void multiply(const Params& p);
 
 // Whether there are the rows, and the weights have the size, to stream the rows past weights that
-// stay (stream_sm90.cu): the same bits, faster. stream() also asks the copy engine, or is false.
+// stay (stream_sm90.cu): the same bits, faster. stream() is false where the copy engine refuses.
 bool stream_fits(const Product& p);
 bool stream(const Product& p, const Device& device);
 
-// Keys and values of many latents, with RoPE (decompress_sm90.cu), or false. The same bits, faster.
+// Keys and values of many latents, with RoPE (decompress_sm90.cu). The same bits, faster. expand()
+// is false where the copy engine refuses.
+bool expand_fits(const Params& p);
 bool expand(const Params& p);
 
 // Copies whose inner dimension is consecutive in both and can be copied 16 bytes at a time.

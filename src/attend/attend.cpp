@@ -19,13 +19,27 @@ namespace winnow {
 
 namespace internal::attend {
 
+namespace {
+[[maybe_unused]] size_t no_workspace(const Shape&, int64_t) { return 0; }
+}  // namespace
+
 std::span<const AttendKernel> kernels() {
   static const AttendKernel table[] = {
 #ifdef WINNOW_WITH_CUDA
-    {{{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, sm90_decode_fits, sm90_decode},
-     sm90_decode_workspace},
-    {{{"sm90_wide", DeviceKind::kCuda, true, internal::cuda::missing}, sm90_wide_fits, sm90_wide},
-     sm90_wide_workspace},
+    {{{"sm90/wide+decode", DeviceKind::kCuda, false, internal::cuda::missing},
+      wide_then_decode_sm90::fits,
+      wide_then_decode_sm90::run,
+      wide_sm90::slower},
+     decode_sm90::workspace},
+    {{{"sm90/wide", DeviceKind::kCuda, false, internal::cuda::missing},
+      wide_sm90::fits,
+      wide_sm90::run,
+      wide_sm90::slower},
+     no_workspace},
+    {{{"sm90/decode", DeviceKind::kCuda, false, internal::cuda::missing},
+      decode_sm90::fits,
+      decode_sm90::run},
+     decode_sm90::workspace},
 #endif
 #if defined(__x86_64__)
     {{{"amx", DeviceKind::kCpu, false, cpu::amx_machine}, nullptr, cpu::amx}, cpu::amx_workspace},
@@ -42,6 +56,37 @@ std::span<const AttendKernel> kernels() {
      reference_workspace},
   };
   return table;
+}
+
+Params tokens_of(Params p, int32_t first, int32_t count) {
+  const auto skip = [first](auto*& at, int64_t stride) {
+    if (at) at += first * stride;
+  };
+  skip(p.q, p.q_token_stride);
+  skip(p.q_rope, p.rope_token_stride);
+  for (ListView& l : p.lists) {
+    skip(l.indices, l.index_stride);
+    skip(l.lengths, l.length_stride);
+  }
+  skip(p.requests, p.request_stride);
+  skip(p.out, p.out_token_stride);
+  skip(p.lse, p.lse_token_stride);
+  skip(p.max_logit, p.max_token_stride);
+  p.tokens = count;
+  return p;
+}
+
+Shape shape_of(const Params& p) {
+  const bool two = p.list_count > 1;
+  return {.formats = {p.lists[0].format, p.lists[two ? 1 : 0].format},
+          .list_count = p.list_count,
+          .heads = p.heads,
+          .tokens = p.tokens,
+          .width = p.lists[0].width + (two ? p.lists[1].width : 0),
+          .tables = by_table(p.lists),
+          .fixed_split = p.fixed_split,
+          .device = p.device.index,
+          .workspace = p.workspace.size()};
 }
 
 namespace {
@@ -171,18 +216,14 @@ class CheckedCall {
       check_.rows_of_16(a.q_rope, "q_rope");
       check_.rows_of_16(a.out, "out");
     }
-    shape_ = {.formats = {p_.lists[0].format, p_.lists[1].format},
-              .list_count = p_.list_count,
-              .heads = p_.heads,
-              .tokens = p_.tokens,
-              .width = p_.lists[0].width + p_.lists[1].width};
-    if (p_.list_count == 1) shape_.formats[1] = shape_.formats[0];
+    p_.workspace = a.workspace;
+    shape_ = shape_of(p_);
     if (plan_) check_plan();
-    kernel_ = plan_ ? static_cast<const AttendKernel*>(plan_->chosen(Stage::kAttend))
+    kernel_ = plan_ ? pick<AttendKernel>(plan_->usable(Stage::kAttend), shape_)
                     : &choose("attend", kernels(), shape_, a.target);
-    if (plan_ && kernel_->fits)
-      if (const std::string why = kernel_->fits(shape_); !why.empty())
-        check_.fail("lists", cat("what the plan's kernel, ", kernel_->name, ", can read"), why);
+    if (!kernel_)
+      check_.fail("lists", "what a kernel of the plan can read",
+                  cat(name_of(shape_.formats[0]), " and ", name_of(shape_.formats[1])));
   }
 
   // The kernel's own, behind the schedule of a call that has no plan to bring one.

@@ -30,7 +30,8 @@ inline constexpr float kInf = std::numeric_limits<float>::infinity();
 inline std::string why_not_fp8(const std::string& kernel) {
   if (std::string why = testing::why_not("attend", kernel); !why.empty()) return why;
   for (const AttendKernel& k : kernels())
-    if (k.name == kernel && k.fits) return k.fits({.heads = 8});
+    if (k.name == kernel && k.fits)
+      if (const char* why = k.fits({.heads = 8})) return why;
   return {};
 }
 

@@ -120,6 +120,11 @@ struct Shape {
   int32_t heads = 128;
   int64_t tokens = 1;    // capacity
   int32_t width = 2048;  // columns of both lists
+  // CUDA: what the choice among Hopper's kernels depends on besides.
+  bool tables = false;       // a list has logical ids
+  bool fixed_split = false;  // cuts depend on the token alone
+  int32_t device = 0;        // its index
+  size_t workspace = 0;      // bytes of the call's workspace
 };
 
 struct AttendKernel : Kernel<Shape, Params> {
@@ -137,18 +142,34 @@ void reference(const Params& p) noexcept;
 size_t reference_workspace(const Shape& shape, int64_t tiles);
 
 #ifdef WINNOW_WITH_CUDA
-// Hopper: rows gathered once, dequantised into matrix fragments. Wants 16-byte aligned pages, and
-// rows of q and out. Few tokens are faster with a workspace; none is needed.
-void sm90_decode(const Params& p) noexcept;
-std::string sm90_decode_fits(const Shape& shape);
-size_t sm90_decode_workspace(const Shape& shape, int64_t tiles);
-// Hopper, heads on M: rows as bf16 in shared memory once, for both products; no workspace.
-// sm90_decode hands over to it where it is faster.
-void sm90_wide(const Params& p) noexcept;
-size_t sm90_wide_workspace(const Shape& shape, int64_t tiles);
-bool sm90_wide_is_better(const Params& p);
-std::string sm90_wide_fits(const Shape& shape);
+// Rows of q and out, and pages, begin on 16-byte boundaries in all of Hopper's kernels.
+namespace decode_sm90 {
+// Records as they are stored, dequantised into matrix fragments. Few tokens are faster with a
+// workspace; none is needed. Tokens behind the last full wave may go in a second launch.
+void run(const Params& p) noexcept;
+const char* fits(const Shape& shape);
+size_t workspace(const Shape& shape, int64_t tiles);
+// How many tokens fill the multiprocessors one or more times, where those behind them are faster
+// in splits, in a launch of their own, than as one wave more; else all. `wide`: the first ones are
+// the wide kernel's.
+int32_t first_launch(const Shape& shape, bool wide);
+}  // namespace decode_sm90
+namespace wide_sm90 {
+// Heads on M, rows as bf16 in shared memory once, for both products; no workspace.
+void run(const Params& p) noexcept;
+const char* fits(const Shape& shape);
+const char* slower(const Shape& shape);
+}  // namespace wide_sm90
+// The wide kernel for full waves, the decode kernel for the tokens behind them.
+namespace wide_then_decode_sm90 {
+void run(const Params& p) noexcept;
+const char* fits(const Shape& shape);
+}  // namespace wide_then_decode_sm90
 #endif
+
+// `count` tokens of a call, from `first` on.
+Params tokens_of(Params p, int32_t first, int32_t count);
+Shape shape_of(const Params& p);
 
 // Record `e` of a list as the fp32 values that every kernel starts from: d_qk of them.
 void dequantize(const ListView& list, const Entry& e, float* out) noexcept;

@@ -17,7 +17,7 @@ namespace {
 void check_known(std::string_view name, bool stage, std::string_view item) {
   static const std::vector<KernelInfo> all = support();
   for (const KernelInfo& k : all)
-    if (name == (stage ? k.stage : k.kernel)) return;
+    if (stage ? name == k.stage : means(name, k.kernel)) return;
   throw Error(ErrorCode::kInvalidArgument,
               cat("WINNOW_KERNEL: expected kernel or stage=kernel, as `winnow support` lists them, "
                   "found '",
@@ -30,7 +30,7 @@ std::string_view forced_by_environment(std::string_view stage,
                                        std::span<const Candidate> candidates, DeviceKind device) {
   const auto known = [&](std::string_view name) {
     for (const Candidate& c : candidates)
-      if (name == c.entry->name && c.entry->device == device) return true;
+      if (means(name, c.entry->name) && c.entry->device == device) return true;
     return false;
   };
   const char* env = std::getenv("WINNOW_KERNEL");
@@ -46,7 +46,8 @@ std::string_view forced_by_environment(std::string_view stage,
     if (!of_stage && known(name)) {
       if (!strict) forced = name;
     } else if (of_stage && name == stage) {
-      forced = item.substr(equals + 1), strict = true;
+      forced = item.substr(equals + 1);
+      strict = true;
     } else {
       check_known(name, of_stage, item);  // another stage's
     }
@@ -54,31 +55,43 @@ std::string_view forced_by_environment(std::string_view stage,
   return forced;
 }
 
-thread_local const char* last = "";
+// A plan's calls allocate nothing, so the names have a place of their own.
+thread_local char last[64] = "";
 
 }  // namespace
 
 const char* last_chosen() { return last; }
 
+void set_last_chosen(const char* name, const char* second) {
+  std::snprintf(last, sizeof(last), "%s%s%s", name, second ? " + " : "", second ? second : "");
+}
+
+std::string_view request_of(const char* stage, std::span<const Candidate> candidates,
+                            const Target& target) {
+  return target.kernel ? target.kernel
+                       : forced_by_environment(stage, candidates, target.device.kind);
+}
+
 size_t choose(const char* stage, std::span<const Candidate> candidates, const Target& target,
               std::string* reasons) {
-  const std::string_view forced =
-      target.kernel ? target.kernel : forced_by_environment(stage, candidates, target.device.kind);
+  const std::string_view forced = request_of(stage, candidates, target);
   std::string skipped;
   for (size_t i = 0; i < candidates.size(); ++i) {
     const KernelEntry& k = *candidates[i].entry;
     std::string why;
     if (k.device != target.device.kind)
       why = cat("runs on ", k.device == DeviceKind::kCpu ? "the CPU" : "CUDA");
-    else if (!forced.empty() && forced != k.name) why = cat("'", forced, "' was asked for");
-    else if (forced.empty() && k.on_request) why = "runs on request only";
-    else if (why = k.machine(); why.empty()) why = candidates[i].misfit;
+    else if (!forced.empty() && !means(forced, k.name)) why = cat("'", forced, "' was asked for");
+    else if (forced != k.name && k.on_request) why = "runs on request only";
+    else if (why = k.machine(); !why.empty()) {
+    } else if (candidates[i].misfit) why = candidates[i].misfit;
+    else if (candidates[i].slower && forced != k.name) why = candidates[i].slower;
     if (why.empty()) {
       if (std::getenv("WINNOW_VERBOSE"))
         std::fprintf(stderr, "winnow: %s: chose %s%s%s\n", stage, k.name,
                      skipped.empty() ? "" : "; passed over", skipped.c_str());
       if (reasons) *reasons = std::move(skipped);
-      last = k.name;
+      set_last_chosen(k.name);
       return i;
     }
     skipped += cat(skipped.empty() ? " " : "; ", k.name, " (", why, ")");

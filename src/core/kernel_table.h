@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "core/namespaces.h"
 #include "cuda/device.h"
@@ -22,19 +24,32 @@ struct KernelEntry {
 };
 
 // The index chosen, or throws kUnsupported listing every kernel and why it was passed over.
-// `fits(i)` gives "" or the reason why kernel i cannot serve the shape. `reasons` gets what was
-// skipped.
+// `reasons` gets what was skipped. A request names a kernel ("sm90/wide") or a family of kernels
+// ("sm90": every row before whose slash it stands).
 struct Candidate {
   const KernelEntry* entry;
-  std::string misfit;
+  const char* misfit;  // why it cannot serve the shape, or null
+  const char* slower;  // why another serves it faster, or null; a request by full name overrides it
 };
 size_t choose(const char* stage, std::span<const Candidate> candidates, const Target& target,
               std::string* reasons);
 
-// Name of the kernel that this thread chose last, for tools that let the library choose.
+// The kernel that the target or WINNOW_KERNEL asks for; empty: the library chooses.
+std::string_view request_of(const char* stage, std::span<const Candidate> candidates,
+                            const Target& target);
+
+// What this thread ran last, for tools that let the library choose: a kernel, or the names of two
+// joined by " + " where a call runs both.
 const char* last_chosen();
+void set_last_chosen(const char* name, const char* second = nullptr);
 
 inline std::string any_machine() { return {}; }
+
+// Whether a request, a kernel's name or its family's, means this kernel.
+inline bool means(std::string_view request, std::string_view name) {
+  return name.starts_with(request) &&
+         (name.size() == request.size() || name[request.size()] == '/');
+}
 
 }  // namespace detail
 
@@ -43,9 +58,30 @@ template <class Shape_, class Params_>
 struct Kernel : detail::KernelEntry {
   using Shape = Shape_;
   using Params = Params_;
-  std::string (*fits)(const Shape&);  // "" or the reason; null fits everything
+  const char* (*fits)(const Shape&);  // null or the reason; no function fits everything
   void (*run)(const Params&) noexcept;
+  // Null, or why another kernel is faster for the shape; no function: none is.
+  const char* (*slower)(const Shape&) = nullptr;
 };
+
+// The rows of a stage's table that a plan may run: this machine has them and the request allows
+// them. Which of them serves a call depends on its batch, and is picked without allocating.
+struct Usable {
+  std::vector<const detail::KernelEntry*> rows;
+  bool by_name = false;  // the request named the kernel itself, whatever is faster
+};
+
+// The first row that serves the shape, or null.
+template <class K>
+const K* pick(const Usable& usable, const typename K::Shape& shape) noexcept {
+  for (const detail::KernelEntry* row : usable.rows) {
+    const K& k = static_cast<const K&>(*row);
+    if (k.fits && k.fits(shape)) continue;
+    if (k.slower && !usable.by_name && k.slower(shape)) continue;
+    return &k;
+  }
+  return nullptr;
+}
 
 // The shape comes by value: GCC 13 takes a result for a reference into a temporary argument.
 template <class K>
@@ -53,8 +89,34 @@ const K& choose(const char* stage, std::span<const K> table, typename K::Shape s
                 const Target& target, std::string* reasons = nullptr) {
   detail::Candidate candidates[16];
   size_t n = 0;
-  for (const K& k : table) candidates[n++] = {&k, k.fits ? k.fits(shape) : std::string()};
+  for (const K& k : table) {
+    candidates[n] = {&k, nullptr, nullptr};
+    // Another device's kernels may not even be asked: they look at their device.
+    if (k.device == target.device.kind && k.machine().empty()) {
+      if (k.fits) candidates[n].misfit = k.fits(shape);
+      if (k.slower) candidates[n].slower = k.slower(shape);
+    }
+    ++n;
+  }
   return table[detail::choose(stage, {candidates, n}, target, reasons)];
+}
+
+// What a plan keeps of a table: see Usable.
+template <class K>
+Usable usable_rows(const char* stage, std::span<const K> table, const Target& target) {
+  std::vector<detail::Candidate> candidates;
+  for (const K& k : table) candidates.push_back({&k, nullptr, nullptr});
+  const std::string_view request = detail::request_of(stage, candidates, target);
+  Usable usable;
+  for (const K& k : table) {
+    if (k.device != target.device.kind) continue;
+    if (request.empty() ? k.on_request : !detail::means(request, k.name)) continue;
+    if (k.on_request && request != k.name) continue;
+    if (!k.machine().empty()) continue;
+    usable.rows.push_back(&k);
+    usable.by_name |= request == k.name;
+  }
+  return usable;
 }
 
 // Calls `body`, which runs a chosen kernel, on the device of the call, and reports a failed launch.
@@ -74,6 +136,7 @@ void launch([[maybe_unused]] const char* stage, [[maybe_unused]] const detail::K
 
 template <class K>
 void run(const char* stage, const K& kernel, const typename K::Params& params) {
+  detail::set_last_chosen(kernel.name);
   launch(stage, kernel, params.device, [&] { kernel.run(params); });
 }
 

@@ -18,7 +18,7 @@ struct Params {
 using K = Kernel<Shape, Params>;
 
 std::string no_tiles() { return "this CPU has no tiles"; }
-std::string few_heads(const Shape& s) { return s.heads > 16 ? "more than 16 heads" : ""; }
+const char* few_heads(const Shape& s) { return s.heads > 16 ? "more than 16 heads" : nullptr; }
 void nothing(const Params&) noexcept {}
 
 const K table[] = {
@@ -124,6 +124,55 @@ TEST(KernelTable, EnvironmentWithANameThatNothingHasIsRefused) {
   refuse("reference=attend", "found 'reference=attend'");
   const Environment e("simd,");  // nothing behind the last comma
   EXPECT_EQ(pick(), "simd");
+}
+
+// Two kernels of a family: the first serves small shapes, and is the slower one below four heads.
+const char* slower_below_four(const Shape& s) {
+  return s.heads < 4 ? "fewer than 4 heads" : nullptr;
+}
+const K family[] = {
+    {{"tile/wide", DeviceKind::kCpu, false, detail::any_machine},
+     few_heads,
+     nothing,
+     slower_below_four},
+    {{"tile/narrow", DeviceKind::kCpu, false, detail::any_machine}, nullptr, nothing},
+    {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, nothing},
+};
+std::string pick_of_family(const char* kernel, Shape shape) {
+  return choose("stage", std::span<const K>(family), shape, Target{.kernel = kernel}).name;
+}
+
+TEST(KernelTable, AFamilyIsAskedForByItsName) {
+  unsetenv("WINNOW_KERNEL");
+  for (const char* request : {static_cast<const char*>(nullptr), "tile"}) {
+    EXPECT_EQ(pick_of_family(request, {8}), "tile/wide");
+    EXPECT_EQ(pick_of_family(request, {2}), "tile/narrow");   // another is faster
+    EXPECT_EQ(pick_of_family(request, {32}), "tile/narrow");  // it does not fit
+  }
+  EXPECT_EQ(pick_of_family("tile/wide", {2}), "tile/wide");  // by full name, whatever is faster
+  testing::expect_error([] { pick_of_family("tile/wide", {32}); },
+                        {"tile/wide (more than 16 heads)", "tile/narrow ('tile/wide' was asked"});
+  testing::expect_error([] { pick_of_family("til", {8}); }, {"'til' was asked for"});
+}
+
+TEST(KernelTable, APlansRowsAreThoseThatABatchMayNeed) {
+  unsetenv("WINNOW_KERNEL");
+  const auto rows = [](const char* kernel) {
+    return usable_rows("stage", std::span<const K>(family), Target{.kernel = kernel});
+  };
+  EXPECT_EQ(rows(nullptr).rows.size(), 2u);  // the reference runs on request only
+  EXPECT_STREQ(pick<K>(rows(nullptr), {2})->name, "tile/narrow");
+  EXPECT_STREQ(pick<K>(rows(nullptr), {8})->name, "tile/wide");
+  EXPECT_STREQ(pick<K>(rows("tile/wide"), {2})->name, "tile/wide");
+  EXPECT_EQ(pick<K>(rows("tile/wide"), {32}), nullptr);
+  EXPECT_STREQ(pick<K>(rows("reference"), {2})->name, "reference");
+  const Environment e("reference");
+  EXPECT_STREQ(pick<K>(rows(nullptr), {2})->name, "reference");
+}
+
+TEST(KernelTable, NamesBothKernelsOfACall) {
+  detail::set_last_chosen("tile/wide", "tile/narrow");
+  EXPECT_STREQ(detail::last_chosen(), "tile/wide + tile/narrow");
 }
 
 TEST(KernelTable, ListsItself) {

@@ -54,54 +54,107 @@ void stream(const TopkParams& p, int blocks) noexcept {
   launch(stream_kernel, p, blocks, stream_bytes(p.ranges.limit + 3, blocks, room), p, room);
 }
 
-// Columns that may lie between a 16-byte boundary and a row's first logit.
-int64_t most_lead(const TopkParams& p) {
-  const bool moves = !p.from_start && p.ranges.starts;
-  return reinterpret_cast<uintptr_t>(p.logits) % 16 == 0 && p.logit_stride % 4 == 0 && !moves ? 0
-                                                                                              : 3;
+// Groups of four logits that a thread has with `blocks` a row. Three columns may lie between a
+// 16-byte boundary and a row's first logit.
+int64_t groups_of(const TopkShape& s, int blocks) {
+  const int64_t lines = (s.columns + (s.aligned ? 0 : 3) + 127) / 128;
+  return (lines + blocks * kWarps - 1) / (blocks * kWarps);
+}
+
+// More blocks a row while all clusters still run at once (66 of 2, 30 of 4, 15 of 8 on an H200)
+// and each block has a few logits a thread.
+int blocks_at_once(const TopkShape& s) {
+  const int64_t busy = multiprocessors(s.device);
+  int blocks = 1;
+  while (blocks < kMaxBlocks && s.columns / blocks > 4 * kThreads &&
+         s.tokens <= busy / (2 * blocks) * (blocks > 1 ? 10 : 11) / 11)
+    blocks *= 2;
+  return blocks;
+}
+int cluster_blocks(const TopkShape& s) {
+  int blocks = std::max(blocks_at_once(s), 2);
+  while (blocks < kMaxBlocks && groups_of(s, blocks) > kMostGroups) blocks *= 2;
+  return blocks;
+}
+int stream_blocks(const TopkShape& s) {
+  int blocks = std::max(blocks_at_once(s), 2);
+  while (blocks < kMaxBlocks && s.columns / blocks > kMapColumns) blocks *= 2;
+  return blocks;
+}
+
+// What a block alone lists goes by a sample of 2,048, or of 4,096 where that needs much room.
+struct Filter {
+  bool small;
+  uint32_t room;
+  size_t bytes;
+};
+Filter filter_of(const TopkShape& s) {
+  uint32_t room = filter_room(s.width, s.columns, 2048);
+  const bool small = room == kLeastRoom || filter_bytes(s.columns, room) <= kFairShared;
+  if (!small) room = filter_room(s.width, s.columns, 4096);
+  return {small, room, filter_bytes(s.columns, room)};
 }
 
 }  // namespace
 
-void topk(const TopkParams& p) noexcept {
-  if (p.tokens == 0 || p.width == 0) return;
-  const int64_t columns = p.ranges.limit, busy = multiprocessors(p.device.index);
-  const auto groups_of = [&](int blocks) {  // groups of four logits that a thread has
-    const int64_t lines = (columns + most_lead(p) + 127) / 128;
-    return (lines + blocks * kWarps - 1) / (blocks * kWarps);
-  };
-  // More blocks a row while all clusters still run at once (66 of 2, 30 of 4, 15 of 8 on an H200)
-  // and each block has a few logits a thread.
-  int blocks = 1;
-  while (blocks < kMaxBlocks && columns / blocks > 4 * kThreads &&
-         p.tokens <= busy / (2 * blocks) * (blocks > 1 ? 10 : 11) / 11)
-    blocks *= 2;
-  if (blocks == 1 && groups_of(1) <= 4) return exact<4>(p, 1);
-  // What a block alone lists goes by a sample of 2,048, or of 4,096 where that needs much room.
-  uint32_t room = filter_room(p.width, columns, 2048);
-  const bool small = room == kLeastRoom || filter_bytes(columns, room) <= kFairShared;
-  if (!small) room = filter_room(p.width, columns, 4096);
-  const size_t bytes = filter_bytes(columns, room);
-  const bool listable = columns <= kMapColumns && bytes <= kMostShared;
-  // Rows that neither a cluster's registers nor a block's list and bitmap hold are streamed.
-  if (blocks > 1 ? groups_of(blocks) > kMostGroups : !listable) {
-    int streaming = std::max(blocks, 2);
-    while (streaming < kMaxBlocks && columns / streaming > kMapColumns) streaming *= 2;
-    if (columns / streaming <= kMapColumns && p.width + kRanked <= kMostStreamRoom)
-      return stream(p, streaming);
+TopkShape shape_of(const TopkParams& p) {
+  const bool moves = !p.from_start && p.ranges.starts;
+  const bool aligned =
+      reinterpret_cast<uintptr_t>(p.logits) % 16 == 0 && p.logit_stride % 4 == 0 && !moves;
+  return {p.tokens, p.ranges.limit, p.width, aligned, p.device.index};
+}
+
+bool topk_fits(TopkForm form, const TopkShape& s) {
+  switch (form) {
+    case TopkForm::kDigits: return true;
+    case TopkForm::kCluster: return groups_of(s, cluster_blocks(s)) <= kMostGroups;
+    case TopkForm::kStream:
+      return s.columns / stream_blocks(s) <= kMapColumns && s.width + kRanked <= kMostStreamRoom;
+    default: return s.columns <= kMapColumns && filter_of(s).bytes <= kMostShared;
   }
-  while (blocks > 1 && blocks < kMaxBlocks && groups_of(blocks) > kMostGroups) blocks *= 2;
-  const int64_t groups = groups_of(blocks);
-  if (blocks > 1) {
+}
+
+TopkForm fastest_topk(const TopkShape& s) {
+  const int blocks = blocks_at_once(s);
+  if (blocks == 1 && groups_of(s, 1) <= 4) return TopkForm::kDigits;
+  // Rows that neither a cluster's registers nor a block's list and bitmap hold are streamed.
+  const bool listable = topk_fits(TopkForm::kFilter, s);
+  const bool held = blocks > 1 ? groups_of(s, blocks) <= kMostGroups : listable;
+  if (!held && topk_fits(TopkForm::kStream, s)) return TopkForm::kStream;
+  if (blocks > 1) return topk_fits(TopkForm::kCluster, s) ? TopkForm::kCluster : TopkForm::kDigits;
+  // Digits are as fast where more than a quarter of a row is wanted.
+  const bool few = s.width <= kLeastRoom / 2 || s.width <= s.columns / 4;
+  return listable && few ? TopkForm::kFilter : TopkForm::kDigits;
+}
+
+const char* name_of(TopkForm form) {
+  switch (form) {
+    case TopkForm::kDigits: return "sm90/digits";
+    case TopkForm::kCluster: return "sm90/cluster";
+    case TopkForm::kStream: return "sm90/stream";
+    default: return "sm90/filter";
+  }
+}
+
+void topk(const TopkParams& p, TopkForm form) noexcept {
+  if (p.tokens == 0 || p.width == 0) return;
+  const TopkShape s = shape_of(p);
+  if (form == TopkForm::kStream) return stream(p, stream_blocks(s));
+  if (form == TopkForm::kFilter) {
+    const Filter f = filter_of(s);
+    return launch(f.small ? filter_kernel<4> : filter_kernel<8>, p, 1, f.bytes, p, f.room);
+  }
+  if (form == TopkForm::kCluster) {
+    const int blocks = cluster_blocks(s);
+    const int64_t groups = groups_of(s, blocks);
     if (groups <= 2) return shared_row<2>(p, blocks);
     if (groups <= 4) return shared_row<4>(p, blocks);
     if (groups <= 8) return shared_row<8>(p, blocks);
-    if (groups <= kMostGroups) return shared_row<kMostGroups>(p, blocks);
-    return exact<0>(p, blocks);
+    return shared_row<kMostGroups>(p, blocks);
   }
-  // Digits are as fast where more than a quarter of a row is wanted.
-  if (listable && (p.width <= kLeastRoom / 2 || p.width <= columns / 4))
-    return launch(small ? filter_kernel<4> : filter_kernel<8>, p, 1, bytes, p, room);
+  int blocks = blocks_at_once(s);
+  if (blocks == 1 && groups_of(s, 1) <= 4) return exact<4>(p, 1);
+  while (blocks > 1 && blocks < kMaxBlocks && groups_of(s, blocks) > kMostGroups) blocks *= 2;
   exact<0>(p, blocks);
 }
 

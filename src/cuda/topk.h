@@ -23,7 +23,26 @@ struct TopkParams {
   Device device;
 };
 
-// Queues the selection on the stream of p.device. Semantics: select() in <winnow/select.h>.
-void topk(const TopkParams& p) noexcept;
+// The kernels, by how they hold a row of logits.
+enum class TopkForm : uint8_t {
+  kDigits,   // in registers or re-read: by the digits of the keys (topk_exact.cuh)
+  kCluster,  // in the registers of a cluster (topk_shared.cuh)
+  kStream,   // nowhere: a cluster reads long rows twice (topk_stream.cuh)
+  kFilter,   // what may be chosen, in a block's shared memory: one pass (topk_filter.cuh)
+};
+struct TopkShape {
+  int64_t tokens = 1, columns = 0, width = 0;
+  bool aligned = true;  // every row's first logit lies on a 16-byte boundary
+  int device = 0;
+};
+TopkShape shape_of(const TopkParams& p);
+
+bool topk_fits(TopkForm form, const TopkShape& shape);
+TopkForm fastest_topk(const TopkShape& shape);
+const char* name_of(TopkForm form);  // as select's table has it
+
+// Queues the selection on the stream of p.device. Semantics: select() in <winnow/select.h>. The
+// form must fit.
+void topk(const TopkParams& p, TopkForm form) noexcept;
 
 }  // namespace winnow::internal::cuda

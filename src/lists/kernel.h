@@ -145,10 +145,11 @@ WINNOW_HD inline int32_t combined_entry(const CombinedParams& p, int64_t t, cons
 struct Shape {};
 struct ListsKernel : detail::KernelEntry {
   using Shape = lists::Shape;
-  std::string (*fits)(const Shape&);
+  const char* (*fits)(const Shape&);
   void (*slots)(const SlotsParams&) noexcept;
   void (*runs)(const RunParams&) noexcept;
   void (*combined)(const CombinedParams&) noexcept;
+  const char* (*slower)(const Shape&) = nullptr;
 };
 std::span<const ListsKernel> kernels();
 

@@ -44,9 +44,10 @@ Device device_of(const Plan* plan, const Target& target) {
 template <class Params>
 void run_list(const Plan* plan, const Target& target,
               void (*ListsKernel::*function)(const Params&) noexcept, const Params& p) {
-  const ListsKernel& kernel = plan ? *static_cast<const ListsKernel*>(plan->chosen(Stage::kLists))
+  const ListsKernel& kernel = plan ? *pick<ListsKernel>(plan->usable(Stage::kLists), {})
                                    : choose("lists", kernels(), Shape{}, target);
   Kernel<Shape, Params> one{};  // the member as a kernel of its own, so that launches are checked
+  one.name = kernel.name;
   one.device = kernel.device;
   one.run = kernel.*function;
   run("lists", one, p);

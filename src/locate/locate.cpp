@@ -78,7 +78,7 @@ void locate(const LocateArgs& args) {
   const internal::locate::Params params = internal::locate::checked(args);
   const auto& kernel =
       args.plan
-          ? *static_cast<const internal::locate::LocateKernel*>(args.plan->chosen(Stage::kLocate))
+          ? *pick<internal::locate::LocateKernel>(args.plan->usable(Stage::kLocate), {})
           : choose("locate", internal::locate::kernels(), internal::locate::Shape{}, args.target);
   run("locate", kernel, params);
 }

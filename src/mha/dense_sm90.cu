@@ -414,15 +414,18 @@ void launch(const Task& task, unsigned cluster) {
 
 }  // namespace
 
-bool fits(const Params& p) {
+const char* fits(const Shape& s) {
+  if (s.d_qk != kKeyDim || s.d_v != kValueDim) return "keys are not 192 wide, or values not 128";
+  if (s.bias) return "a bias";
+  if (!s.aligned) return "rows that do not begin on 16-byte boundaries";
+  return s.rows <= INT32_MAX - kKeys ? nullptr : "too many rows";
+}
+
+const char* slower(const Shape& s) {
   // Every row is read here. The kernel by sets leaves out those that none of its 64 tokens wants,
   // and takes about twelve times as long for the others (docs/prefill-sm90.md).
-  const bool few = p.ids && 12 * std::min<int64_t>(p.tokens, 64) * p.topk < p.rows;
-  return p.d_qk == kKeyDim && p.d_v == kValueDim && !p.bias && !few &&
-         p.rows <= INT32_MAX - kKeys && aligned8(p.q, p.q_token_stride, p.q_head_stride) &&
-         aligned8(p.k, p.k_row_stride, p.k_head_stride) &&
-         aligned8(p.v, p.v_row_stride, p.v_head_stride) &&
-         aligned8(p.out, p.out_token_stride, p.out_head_stride);
+  const bool few = s.topk >= 0 && 12 * std::min<int64_t>(s.tokens, 64) * s.topk < s.rows;
+  return few ? "few of the rows are wanted" : nullptr;
 }
 
 void attend(const Params& p) noexcept {

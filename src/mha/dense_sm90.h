@@ -1,4 +1,4 @@
-// attend_mha by wgmma on the device: see mha_dense_sm90.cu.
+// attend_mha by wgmma on the device: see dense_sm90.cu.
 #pragma once
 
 #include "mha/kernel.h"
@@ -14,8 +14,5 @@ struct Task {
   int64_t tiles = 0;         // of tokens
   bool whole_words = false;  // bits can be read 64 at a time
 };
-
-bool fits(const Params& p);
-void attend(const Params& p) noexcept;
 
 }  // namespace winnow::internal::mha::dense

@@ -66,7 +66,11 @@ void build_set(const Params& p, int64_t t, uint64_t* bits) noexcept;
 // What the choice of a kernel and the size of its workspace depend on.
 struct Shape {
   int64_t tokens = 0, heads = 0, rows = 0, d_qk = 0, d_v = 0;
+  int64_t topk = -1;     // ids of a token; -1: none are given
+  bool bias = false;     // given
+  bool aligned = false;  // CUDA: rows of q, k, v and out begin on 16-byte boundaries
 };
+Shape shape_of(const Params& p);
 struct MhaKernel : Kernel<Shape, Params> {
   size_t (*workspace)(const Shape&);
 };
@@ -76,6 +80,14 @@ void reference(const Params& p) noexcept;
 size_t reference_workspace(const Shape& shape);
 void simd(const Params& p) noexcept;
 size_t simd_workspace(const Shape& shape);
-void on_sm90(const Params& p) noexcept;  // CUDA builds
+
+// CUDA builds. Any dimensions, leaving out the rows that none of its 64 tokens wants.
+void tiles_sm90(const Params& p) noexcept;
+// Keys of 192 and values of 128 by wgmma; every row is read.
+namespace dense {
+const char* fits(const Shape& shape);
+const char* slower(const Shape& shape);
+void attend(const Params& p) noexcept;
+}  // namespace dense
 
 }  // namespace winnow::internal::mha

@@ -16,13 +16,36 @@ namespace internal::mha {
 std::span<const MhaKernel> kernels() {
   static constexpr MhaKernel table[] = {
 #ifdef WINNOW_WITH_CUDA
-      {{{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, nullptr, on_sm90}, nullptr},
+      {{{"sm90/dense", DeviceKind::kCuda, false, internal::cuda::missing},
+        dense::fits,
+        dense::attend,
+        dense::slower},
+       nullptr},
+      {{{"sm90/tiles", DeviceKind::kCuda, false, internal::cuda::missing}, nullptr, tiles_sm90},
+       nullptr},
 #endif
       {{{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd}, simd_workspace},
       {{{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference},
        reference_workspace},
   };
   return table;
+}
+
+Shape shape_of(const Params& p) {
+  const auto aligned = [](const bf16* at, int64_t row, int64_t head) {
+    return (reinterpret_cast<uintptr_t>(at) % 16 == 0) && row % 8 == 0 && head % 8 == 0;
+  };
+  return {.tokens = p.tokens,
+          .heads = p.heads,
+          .rows = p.rows,
+          .d_qk = p.d_qk,
+          .d_v = p.d_v,
+          .topk = p.ids ? p.topk : -1,
+          .bias = p.bias != nullptr,
+          .aligned = aligned(p.q, p.q_token_stride, p.q_head_stride) &&
+                     aligned(p.k, p.k_row_stride, p.k_head_stride) &&
+                     aligned(p.v, p.v_row_stride, p.v_head_stride) &&
+                     aligned(p.out, p.out_token_stride, p.out_head_stride)};
 }
 
 void build_set(const Params& p, int64_t t, uint64_t* bits) noexcept {
@@ -120,7 +143,7 @@ Params checked(const MhaArgs& a) {
 
 void attend_mha(const MhaArgs& args) {
   internal::mha::Params p = internal::mha::checked(args);
-  const internal::mha::Shape shape{p.tokens, p.heads, p.rows, p.d_qk, p.d_v};
+  const internal::mha::Shape shape = internal::mha::shape_of(p);
   const internal::mha::MhaKernel& kernel =
       choose("mha", internal::mha::kernels(), shape, args.target);
   if (p.tokens == 0 || p.heads == 0) return;

@@ -331,9 +331,8 @@ __global__ void __launch_bounds__(kThreads, 2) attend_tiles(const __grid_constan
 }  // namespace
 }  // namespace sm90
 
-void on_sm90(const Params& p) noexcept {
+void tiles_sm90(const Params& p) noexcept {
   using namespace sm90;
-  if (dense::fits(p)) return dense::attend(p);
   Task task{p};
   task.fast_q = cuda::aligned8(p.q, p.q_token_stride, p.q_head_stride);
   task.fast_k = cuda::aligned8(p.k, p.k_row_stride, p.k_head_stride);

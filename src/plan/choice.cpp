@@ -3,7 +3,8 @@
 #include "plan/choice.h"
 
 #include <algorithm>
-#include <string_view>
+#include <cstdint>
+#include <initializer_list>
 #include <utility>
 #include <vector>
 
@@ -49,34 +50,57 @@ int64_t default_rows(const PlanOptions& o) {
   return std::min<int64_t>(rows, INT32_MAX);
 }
 
+// The shapes of the stages' calls for `tokens` tokens.
+score::Shape score_shape(const PlanOptions& o, int64_t tokens) {
+  const int32_t picked = o.model.lists == 2 ? o.extra_topk : o.topk;  // by the indexer
+  return {.heads = o.index_heads,
+          .tokens = tokens,
+          .keys = o.max_context / o.ratio,
+          .topk = picked,
+          .whole_tiles = o.page % score::kTileKeys == 0};
+}
+select::Shape select_shape(const PlanOptions& o, int64_t tokens) {
+  const score::Shape s = score_shape(o, tokens);
+  return {.tokens = tokens, .columns = s.keys, .topk = s.topk, .device = o.target.device.index};
+}
+attend::Shape attend_shape(const PlanOptions& o, bool gathered, int64_t tokens, size_t workspace) {
+  const ScheduleShape s = schedule_shape(o, gathered, tokens);
+  const CacheFormat format = gathered ? o.model.bf16 : o.format;
+  return {.formats = {format, format},
+          .list_count = !gathered && o.extra_topk > 0 ? 2 : 1,
+          .heads = o.heads,
+          .tokens = tokens,
+          .width = s.widths[0] + s.widths[1],
+          .fixed_split = o.split == SplitPolicy::kFixed,
+          .device = o.target.device.index,
+          .workspace = workspace};
+}
+
 // Fills a Choice stage by stage.
 struct Chooser {
   Target target;
   Choice choice;
   bool known = false;  // some stage has the kernel asked for
 
-  // The first kernel that fits all of `shapes`. A name asked for binds the stages that have it, as
-  // WINNOW_KERNEL does.
+  // Chooses for each of `shapes`, so that a shape that no kernel serves is an error now, and keeps
+  // the rows that a batch may need. A name asked for binds the stages that have it, as
+  // WINNOW_KERNEL does. Returns the rows.
   template <class K>
-  const K& pick(Stage stage, const char* name, std::span<const K> table,
-                const std::vector<typename K::Shape>& shapes) {
-    std::vector<detail::Candidate> candidates;
+  std::vector<const K*> pick(Stage stage, const char* name, std::span<const K> table,
+                             std::initializer_list<typename K::Shape> shapes) {
     Target bound = target;
     bound.kernel = nullptr;
-    for (const K& k : table) {
-      std::string misfit;
-      for (const auto& shape : shapes)
-        if (k.fits && misfit.empty()) misfit = k.fits(shape);
-      candidates.push_back({&k, std::move(misfit)});
-      if (target.kernel && std::string_view(target.kernel) == k.name &&
-          k.device == target.device.kind)
+    for (const K& k : table)
+      if (target.kernel && detail::means(target.kernel, k.name) && k.device == target.device.kind)
         bound.kernel = target.kernel;
-    }
     known |= bound.kernel != nullptr;
     const auto s = static_cast<size_t>(stage);
-    const K& chosen = table[detail::choose(name, candidates, bound, &choice.reasons[s])];
-    choice.entries[s] = &chosen;
-    return chosen;
+    for (const auto& shape : shapes) choose(name, table, shape, bound, &choice.reasons[s]);
+    std::vector<const K*> rows;
+    Usable& usable = choice.usable[s];
+    usable = usable_rows(name, table, bound);
+    for (const detail::KernelEntry* row : usable.rows) rows.push_back(static_cast<const K*>(row));
+    return rows;
   }
 };
 
@@ -138,33 +162,39 @@ Choice choose_kernels(const PlanOptions& o) {
   chooser.pick(Stage::kWrite, "write", write::kernels(), {{}});
   chooser.pick(Stage::kGather, "gather", write::gather_kernels(), {{}});
   chooser.pick(Stage::kLists, "lists", lists::kernels(), {{}});
-  const int64_t keys = o.max_context / o.ratio;
-  const int32_t picked = o.model.lists == 2 ? o.extra_topk : o.topk;  // by the indexer
-  const score::Shape score_shape{o.index_heads, o.max_tokens, keys, picked};
-  const auto& score = chooser.pick(Stage::kScore, "score", score::kernels(), {score_shape});
-  chooser.pick(Stage::kSelect, "select", select::kernels(), {{o.max_tokens, keys, picked}});
+  const score::Shape scores = score_shape(o, o.max_tokens);
+  const auto score = chooser.pick(Stage::kScore, "score", score::kernels(), {scores});
+  chooser.pick(Stage::kSelect, "select", select::kernels(), {select_shape(o, o.max_tokens)});
   chooser.pick(Stage::kLocate, "locate", locate::kernels(), {{}});
 
-  const auto width = [&](bool gathered) {
-    const ScheduleShape s = schedule_shape(o, gathered, o.max_tokens);
-    return s.widths[0] + s.widths[1];
-  };
-  std::vector<attend::Shape> shapes = {
-      {{o.format, o.format}, o.extra_topk > 0 ? 2 : 1, o.heads, o.max_tokens, width(false)}};
   const bool separate = o.mode == Mode::kSeparate;
-  if (separate)
-    shapes.push_back({{o.model.bf16, o.model.bf16}, 1, o.heads, o.max_tokens, width(true)});
-  const auto& attend = chooser.pick(Stage::kAttend, "attend", attend::kernels(), shapes);
+  const attend::Shape paged = attend_shape(o, false, o.max_tokens, SIZE_MAX);
+  const attend::Shape gathered = attend_shape(o, separate, o.max_tokens, SIZE_MAX);
+  const auto attend = chooser.pick(Stage::kAttend, "attend", attend::kernels(), {gathered, paged});
 
   // Stages run one after the other: the largest need serves them all.
   const int64_t tiles = max_tiles(schedule_shape(o, separate, o.max_tokens));
   size_t& bytes = chooser.choice.workspace_bytes;
-  bytes = score.workspace(score_shape);
-  for (const attend::Shape& s : shapes) bytes = std::max(bytes, attend.workspace(s, tiles));
+  for (const score::ScoreKernel* k : score) bytes = std::max(bytes, k->workspace(scores));
+  for (const attend::AttendKernel* k : attend)
+    for (const attend::Shape& s : {paged, gathered})
+      if (!k->fits || !k->fits(s)) bytes = std::max(bytes, k->workspace(s, tiles));
   bytes += Arena::kAlign;  // the callee aligns it
   Check("plan").that(!o.target.kernel || chooser.known, "target.kernel", "a kernel of some stage",
                      o.target.kernel ? o.target.kernel : "");
   return std::move(chooser.choice);
+}
+
+const char* kernel_for(const Choice& choice, const PlanOptions& o, Stage stage, int64_t tokens,
+                       bool gathered) noexcept {
+  const Usable& usable = choice.usable[static_cast<size_t>(stage)];
+  const detail::KernelEntry* found = usable.rows.front();
+  if (stage == Stage::kScore) found = pick<score::ScoreKernel>(usable, score_shape(o, tokens));
+  if (stage == Stage::kSelect) found = pick<select::SelectKernel>(usable, select_shape(o, tokens));
+  if (stage == Stage::kAttend)
+    found = pick<attend::AttendKernel>(usable,
+                                       attend_shape(o, gathered, tokens, choice.workspace_bytes));
+  return found ? found->name : "";
 }
 
 }  // namespace winnow::internal::plan

@@ -25,10 +25,15 @@ PlanOptions resolve(PlanOptions options);
 ScheduleShape schedule_shape(const PlanOptions& options, bool gathered, int64_t tokens) noexcept;
 
 struct Choice {
-  std::array<const detail::KernelEntry*, kStages> entries = {};
-  std::array<std::string, kStages> reasons;
+  std::array<Usable, kStages> usable;
+  std::array<std::string, kStages> reasons;  // for the capacity
   size_t workspace_bytes = 0;
 };
 Choice choose_kernels(const PlanOptions& options);
+
+// The name of the kernel that a stage runs for `tokens` tokens of resolved options; of kAttend, for
+// a part that is gathered or not.
+const char* kernel_for(const Choice& choice, const PlanOptions& options, Stage stage,
+                       int64_t tokens, bool gathered) noexcept;
 
 }  // namespace winnow::internal::plan

@@ -369,12 +369,20 @@ Schedule Plan::schedule(int32_t part) const noexcept {
 size_t Plan::workspace_bytes() const noexcept { return state_->choice.workspace_bytes; }
 size_t Plan::gather_bytes() const noexcept { return state_->gather_bytes; }
 
-const char* Plan::kernel(Stage stage) const noexcept { return chosen(stage)->name; }
+const char* Plan::kernel(Stage stage, int32_t part) const noexcept {
+  const State& s = *state_;
+  const bool filled = part >= 0 && static_cast<size_t>(part) < s.part_count && s.tokens > 0;
+  const Part& p = s.parts[filled ? part : 0];
+  if (stage == Stage::kAttend && filled && p.mha) return "";
+  int64_t tokens = s.tokens > 0 ? s.tokens : s.options.max_tokens;
+  if (stage == Stage::kAttend && filled) tokens = p.last_token - p.first_token;
+  return internal::plan::kernel_for(s.choice, s.options, stage, tokens, filled && p.gathered);
+}
 const std::string& Plan::reasons(Stage stage) const noexcept {
   return state_->choice.reasons[static_cast<size_t>(stage)];
 }
-const detail::KernelEntry* Plan::chosen(Stage stage) const noexcept {
-  return state_->choice.entries[static_cast<size_t>(stage)];
+const Usable& Plan::usable(Stage stage) const noexcept {
+  return state_->choice.usable[static_cast<size_t>(stage)];
 }
 
 }  // namespace winnow

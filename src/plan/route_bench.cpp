@@ -193,7 +193,7 @@ void measure_v4(bench::Runner& runner, bench::Case c, const Shape& s) {
 const bench::Suite suite("plan", "routes", [](bench::Runner& runner) {
   const auto run = [&](const Shape& s) {
     bench::Case c{.name = fmt::format("h{} {} of {}", s.heads, s.tokens, s.context)};
-    c.kernel = runner.on_cuda() ? "sm90" : "cpu", c.model = std::string(kV32.name);
+    c.kernel = runner.on_cuda() ? "sm90 stages" : "cpu", c.model = std::string(kV32.name);
     c.heads = s.heads, c.topk = kTopk, c.batch = 1, c.s_q = s.tokens, c.context = s.context;
     if (runner.wants(c)) Prefill(runner.device(), s).measure(runner, c);
   };
@@ -209,7 +209,8 @@ const bench::Suite suite("plan", "routes", [](bench::Runner& runner) {
       for (const int64_t tokens : {16, 64, 256, 1024})
         if (cuda) {
           bench::Case c{.name = fmt::format("v4 h{} {} of {}", heads, tokens, context)};
-          c.kernel = "sm90", c.heads = heads, c.batch = 1, c.s_q = tokens, c.context = context;
+          c.kernel = "sm90 stages", c.heads = heads, c.batch = 1, c.s_q = tokens,
+          c.context = context;
           if (runner.wants(c)) measure_v4(runner, c, {heads, tokens, context});
         }
 });

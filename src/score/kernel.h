@@ -14,6 +14,7 @@
 namespace winnow::internal::score {
 
 inline constexpr int kDim = IndexKeys::kDim;
+inline constexpr int kTileKeys = 64;  // of a tile on Hopper
 
 // CUDA: what the host knows of a call. A guess at a token's request and at its keys' pages saves a
 // read that waits for another.
@@ -111,7 +112,18 @@ struct Shape {
   int32_t heads = 64;
   int64_t tokens = 1, keys = 0;
   int32_t topk = 2048;
+  bool whole_tiles = true;  // CUDA: see whole_tiles() below
 };
+
+// Whether tiles of kTileKeys keys can be brought in by bulk copies: each lies inside a page, on
+// 16-byte addresses.
+inline bool whole_tiles(const Params& p) {
+  const auto bits = [](const void* at) { return reinterpret_cast<uintptr_t>(at); };
+  if (!p.requests)
+    return p.row_stride == kDim && p.scale_stride == 1 && (bits(p.rows) | bits(p.scales)) % 16 == 0;
+  return p.page % kTileKeys == 0 &&
+         (bits(p.cache) | static_cast<uintptr_t>(p.page_stride)) % 16 == 0;
+}
 
 struct ScoreKernel : Kernel<Shape, Params> {
   size_t (*workspace)(const Shape&);  // bytes that serve score_select() best
@@ -138,7 +150,9 @@ inline Params wave_of(const Params& p, int64_t first, int64_t count) {
 }
 
 // CUDA builds. Logits of a few rows live in the workspace between the two kernels of a wave.
-void score_sm90(const Params& p) noexcept;
+// `bulk`: tiles come by bulk copies; `loads`: by ordinary loads, from keys that lie in any way.
+void bulk_sm90(const Params& p) noexcept;
+void loads_sm90(const Params& p) noexcept;
 void select_sm90(const ScoreKernel& kernel, const SelectParams& p) noexcept;
 size_t sm90_workspace(const Shape& shape);
 

@@ -17,6 +17,10 @@ namespace internal::score {
 
 namespace {
 
+[[maybe_unused]] const char* needs_tiles(const Shape& s) {
+  return s.whole_tiles ? nullptr : "tiles of 64 keys do not lie whole and aligned in pages";
+}
+
 #if defined(__x86_64__)
 std::string lacks_avx512bf16() {
   const internal::cpu::Isa& cpu = internal::cpu::isa();
@@ -33,7 +37,10 @@ std::string lacks_amx() {
 std::span<const ScoreKernel> kernels() {
   static const ScoreKernel table[] = {
 #ifdef WINNOW_WITH_CUDA
-    {{{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, nullptr, score_sm90},
+    {{{"sm90/bulk", DeviceKind::kCuda, false, internal::cuda::missing}, needs_tiles, bulk_sm90},
+     sm90_workspace,
+     select_sm90},
+    {{{"sm90/loads", DeviceKind::kCuda, false, internal::cuda::missing}, nullptr, loads_sm90},
      sm90_workspace,
      select_sm90},
 #endif
@@ -122,7 +129,7 @@ Params checked(const Check& check, const ScoreArgs& a) {
 }
 
 const ScoreKernel& kernel_for(const char* stage, const ScoreArgs& a, const Shape& shape) {
-  return a.plan ? *static_cast<const ScoreKernel*>(a.plan->chosen(Stage::kScore))
+  return a.plan ? *pick<ScoreKernel>(a.plan->usable(Stage::kScore), shape)
                 : choose(stage, kernels(), shape, a.target);
 }
 
@@ -130,8 +137,11 @@ const ScoreKernel& kernel_for(const char* stage, const ScoreArgs& a, const Shape
 int64_t planned_keys(const PlanOptions& o) { return o.max_context / o.ratio; }
 
 Shape shape_for(const Params& p, int64_t topk) {
-  return {p.heads, p.tokens, p.ranges.limit,
-          static_cast<int32_t>(std::min<int64_t>(topk, INT32_MAX))};
+  return {.heads = p.heads,
+          .tokens = p.tokens,
+          .keys = p.ranges.limit,
+          .topk = static_cast<int32_t>(std::min<int64_t>(topk, INT32_MAX)),
+          .whole_tiles = whole_tiles(p)};
 }
 
 }  // namespace

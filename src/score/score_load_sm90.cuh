@@ -13,8 +13,6 @@
 
 namespace winnow::internal::score {
 
-inline constexpr int kTileKeys = 64;
-
 template <int Heads_, int Group_, int Rounds_>
 struct Config {
   static constexpr int kHeads = Heads_;    // of a token, padded

@@ -53,15 +53,6 @@ int32_t chunk_for(const Params& p) {
   return static_cast<int32_t>(best * kTileKeys);
 }
 
-// Whether whole tiles can be brought in by bulk copies: each inside a page, on 16-byte addresses.
-bool copyable(const Params& p) {
-  if (!p.requests)
-    return p.row_stride == kDim && p.scale_stride == 1 &&
-           (reinterpret_cast<uintptr_t>(p.rows) | reinterpret_cast<uintptr_t>(p.scales)) % 16 == 0;
-  return p.page % kTileKeys == 0 &&
-         (reinterpret_cast<uintptr_t>(p.cache) | static_cast<uintptr_t>(p.page_stride)) % 16 == 0;
-}
-
 // For blocks that hold `tokens`: few tokens of a request stay in one block.
 Guess guess_of(const Params& p, int64_t together, int32_t tokens) {
   const auto log2 = [](int64_t x) {
@@ -70,7 +61,6 @@ Guess guess_of(const Params& p, int64_t together, int32_t tokens) {
   };
   Guess g = p.guess;
   g.together = together;
-  g.bulk = copyable(p);
   g.step = static_cast<int32_t>(together < kMany ? std::min<int64_t>(together, tokens) : tokens);
   if (!p.requests || together % g.step != 0 || log2(p.page) < 0) return g;
   g.request_shift = log2(together / g.step);
@@ -96,8 +86,10 @@ void launch(const Params& call, int64_t together) noexcept {
 
 }  // namespace
 
+namespace {
+
 // The tokens of a request share a pass over its keys: as few columns as hold them.
-void score_sm90(const Params& p) noexcept {
+void score_all(const Params& p) noexcept {
   if (p.tokens == 0 || p.ranges.limit == 0) return;
   const int64_t n = tokens_per_request(p);
   if (n >= kMany) {
@@ -119,6 +111,16 @@ void score_sm90(const Params& p) noexcept {
   if (p.heads <= 32) return launch<32, 8, 1>(p, n);
   n < 7 ? launch<64, 3, 2>(p, n) : launch<64, 4, 2>(p, n);
 }
+
+}  // namespace
+
+void bulk_sm90(const Params& p) noexcept {
+  Params call = p;
+  call.guess.bulk = true;
+  score_all(call);
+}
+
+void loads_sm90(const Params& p) noexcept { score_all(p); }
 
 namespace {
 
@@ -158,17 +160,20 @@ void select_sm90(const ScoreKernel& kernel, const SelectParams& p) noexcept {
     wave.guess.together = together;
     wave.guess.first_request = static_cast<int32_t>(first / together);
     kernel.run(wave);
-    cuda::topk({.logits = logits,
-                .logit_stride = row,
-                .tokens = wave.tokens,
-                .ranges = wave.ranges,
-                .from_start = true,
-                .ids = p.ids + first * p.id_stride,
-                .id_stride = p.id_stride,
-                .width = p.width,
-                .relative = p.relative,
-                .overlap = wave.ranges.limit > 0,
-                .device = p.score.device});
+    const cuda::TopkParams topk{.logits = logits,
+                                .logit_stride = row,
+                                .tokens = wave.tokens,
+                                .ranges = wave.ranges,
+                                .from_start = true,
+                                .ids = p.ids + first * p.id_stride,
+                                .id_stride = p.id_stride,
+                                .width = p.width,
+                                .relative = p.relative,
+                                .overlap = wave.ranges.limit > 0,
+                                .device = p.score.device};
+    const cuda::TopkForm form = cuda::fastest_topk(cuda::shape_of(topk));
+    cuda::topk(topk, form);
+    detail::set_last_chosen(kernel.name, cuda::name_of(form));
   }
 }
 

@@ -1,6 +1,7 @@
 // What select()'s kernels see: checked, plain, strides in elements.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 
@@ -25,12 +26,14 @@ struct Params {
 struct Shape {
   int64_t tokens = 1, columns = 0;
   int32_t topk = 2048;
+  bool aligned = true;  // CUDA: every row's first logit lies on a 16-byte boundary
+  int device = 0;       // CUDA: its index
 };
 using SelectKernel = Kernel<Shape, Params>;
 std::span<const SelectKernel> kernels();
 
 void reference(const Params& p) noexcept;
 void simd(const Params& p) noexcept;
-void sm90(const Params& p) noexcept;  // CUDA builds
+std::array<SelectKernel, 4> sm90_kernels();  // CUDA builds
 
 }  // namespace winnow::internal::select

@@ -2,6 +2,7 @@
 #include "winnow/select.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "core/check.h"
 #include "select/kernel.h"
@@ -12,13 +13,16 @@ namespace winnow {
 namespace internal::select {
 
 std::span<const SelectKernel> kernels() {
-  static constexpr SelectKernel table[] = {
+  static const auto table = [] {
+    std::vector<SelectKernel> rows;
 #ifdef WINNOW_WITH_CUDA
-      {{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, nullptr, sm90},
+    for (const SelectKernel& row : sm90_kernels()) rows.push_back(row);
 #endif
-      {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd},
-      {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference},
-  };
+    rows.push_back({{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd});
+    rows.push_back(
+        {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference});
+    return rows;
+  }();
   return table;
 }
 
@@ -55,12 +59,15 @@ Params checked(const SelectArgs& a) {
 void select(const SelectArgs& args) {
   using namespace internal::select;
   const Params params = checked(args);
-  const auto& kernel =
-      args.plan ? *static_cast<const SelectKernel*>(args.plan->chosen(Stage::kSelect))
-                : choose("select", kernels(),
-                         Shape{params.tokens, params.ranges.limit,
-                               static_cast<int32_t>(std::min<int64_t>(params.width, INT32_MAX))},
-                         args.target);
+  const Shape shape{.tokens = params.tokens,
+                    .columns = params.ranges.limit,
+                    .topk = static_cast<int32_t>(std::min<int64_t>(params.width, INT32_MAX)),
+                    .aligned = reinterpret_cast<uintptr_t>(params.logits) % 16 == 0 &&
+                               params.logit_stride % 4 == 0 && !params.ranges.starts,
+                    .device = params.device.index};
+  const SelectKernel& kernel = args.plan
+                                   ? *pick<SelectKernel>(args.plan->usable(Stage::kSelect), shape)
+                                   : choose("select", kernels(), shape, args.target);
   run("select", kernel, params);
 }
 

@@ -55,10 +55,9 @@ GatherParams checked(const GatherArgs& a) {
 void gather(const GatherArgs& args) {
   const internal::write::GatherParams params = internal::write::checked(args);
   const auto& kernel =
-      args.plan
-          ? *static_cast<const internal::write::GatherKernel*>(args.plan->chosen(Stage::kGather))
-          : choose("gather", internal::write::gather_kernels(), internal::write::Shape{},
-                   args.target);
+      args.plan ? *pick<internal::write::GatherKernel>(args.plan->usable(Stage::kGather), {})
+                : choose("gather", internal::write::gather_kernels(), internal::write::Shape{},
+                         args.target);
   run("gather", kernel, params);
 }
 

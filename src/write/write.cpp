@@ -93,7 +93,7 @@ void write(const WriteArgs& args) {
   const internal::write::Params params = internal::write::checked(args);
   const auto& kernel =
       args.plan
-          ? *static_cast<const internal::write::WriteKernel*>(args.plan->chosen(Stage::kWrite))
+          ? *pick<internal::write::WriteKernel>(args.plan->usable(Stage::kWrite), {})
           : choose("write", internal::write::kernels(), internal::write::Shape{}, args.target);
   run("write", kernel, params);
 }

@@ -6,7 +6,7 @@
 namespace winnow::internal::attend::wide_sm90 {
 
 void attend_v32_bf16(const Args& args, int ctas, void* stream);
-// Rows in the order of wide_sm90_sweep.cuh, whose limits hold.
+// Rows in the order of sweep.cuh, whose limits hold.
 void attend_v32_bf16_swept(const Args& args, int ctas, void* stream);
 void attend_v4_bf16(const Args& args, int ctas, void* stream);
 

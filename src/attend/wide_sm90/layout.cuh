@@ -18,7 +18,7 @@ using namespace internal::cuda;
 constexpr int kHeads = 64, kBlock = 64;
 constexpr int kTileBytes = kBlock * 128;  // [64 rows x 64 columns] bf16, 128-byte swizzle
 constexpr int kConsumers = 256;
-constexpr int kSweepBlocks = 32, kSweepRows = 131072;  // see wide_sm90_sweep.cuh
+constexpr int kSweepBlocks = 32, kSweepRows = 131072;  // see sweep.cuh
 
 // Where 16-byte chunk c (0..7) of row r lies in a tile.
 __device__ __forceinline__ uint32_t chunk(int r, int c) { return r * 128 + ((c ^ (r & 7)) << 4); }
@@ -36,7 +36,7 @@ struct Shape {
 // buffer 1.
 __host__ __device__ constexpr bool tail_with(int buffer, int half) { return half != buffer; }
 
-// Indices of a copying warp's rows of an item, in the order of wide_sm90_sweep.cuh.
+// Indices of a copying warp's rows of an item, in the order of sweep.cuh.
 struct Sorted {
   uint16_t low[kSweepBlocks * 16];  // their low halves
   // Bits 0..9: ranks before positions cross 65,536; 10..19: ranks in all; 20: upwards. -1: nothing
@@ -69,7 +69,7 @@ __device__ __forceinline__ uint8_t* p_tile(Smem<Family>& sm, int buffer) {
   else return sm.p[buffer];
 }
 
-// What a producer is (Rows<Record>; wide_sm90_rows_*.cuh): Family; kThreads (128 or 256) and kRegs
+// What a producer is (Rows<Record>; rows_*.cuh): Family; kThreads (128 or 256) and kRegs
 // of its warpgroups; arrivals(half) on a `full` barrier; produce(sm, args), run by all its threads
 // (t = threadIdx.x - kConsumers): for every item wait for q_empty, begin(), then for every block
 // and half: wait for `empty` of the rows at hand (phases start at 1: the first wait passes; a tail

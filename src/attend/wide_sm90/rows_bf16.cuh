@@ -79,7 +79,7 @@ class Addresses {
 //
 // 16-byte asynchronous copies, four rows of a tile an instruction: four warps copy 16 rows of each
 // block and a part of Q. The copy of a half starts as soon as it is free, with addresses at hand.
-// kSwept: rows in the order of wide_sm90_sweep.cuh.
+// kSwept: rows in the order of sweep.cuh.
 template <class Record, bool kSwept = false>
 requires(!Record::kQuantized) struct Rows {
   using Family = FamilyOf<Record>;
