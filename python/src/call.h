@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "array.h"
+#include "gil.h"
 #include "winnow/plan.h"
 #include "winnow/tensor.h"
 
@@ -85,8 +86,7 @@ class Call {
   // Runs the library without the GIL.
   template <class F>
   void run(F&& body) {
-    const nb::gil_scoped_release unlocked;
-    body();
+    without_gil(body);
   }
 
   // The output, or a tuple of those that were made or given.

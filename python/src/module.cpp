@@ -27,6 +27,9 @@ NB_MODULE(_winnow, m) {
   using namespace winnow::python;
   m.doc() = "winnow: sparse MLA attention. Arrays of any library, without copies.";
   nb::register_exception_translator(translate);
+  // A process may end while a thread is inside a call, whose arguments then are never released: no
+  // leak to report on the user's screen.
+  nb::set_leak_warnings(false);
   bind_model(m);
   bind_planning(m);
   bind_plan(m);
