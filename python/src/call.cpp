@@ -37,10 +37,12 @@ std::string list_of(const std::vector<std::string>& names) {
   return s;
 }
 
-std::string utf8(PyObject* text) {
-  const char* bytes = PyUnicode_AsUTF8(text);
-  if (!bytes) throw nb::python_error();  // a lone surrogate
-  return bytes;
+// "[2, 3] int64 on cpu"
+std::string description(const Tensor& t, const Origin& origin) {
+  std::string s;
+  for (int i = 0; i < t.rank; ++i) s += (i ? ", " : "") + std::to_string(t.shape[i]);
+  return "[" + s + "] on " + device_name(origin.device, origin.index) + " of " +
+         dtype_name(t.dtype);
 }
 
 [[noreturn]] void type_error(const std::string& message) { throw nb::type_error(message.c_str()); }
@@ -58,6 +60,19 @@ Scratch* kept_scratch(const Device& device, size_t bytes) {
 }
 
 }  // namespace
+
+std::string utf8(nb::handle text) {
+  const char* bytes = PyUnicode_AsUTF8(text.ptr());
+  if (!bytes) throw nb::python_error();
+  return bytes;
+}
+
+const Plan& PyPlan::at_rest(const std::string& stage) const {
+  if (refilling)
+    throw Error(ErrorCode::kRuntime,
+                stage + ": plan: expected one at rest, found one that another thread refills");
+  return plan;
+}
 
 Signature::Signature(const char* text) {
   std::string_view s(text);
@@ -170,7 +185,7 @@ std::string Call::text(std::string_view name, const char* otherwise) const {
   const nb::handle h = (*this)[name];
   if (!h.is_valid()) return otherwise;
   if (!PyUnicode_Check(h.ptr())) wrong_type(name, "a str");
-  return utf8(h.ptr());
+  return utf8(h);
 }
 
 void Call::same_device(std::string_view name, const Origin& origin) {
@@ -191,12 +206,14 @@ std::vector<int32_t> Call::integers(std::string_view name) {
   if (is_array(h)) {
     const Tensor t = in(name);
     if (t.rank != 1 || t.dtype != DType::kI32 || origin_.device != DeviceKind::kCpu)
-      fail(name, "int32 of one dimension in host memory", "another array");
+      fail(name, "one dimension in host memory of int32", description(t, origin_));
     for (int64_t i = 0; i < t.shape[0]; ++i)
       values.push_back(static_cast<const int32_t*>(t.data)[i * t.stride[0]]);
     return values;
   }
-  for (nb::handle item : nb::iter(h)) {
+  PyObject* items = PyObject_GetIter(h.ptr());
+  if (!items) wrong_type(name, "an int32 array or a sequence of ints");
+  for (nb::handle item : nb::steal<nb::iterator>(items)) {
     int32_t value = 0;
     if (!nb::try_cast(item, value))
       fail(name, "int32 values", nb::cast<std::string>(nb::repr(item)));
@@ -242,13 +259,16 @@ Cache Call::cache(std::string_view name, bool writes) {
 const Plan* Call::plan() {
   const nb::handle h = (*this)["plan"];
   if (!h.is_valid()) return nullptr;
-  const Plan* plan = nullptr;
-  if (!nb::try_cast<const Plan*>(h, plan) || !plan) wrong_type("plan", "a winnow.Plan");
-  const Device& d = plan->options().target.device;
+  PyPlan* held = nullptr;
+  if (!nb::try_cast<PyPlan*>(h, held) || !held) wrong_type("plan", "a winnow.Plan");
+  const Plan& plan = held->at_rest(signature_.name);
+  const Device& d = plan.options().target.device;
   if (has_origin_ && (d.kind != origin_.device || d.index != origin_.index))
     fail("plan", "a plan for " + device_name(origin_.device, origin_.index),
          "one for " + device_name(d.kind, d.index));
-  return plan;
+  if (!plan_) ++held->calls;
+  plan_ = held;
+  return &plan;
 }
 
 Target Call::target() {
@@ -304,6 +324,7 @@ std::span<std::byte> Call::workspace(size_t bytes) {
 
 Call::~Call() {
   if (taken_) taken_->taken = false;  // all of the call is queued
+  if (plan_) --plan_->calls;
 }
 
 nb::object Call::result(std::initializer_list<std::string_view> names) const {

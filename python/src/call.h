@@ -36,6 +36,16 @@ struct PyCache {
   std::shared_ptr<void> keep;  // as in Array
 };
 
+// A plan as Python holds it. The GIL guards what is beside the plan.
+struct PyPlan {
+  Plan plan;
+  int calls = 0;           // that use the plan at this moment, of any thread
+  bool refilling = false;  // by a thread that has let the GIL go
+
+  // Throws while the plan is being refilled; `stage` ("attend") names the reader.
+  const Plan& at_rest(const std::string& stage) const;
+};
+
 // What an array argument may be read as besides its own dtype.
 enum class As : uint8_t { kItself, kE4m3 };
 
@@ -70,7 +80,7 @@ class Call {
   // A view; not given: an empty one. Bytes count as e4m3 where asked for.
   Tensor in(std::string_view name, As as = As::kItself);
   Cache cache(std::string_view name, bool writes = false);
-  const Plan* plan();
+  const Plan* plan();  // which no thread can refill before this call's end
   Device device() const { return origin_.current_device(); }  // of the arrays, current stream
   Target target();                                            // the same, and kernel=
 
@@ -113,8 +123,13 @@ class Call {
   std::string kernel_;
   std::vector<std::shared_ptr<void>> kept_;
   std::vector<Output> outputs_;
-  Scratch scratch_, *taken_ = nullptr;
+  Scratch scratch_;
+  Scratch* taken_ = nullptr;
+  PyPlan* plan_ = nullptr;
 };
+
+// A str in UTF-8. Throws for a lone surrogate.
+std::string utf8(nb::handle text);
 
 using Body = nb::object (*)(Call&);
 void def(nb::module_& m, const char* signature, Body body, const char* doc);

@@ -47,7 +47,7 @@ Stage stage_of(std::string_view name) {
 // call.
 Device device_of(const Call& c) {
   const nb::handle h = c["device"];
-  const std::string name = h.is_valid() ? nb::cast<std::string>(nb::str(h)) : "cpu";
+  const std::string name = h.is_valid() ? utf8(nb::str(h)) : "cpu";
   if (name == "cpu") return cpu();
   if (int index = 0; name.starts_with("cuda:")) {
     const char* end = name.data() + name.size();
@@ -120,13 +120,27 @@ nb::object view(nb::handle self, std::span<const int32_t> s) {
   return nb::cast(Ints(s.data(), 1, shape, self));
 }
 
+// The plan behind a property or method, which a refill must not change meanwhile.
+const Plan& plan_of(nb::handle self) { return nb::cast<const PyPlan&>(self).at_rest("Plan"); }
+
 template <auto Member>
 nb::object array(nb::handle self) {
-  return view(self, (nb::cast<const Plan&>(self).*Member)());
+  return view(self, (plan_of(self).*Member)());
+}
+
+// A number of the plan, or one of its structs.
+template <auto Member>
+auto value(nb::handle self) {
+  return (plan_of(self).*Member)();
+}
+
+template <class T>
+std::vector<T> vector_of(std::span<const T> s) {
+  return {s.begin(), s.end()};
 }
 
 nb::object schedule(nb::handle self, int32_t part) {
-  const Plan& plan = nb::cast<const Plan&>(self);
+  const Plan& plan = plan_of(self);
   if (part < 0 || part >= static_cast<int32_t>(plan.parts().size()))
     throw Error(ErrorCode::kInvalidArgument, "plan: part: expected 0 to " +
                                                  std::to_string(plan.parts().size() - 1) +
@@ -136,6 +150,29 @@ nb::object schedule(nb::handle self, int32_t part) {
   static_assert(sizeof(Tile) == 4 * sizeof(int32_t));
   const nb::ndarray<nb::numpy, const int32_t, nb::ndim<2>> tiles(s.tiles.data(), 2, shape, self);
   return nb::make_tuple(nb::cast(tiles), view(self, s.worker_starts), view(self, s.split_starts));
+}
+
+// The next batch. Other threads' calls read the plan without the GIL, so it must be at rest, which
+// is refused and not waited for: a thread that waits with the GIL would wait for ever.
+void refill_plan(PyPlan& self, Call& c) {
+  const auto starts = c.integers("query_starts");
+  const auto lens = c.integers("seq_lens");
+  const Batch batch{starts, lens, c.integer("tokens")};
+  if (self.calls > 0)
+    throw Error(ErrorCode::kRuntime,
+                "refill: plan: expected one that no call uses, found " +
+                    std::to_string(self.calls) +
+                    " in flight; let them return, or give each thread a plan of its own");
+  self.at_rest("refill");
+  self.refilling = true;
+  try {
+    // On CUDA this waits for a copy of the last batch.
+    without_gil([&] { self.plan.refill(batch); });
+  } catch (...) {
+    self.refilling = false;
+    throw;
+  }
+  self.refilling = false;
 }
 
 void bind_part(nb::module_& m) {
@@ -164,8 +201,8 @@ void bind_plan(nb::module_& m) {
   bind_part(m);
   static const Signature& init = named(kInit, "Plan");
   static const Signature& refill = named(kRefill, "refill");
-  nb::class_<Plan>(m, "Plan",
-                   R"(Kernels, workspace and schedule for a capacity; refilled for every batch.
+  nb::class_<PyPlan>(m, "Plan",
+                     R"(Kernels, workspace and schedule for a capacity; refilled for every batch.
 
 model, format   "v32" or "v4", and its cache format (the fp8 one if not given)
 heads           query heads, 1 to 128
@@ -178,39 +215,37 @@ mha             of "auto", V3.2, balanced splits: parts may be for decompress an
 split           "balanced", or "fixed": a token's result is the same bits in any batch
 device          "cpu", "cuda:0" or a torch.device; calls over the plan run on their current stream
 
-Arrays are read-only NumPy views of the plan's memory: they change with the next refill.)")
+Arrays are read-only NumPy views of the plan's memory: they change with the next refill. Calls of
+several threads may use a plan at once; refill() raises RuntimeError while one does, and they while
+it is being refilled.)")
       .def(
           "__init__",
-          [](Plan* self, nb::args args, nb::kwargs kwargs) {
+          [](PyPlan* self, nb::args args, nb::kwargs kwargs) {
             Call c(init, args, kwargs);
-            new (self) Plan(options_of(c));
+            new (self) PyPlan{Plan(options_of(c))};
           },
           nb::sig(kInit))
       .def(
           "refill",
-          [](Plan& self, nb::args args, nb::kwargs kwargs) {
+          [](PyPlan& self, nb::args args, nb::kwargs kwargs) {
             Call c(refill, args, kwargs);
-            const auto starts = c.integers("query_starts"), lens = c.integers("seq_lens");
-            self.refill({starts, lens, c.integer("tokens")});
+            refill_plan(self, c);
           },
           nb::sig(kRefill),
-          "The next batch: query_starts [requests + 1], seq_lens [requests], host int32 or "
-          "sequences.")
-      .def_prop_ro("mode", [](const Plan& p) { return kModes[static_cast<int>(p.mode())].name; })
+          R"(The next batch: query_starts [requests + 1], seq_lens [requests], host int32 or sequences.
+Raises RuntimeError while a call of another thread uses the plan.)")
+      .def_prop_ro("mode",
+                   [](const PyPlan& p) { return kModes[static_cast<int>(p.plan.mode())].name; })
       .def_prop_ro("device",
-                   [](const Plan& p) {
-                     const Device& d = p.options().target.device;
+                   [](const PyPlan& p) {
+                     const Device& d = p.plan.options().target.device;
                      return device_name(d.kind, d.index);
                    })
-      .def_prop_ro("requests", &Plan::requests)
-      .def_prop_ro("tokens", &Plan::tokens)
-      .def_prop_ro("split", [](const Plan& p) { return p.split(); })
-      .def_prop_ro(
-          "parts",
-          [](const Plan& p) { return std::vector<Part>(p.parts().begin(), p.parts().end()); })
-      .def_prop_ro(
-          "chunks",
-          [](const Plan& p) { return std::vector<Chunk>(p.chunks().begin(), p.chunks().end()); })
+      .def_prop_ro("request_count", value<&Plan::requests>, "Requests of the batch.")
+      .def_prop_ro("tokens", value<&Plan::tokens>, "Tokens of the batch, padding included.")
+      .def_prop_ro("split", value<&Plan::split>)
+      .def_prop_ro("parts", [](nb::handle self) { return vector_of(plan_of(self).parts()); })
+      .def_prop_ro("chunks", [](nb::handle self) { return vector_of(plan_of(self).chunks()); })
       .def_prop_ro("query_lens", array<&Plan::query_lens>)
       .def_prop_ro("seq_lens", array<&Plan::seq_lens>)
       .def_prop_ro("request_ids", array<&Plan::request_ids>)
@@ -222,16 +257,17 @@ Arrays are read-only NumPy views of the plan's memory: they change with the next
       .def_prop_ro("gather_starts", array<&Plan::gather_starts>)
       .def_prop_ro("gather_lens", array<&Plan::gather_lens>)
       .def_prop_ro("gather_rows", array<&Plan::gather_rows>)
-      .def_prop_ro("workspace_bytes", &Plan::workspace_bytes)
-      .def_prop_ro("gather_bytes", &Plan::gather_bytes)
+      .def_prop_ro("workspace_bytes", value<&Plan::workspace_bytes>)
+      .def_prop_ro("gather_bytes", value<&Plan::gather_bytes>)
       .def("schedule", schedule, nb::arg("part") = 0,
            "(tiles [n, 4], worker_starts, split_starts) of a part; a tile is token, begin, end, "
            "split.")
       .def(
-          "kernel", [](const Plan& p, std::string_view s) { return p.kernel(stage_of(s)); },
+          "kernel", [](const PyPlan& p, std::string_view s) { return p.plan.kernel(stage_of(s)); },
           nb::arg("stage"), "Name of the kernel that a stage runs.")
       .def(
-          "reasons", [](const Plan& p, std::string_view s) { return p.reasons(stage_of(s)); },
+          "reasons",
+          [](const PyPlan& p, std::string_view s) { return p.plan.reasons(stage_of(s)); },
           nb::arg("stage"), "Why the kernels before it were passed over.");
 }
 
