@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <string_view>
 #include <unordered_map>
 
 #include "winnow/error.h"
@@ -128,9 +129,12 @@ void read_dltensor(Array& a, const nb::dlpack::dltensor& t, const std::string& w
   }
 }
 
-nb::object keyword_call(nb::handle function, nb::handle shape, nb::dict kwargs) {
-  return nb::steal<nb::object>(
-      PyObject_Call(function.ptr(), nb::make_tuple(shape).ptr(), kwargs.ptr()));
+[[noreturn]] void fail_with_python_error() { throw nb::python_error(); }
+
+nb::object keyword_call(nb::handle function, nb::handle args, nb::handle kwargs) {
+  PyObject* result = PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr());
+  if (!result) fail_with_python_error();
+  return nb::steal<nb::object>(result);
 }
 
 // A torch without the exchange table, or a tensor that it cannot carry: by attributes.
@@ -209,10 +213,10 @@ void read_capsule(Array& a, nb::handle object, const std::string& what) {
   a.keep = t;
 }
 
-[[noreturn]] void fail_with_python_error() { throw nb::python_error(); }
-
+// torch's message goes on with the stack's frames, line by line.
 void allocation_failed(void* context, const char*, const char* message) {
-  *static_cast<std::string*>(context) = message ? message : "no message";
+  const std::string_view text = message ? message : "no message";
+  *static_cast<std::string*>(context) = text.substr(0, text.find('\n'));
 }
 
 nb::object exchange_empty(const Origin& o, const NamedDtype& dtype,
@@ -227,8 +231,8 @@ nb::object exchange_empty(const Origin& o, const NamedDtype& dtype,
   std::string message;
   DlpackManaged* managed = nullptr;
   if (o.exchange->allocate(&prototype, &managed, &message, allocation_failed) != 0) {
-    PyErr_Clear();
-    throw Error(ErrorCode::kRuntime, "no memory for an output: " + message);
+    PyErr_Format(PyExc_MemoryError, "no memory for an output: %s", message.c_str());
+    fail_with_python_error();
   }
   void* object = nullptr;
   if (o.exchange->object_from_managed(managed, &object) != 0) fail_with_python_error();
@@ -329,11 +333,11 @@ nb::object empty_like(const Origin& o, DType dtype, std::span<const int64_t> sha
     const nb::object torch = nb::module_::import_("torch");
     kwargs["dtype"] = torch.attr(dtype_name(dtype));
     kwargs["device"] = nb::str(device_name(o.device, o.index).c_str());
-    return keyword_call(torch.attr("empty"), sizes, kwargs);
+    return keyword_call(torch.attr("empty"), nb::make_tuple(sizes), kwargs);
   }
   kwargs["dtype"] = array_dtype(dtype);
   return keyword_call(nb::module_::import_(on_gpu ? "cupy" : "numpy").attr("empty"),
-                      nb::tuple(sizes), kwargs);
+                      nb::make_tuple(nb::tuple(sizes)), kwargs);
 }
 
 }  // namespace winnow::python
