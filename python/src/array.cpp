@@ -199,10 +199,38 @@ void read_interface(Array& a, nb::handle t, const char* attribute, const std::st
   }
 }
 
+// What __dlpack__ gives. A producer of DLPack before 1.0 knows no max_version; one with a read-only
+// array gives nothing without it.
+nb::object dlpack_capsule(nb::handle object) {
+  const nb::object method = object.attr("__dlpack__");
+  try {
+    return method();
+  } catch (nb::python_error& e) {
+    if (!e.matches(PyExc_BufferError) && !e.matches(PyExc_TypeError)) throw;
+    nb::dict version;
+    version["max_version"] = nb::make_tuple(1, 1);
+    PyObject* again = PyObject_Call(method.ptr(), nb::tuple().ptr(), version.ptr());
+    if (again) return nb::steal<nb::object>(again);
+    // The first error says more than one about an unknown keyword.
+    PyErr_Clear();
+    throw;
+  }
+}
+
 // Anything else with __dlpack__ (JAX): immutable as far as winnow is concerned.
 void read_capsule(Array& a, nb::handle object, const std::string& what) {
+  // Asked first: an array on a device that cannot be used need not be exported.
+  if (nb::hasattr(object, "__dlpack_device__")) {
+    const nb::tuple device = nb::cast<nb::tuple>(object.attr("__dlpack_device__")());
+    set_device(a, nb::cast<int32_t>(device[0]), nb::cast<int32_t>(device[1]), what);
+  }
   using Owned = nb::ndarray<nb::ro>;
-  const auto t = std::make_shared<Owned>(nb::cast<Owned>(object));
+  const nb::object capsule = dlpack_capsule(object);
+  if (!PyCapsule_CheckExact(capsule.ptr()))
+    throw nb::type_error((what + ": expected an array, found one whose __dlpack__ gives " +
+                          Py_TYPE(capsule.ptr())->tp_name)
+                             .c_str());
+  const auto t = std::make_shared<Owned>(nb::cast<Owned>(capsule));
   set_rank(a, static_cast<int64_t>(t->ndim()), what);
   set_dtype(a, t->dtype());
   set_device(a, t->device_type(), t->device_id(), what);
@@ -271,10 +299,13 @@ bool is_array(nb::handle object) {
   return object.is_valid() && !object.is_none() && info_of(object).library != Library::kNone;
 }
 
-Array view_of(nb::handle object, const std::string& what) {
+namespace {
+
+Array read_array(nb::handle object, const std::string& what) {
   const TypeInfo& info = info_of(object);
   Array a;
-  a.origin.library = info.library, a.origin.exchange = info.exchange;
+  a.origin.library = info.library;
+  a.origin.exchange = info.exchange;
   switch (info.library) {
     case Library::kExchange: {
       nb::dlpack::dltensor t;
@@ -306,6 +337,40 @@ Array view_of(nb::handle object, const std::string& what) {
               .c_str());
   }
   return a;
+}
+
+// "KeyError: 'shape'", a message's first line.
+std::string text_of(const nb::python_error& e) {
+  std::string text = nb::cast<std::string>(e.type().attr("__name__"));
+  const nb::object said = nb::steal<nb::object>(PyObject_Str(e.value().ptr()));
+  PyObject* encoded = said.is_valid()
+                          ? PyUnicode_AsEncodedString(said.ptr(), "utf-8", "backslashreplace")
+                          : nullptr;
+  if (!encoded) {
+    PyErr_Clear();
+    return text;
+  }
+  const nb::object bytes = nb::steal<nb::object>(encoded);
+  const std::string_view message = PyBytes_AS_STRING(bytes.ptr());
+  return text + ": " + std::string(message.substr(0, message.find('\n')));
+}
+
+}  // namespace
+
+// An array's attributes and methods may be anyone's code: what it raises stays as the cause.
+Array view_of(nb::handle object, const std::string& what) {
+  const auto message = [&](const std::string& found) {
+    return what + ": expected an array, found " + Py_TYPE(object.ptr())->tp_name + ", " + found;
+  };
+  try {
+    return read_array(object, what);
+  } catch (nb::python_error& e) {
+    if (e.matches(PyExc_MemoryError) || !e.matches(PyExc_Exception)) throw;
+    const std::string text = message("which raised " + text_of(e));
+    nb::raise_from(e, PyExc_TypeError, "%s", text.c_str());
+  } catch (const std::bad_cast&) {
+    throw nb::type_error(message("whose description cannot be read").c_str());
+  }
 }
 
 Device Origin::current_device() const {
