@@ -373,6 +373,24 @@ Array view_of(nb::handle object, const std::string& what) {
   }
 }
 
+bool may_require_gradient(const Origin& origin, DType dtype) {
+  const bool is_torch = origin.library == Library::kExchange || origin.library == Library::kTorch;
+  return is_torch && (dtype == DType::kBf16 || dtype == DType::kF32 || dtype == DType::kE4m3);
+}
+
+void refuse_gradient(nb::handle object, const std::string& what) {
+  static PyObject* const name = PyUnicode_InternFromString("requires_grad");
+  PyObject* required = PyObject_GetAttr(object.ptr(), name);
+  if (!required) PyErr_Clear();  // another library with DLPack's table
+  Py_XDECREF(required);
+  if (required != Py_True) return;
+  if (!nb::cast<bool>(nb::module_::import_("torch").attr("is_grad_enabled")())) return;
+  throw Error(ErrorCode::kUnsupported,
+              what +
+                  ": expected a tensor without requires_grad, or a call under torch.no_grad(), as "
+                  "winnow computes no gradients; found one that requires them");
+}
+
 Device Origin::current_device() const {
   if (device == DeviceKind::kCpu) return cpu();
   void* stream = nullptr;

@@ -37,6 +37,10 @@ struct Array {
 
 // The view of an array object. Throws nb::type_error if it is none; `what` ("attend: q") names it.
 Array view_of(nb::handle object, const std::string& what);
+// Whether arrays of this library and dtype can require gradients.
+bool may_require_gradient(const Origin& origin, DType dtype);
+// Throws for a tensor whose gradient the call would lose: one that requires it, in grad mode.
+void refuse_gradient(nb::handle object, const std::string& what);
 // Whether an object is an array at all (a tensor, not a bool or None).
 bool is_array(nb::handle object);
 

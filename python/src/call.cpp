@@ -231,9 +231,12 @@ std::span<int32_t> Call::integers_out(int64_t count) {
 }
 
 Array Call::array(std::string_view name) {
-  Array a = view_of((*this)[name], what(name));
+  const nb::handle object = (*this)[name];
+  const std::string named = what(name);
+  Array a = view_of(object, named);
   if (a.other_dtype)
     fail(name, "bfloat16, float8_e4m3fn, float32, int32, int64 or uint8", a.other_dtype);
+  if (may_require_gradient(a.origin, a.tensor.dtype)) refuse_gradient(object, named);
   same_device(name, a.origin);
   if (a.keep) kept_.push_back(a.keep);
   return a;
@@ -253,6 +256,7 @@ Cache Call::cache(std::string_view name, bool writes) {
   if (!nb::try_cast<const PyCache*>(h, c) || !c) wrong_type(name, "a winnow.Cache");
   same_device(name, c->origin);
   if (writes && c->read_only) fail(name, "a cache that can be written", "a read-only array");
+  if (c->may_require_gradient) refuse_gradient(c->data, what(name));
   return c->cache;
 }
 
@@ -290,9 +294,11 @@ Tensor Call::out(std::string_view name, DType dtype, std::initializer_list<int64
     outputs_.push_back({name, empty_like(origin_, dtype, {shape.begin(), shape.size()})});
     return view_of(outputs_.back().object, {}).tensor;
   }
-  Array a = view_of(h, what(name));
+  const std::string named = what(name);
+  Array a = view_of(h, named);
   if (a.other_dtype) fail(name, dtype_name(dtype), a.other_dtype);
   if (a.read_only) fail(name, "an array that can be written", "a read-only one");
+  if (may_require_gradient(a.origin, a.tensor.dtype)) refuse_gradient(h, named);
   same_device(name, a.origin);
   if (dtype == DType::kE4m3 && a.tensor.dtype == DType::kU8) a.tensor.dtype = dtype;
   outputs_.push_back({name, nb::borrow(h)});

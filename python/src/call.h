@@ -32,6 +32,7 @@ struct PyCache {
   Cache cache;
   Origin origin;
   bool read_only = false;
+  bool may_require_gradient = false;
   nb::object data;
   std::shared_ptr<void> keep;  // as in Array
 };

@@ -102,7 +102,8 @@ void make_cache(PyCache* self, nb::object data, std::string_view format,
     a.tensor.data = &nothing;
   if (a.other_dtype) invalid(std::string("Cache: data: expected uint8, found ") + a.other_dtype);
   const Cache cache = Layout{a.tensor, format_of(format), page}.cache();
-  new (self) PyCache{cache, a.origin, a.read_only, std::move(data), std::move(a.keep)};
+  const bool gradient = may_require_gradient(a.origin, a.tensor.dtype);
+  new (self) PyCache{cache, a.origin, a.read_only, gradient, std::move(data), std::move(a.keep)};
 }
 
 std::string cache_text(const PyCache& c) {
