@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "winnow/error.h"
+#include "winnow/support.h"
 
 namespace winnow::python {
 
@@ -108,7 +109,9 @@ void set_rank(Array& a, int64_t rank, const std::string& what) {
 
 void set_device(Array& a, int32_t type, int32_t index, const std::string& what) {
   if (type == kDlCuda || type == kDlCudaManaged) {
-    a.origin.device = DeviceKind::kCuda, a.origin.index = index;
+    require_cuda_build(index, what);
+    a.origin.device = DeviceKind::kCuda;
+    a.origin.index = index;
   } else if (type != kDlCpu && type != kDlCudaHost) {
     throw Error(
         ErrorCode::kInvalidArgument,
@@ -389,6 +392,19 @@ void refuse_gradient(nb::handle object, const std::string& what) {
               what +
                   ": expected a tensor without requires_grad, or a call under torch.no_grad(), as "
                   "winnow computes no gradients; found one that requires them");
+}
+
+void require_cuda_build(int index, const std::string& what) {
+  static const bool there = [] {
+    const auto kernels = support();
+    return std::any_of(kernels.begin(), kernels.end(),
+                       [](const KernelInfo& k) { return k.device == "cuda"; });
+  }();
+  if (there) return;
+  throw Error(ErrorCode::kUnsupported,
+              what + ": expected the CPU, found " + device_name(DeviceKind::kCuda, index) +
+                  ": this winnow was built without CUDA; install it with `pip install . "
+                  "-C cmake.define.WINNOW_CUDA=ON`");
 }
 
 Device Origin::current_device() const {

@@ -41,6 +41,8 @@ Array view_of(nb::handle object, const std::string& what);
 bool may_require_gradient(const Origin& origin, DType dtype);
 // Throws for a tensor whose gradient the call would lose: one that requires it, in grad mode.
 void refuse_gradient(nb::handle object, const std::string& what);
+// Throws where this build cannot use an array, or a plan, on a CUDA device.
+void require_cuda_build(int index, const std::string& what);
 // Whether an object is an array at all (a tensor, not a bool or None).
 bool is_array(nb::handle object);
 

@@ -52,9 +52,13 @@ Device device_of(const Call& c) {
   if (int index = 0; name.starts_with("cuda:")) {
     const char* end = name.data() + name.size();
     const auto [rest, error] = std::from_chars(name.data() + 5, end, index);
-    if (error == std::errc() && rest == end && index >= 0) return cuda(nullptr, index);
+    if (error == std::errc() && rest == end && index >= 0) {
+      require_cuda_build(index, "Plan: device");
+      return cuda(nullptr, index);
+    }
   }
   if (name != "cuda") c.fail("device", "cpu, cuda or cuda:<index>", name);
+  require_cuda_build(0, "Plan: device");
   const nb::dict modules = nb::module_::import_("sys").attr("modules");
   if (!modules.contains("torch")) return cuda();
   return cuda(nullptr, nb::cast<int>(modules["torch"].attr("cuda").attr("current_device")()));
