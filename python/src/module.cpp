@@ -23,7 +23,8 @@ void translate(const std::exception_ptr& caught, void*) {
 
 }  // namespace winnow::python
 
-NB_MODULE(_winnow, m) {
+// Under a name of its own, so that PyInit__winnow below comes before anything of nanobind's.
+NB_MODULE(_winnow_bindings, m) {
   using namespace winnow::python;
   m.doc() = "winnow: sparse MLA attention. Arrays of any library, without copies.";
   nb::register_exception_translator(translate);
@@ -39,4 +40,16 @@ NB_MODULE(_winnow, m) {
   bind_lists(m);
   bind_absorb(m);
   bind_pipeline(m);
+}
+
+// The entry. nanobind keeps its state once per process: an import in a second interpreter would put
+// that interpreter's objects in place of the first one's, whose calls then fail.
+extern "C" NB_EXPORT PyObject* PyInit__winnow() {
+  if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
+    PyErr_SetString(PyExc_ImportError,
+                    "winnow: expected the main interpreter, found a subinterpreter; winnow can be "
+                    "imported in one interpreter of a process");
+    return nullptr;
+  }
+  return PyInit__winnow_bindings();
 }
