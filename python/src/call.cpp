@@ -165,6 +165,13 @@ int64_t Call::size(std::string_view name, int64_t otherwise) const {
   return value;
 }
 
+int64_t Call::pages_of_table() const {
+  const int64_t pages = integer("pages");
+  if (given("block_table") && pages < 1)
+    fail("pages", "the number of pages in the cache of block_table", std::to_string(pages));
+  return pages;
+}
+
 double Call::number(std::string_view name, double otherwise) const {
   const nb::handle h = (*this)[name];
   if (!h.is_valid()) return otherwise;

@@ -14,7 +14,7 @@ nb::object compressed_slots_(Call& c) {
   a.block_table = c.in("block_table");
   a.ratio = c.int32("ratio", 4);
   a.page = c.int32("page", 64);
-  a.pages = c.integer("pages");
+  a.pages = c.pages_of_table();
   a.slots = c.out("out", DType::kI64, {a.positions.shape[0]});
   a.plan = c.plan();
   a.target = c.target();
@@ -29,7 +29,7 @@ nb::object c128a_lists_(Call& c) {
   a.block_table = c.in("block_table");
   a.ratio = c.int32("ratio", 128);
   a.page = c.int32("page", 64);
-  a.pages = c.integer("pages");
+  a.pages = c.pages_of_table();
   a.decode_tokens = c.integer("decode_tokens");
   a.lists = c.out("out", DType::kI32, {a.positions.shape[0], c.size("width")});
   a.lengths = c.out("lengths", DType::kI32, {a.positions.shape[0]});
@@ -46,7 +46,7 @@ nb::object window_lists_(Call& c) {
   a.block_table = c.in("block_table");
   a.window = c.int32("window", 128);
   a.page = c.int32("page", 64);
-  a.pages = c.integer("pages");
+  a.pages = c.pages_of_table();
   a.lists = c.out("out", DType::kI32, {a.positions.shape[0], a.window});
   a.lengths = c.out("lengths", DType::kI32, {a.positions.shape[0]});
   a.plan = c.plan();

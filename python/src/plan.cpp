@@ -101,7 +101,7 @@ PlanOptions options_of(Call& c) {
 constexpr const char* kInit =
     "def __init__(self, *, model: str = 'v32', format: str | None = None, heads: int = 128, topk: "
     "int = 0, "
-    "extra_topk: int = 0, ratio: int = 0, index_heads: int = 64, page: int = 64, pages: int = 0, "
+    "extra_topk: int = 0, ratio: int = 0, index_heads: int = 64, page: int = 64, pages: int, "
     "max_requests: int = 256, max_tokens: int = 4096, max_context: int = 0, decode_threshold: int "
     "= 1, "
     "uniform_decode: bool = False, mode: str = 'auto', mha: bool = False, workspace_rows: int = "
@@ -211,7 +211,7 @@ void bind_plan(nb::module_& m) {
 model, format   "v32" or "v4", and its cache format (the fp8 one if not given)
 heads           query heads, 1 to 128
 topk            width of the list (0: the model's); extra_topk: of V4's second list
-page, pages     of the cache
+page, pages     of the cache; pages has no default
 max_requests, max_tokens, max_context
                 what refill() accepts; max_context 0 means pages * page
 mode            "auto", "bf16", "mixed", "separate" or "direct"

@@ -66,7 +66,7 @@ nb::object locate_(Call& c) {
   a.requests = c.in("requests");
   a.block_table = c.in("block_table");
   a.page = c.int32("page", 64);
-  a.pages = c.integer("pages");
+  a.pages = c.pages_of_table();
   a.rows_per_page = c.int32("rows_per_page");
   a.prefill_requests = c.in("prefill_requests");
   a.workspace_starts = c.in("workspace_starts");
