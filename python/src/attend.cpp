@@ -21,9 +21,7 @@ nb::object attend_(Call& c) {
   a.requests = c.in("requests");
   a.sink = c.in("sink");
   const int64_t tokens = a.q.shape[0], heads = a.q.shape[1];
-  const int64_t d_qk = a.q.shape[2] + (a.q_rope ? a.q_rope.shape[2] : 0);
-  const bool scaled = c.given("scale");  // the root is not free
-  a.scale = static_cast<float>(scaled ? c.number("scale", 1) : 1 / std::sqrt(double(d_qk)));
+  a.scale = static_cast<float>(c.number("scale"));
   a.out = c.out("out", DType::kBf16, {tokens, heads, kDv});
   if (c.wanted("lse")) a.lse = c.out("lse", DType::kF32, {tokens, heads});
   if (c.wanted("max_logit")) a.max_logit = c.out("max_logit", DType::kF32, {tokens, heads});
@@ -89,7 +87,7 @@ nb::object merge_(Call& c) {
 
 void bind_attend(nb::module_& m) {
   def(m,
-      "def attend(q: Array, cache: Cache, indices: Array, *, scale: float | None = None, lengths: "
+      "def attend(q: Array, cache: Cache, indices: Array, *, scale: float, lengths: "
       "Array | "
       "None = None, block_table: Array | None = None, extra_cache: Cache | None = None, "
       "extra_indices: "
@@ -112,7 +110,8 @@ indices     [tokens, topk] int32: slots of the cache (page * page size + offset)
             logical ids of the request that `requests` [tokens] int32 gives
 lengths     [tokens] int32: entries from there on are skipped
 extra_*     the second list of V4, under the same softmax
-scale       of the logits; 1 / sqrt(d_qk) if not given
+scale       of the logits, as the model defines it: V3.2 has 192^-0.5 times its YaRN factor
+            squared, 0.1352 in all
 sink        [heads] f32: out *= e^lse / (e^lse + e^sink)
 plan, part  a Plan refilled for this batch, and which of its parts these tokens are
 workspace   uint8, what plan.workspace_bytes says; made for the call if not given

@@ -173,8 +173,12 @@ int64_t Call::pages_of_table() const {
 }
 
 double Call::number(std::string_view name, double otherwise) const {
+  return given(name) ? number(name) : otherwise;
+}
+
+double Call::number(std::string_view name) const {
   const nb::handle h = (*this)[name];
-  if (!h.is_valid()) return otherwise;
+  if (!h.is_valid()) type_error(what(name) + ": expected a number, found None");
   const double value = PyFloat_AsDouble(h.ptr());
   if (value == -1 && PyErr_Occurred()) wrong_type(name, "a number");
   return value;

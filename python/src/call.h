@@ -71,6 +71,7 @@ class Call {
   int64_t size(std::string_view name, int64_t otherwise = -1) const;  // >= 0 where it is given
   // `pages`: needed where a block_table is given, since nothing else says where the cache ends.
   int64_t pages_of_table() const;
+  double number(std::string_view name) const;  // which must be given
   double number(std::string_view name, double otherwise) const;
   bool flag(std::string_view name, bool otherwise = false) const;
   std::string text(std::string_view name, const char* otherwise = "") const;

@@ -1,8 +1,6 @@
 // pipeline: one layer's batch through all six stages.
 #include "winnow/pipeline.h"
 
-#include <cmath>
-
 #include "call.h"
 
 namespace winnow::python {
@@ -23,7 +21,7 @@ nb::object pipeline_(Call& c) {
                c.in("index_table"), c.in("index_q", As::kE4m3), c.in("index_weights")};
   a.q = c.in("q");
   a.sink = c.in("sink");
-  a.scale = static_cast<float>(c.number("scale", 1 / std::sqrt(double(a.q.shape[2]))));
+  a.scale = static_cast<float>(c.number("scale"));
   a.out = c.out("out", DType::kBf16, {a.q.shape[0], a.q.shape[1], kV32.d_v});
   if (c.wanted("lse")) a.lse = c.out("lse", DType::kF32, {a.q.shape[0], a.q.shape[1]});
   a.plan = c.plan();
@@ -46,13 +44,14 @@ void bind_pipeline(nb::module_& m) {
   def(m,
       "def pipeline(plan: Plan, q: Array, kv: Array, slots: Array, cache: Cache, block_table: "
       "Array, *, "
-      "index_k: Array | None = None, index_slots: Array | None = None, index_keys: Cache | None = "
+      "scale: float, index_k: Array | None = None, index_slots: Array | None = None, index_keys: "
+      "Cache | None = "
       "None, "
       "index_table: Array | None = None, index_q: Array | None = None, index_weights: Array | None "
       "= None, "
       "compressed_kv: Array | None = None, compressed_slots: Array | None = None, compressed: "
       "Cache | None "
-      "= None, compressed_table: Array | None = None, scale: float | None = None, sink: Array | "
+      "= None, compressed_table: Array | None = None, sink: Array | "
       "None = "
       "None, out: Array | None = None, lse: Array | bool = False, workspace: Array | None = None) "
       "-> Any",
@@ -64,6 +63,7 @@ kv, slots    [>= tokens, d] bf16 of the new tokens, [tokens] int64
 block_table  [>= requests, pages] int32, of cache
 index_*      the indexer: keys [states, 128] bf16 and slots of the new tokens (V4: states), its
              cache and block table, queries [tokens, heads, 128] e4m3 and weights [tokens, heads] f32
+scale        of the logits, as for attend()
 compressed*  V4: the new compressed states, their slots, cache and block table
 
 Returns out [tokens, heads, 512] bf16, or (out, lse [tokens, heads] f32) with lse=True.)");

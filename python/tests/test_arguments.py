@@ -76,7 +76,10 @@ def test_values_out_of_range(call, text):
         (lambda x: winnow.select(x, 2, relative=np.zeros(2)), "relative: expected a bool, found"),
         (lambda x: winnow.select(x, 2, kernel=3), "select: kernel: expected a str, found int"),
         (lambda x: winnow.select(x, 2, plan=3), "select: plan: expected a winnow.Plan, found int"),
-        (lambda x: winnow.attend(x, x, x), "attend: cache: expected a winnow.Cache, found Tensor"),
+        (
+            lambda x: winnow.attend(x, x, x, scale=1.0),
+            "attend: cache: expected a winnow.Cache, found Tensor",
+        ),
         (lambda x: winnow.attend_mha(x, x, x, scale="x"), "scale: expected a number, found str"),
         (lambda x: winnow.attend_mha(x, x, x, scale=x), "scale: expected a number, found Tensor"),
     ],
@@ -106,7 +109,7 @@ def test_read_only_workspace():
     workspace.flags.writeable = False
     q, indices = np.zeros((1, 16, 576), np.uint16), np.zeros((1, 4), np.int32)
     with pytest.raises(ValueError, match="workspace: expected an array that can be written"):
-        winnow.attend(q, cache, indices, workspace=workspace)
+        winnow.attend(q, cache, indices, workspace=workspace, scale=1.0)
     assert not workspace.any()
 
 

@@ -24,7 +24,7 @@ def test_no_copies(small):
     assert cache.data.data_ptr() == cache.data.untyped_storage().data_ptr()
     out = torch.zeros(2, 9, 512, dtype=torch.bfloat16)
     lse = torch.zeros(2, 8)
-    got = winnow.attend(q, cache, indices, out=out[:, :8], lse=lse)
+    got = winnow.attend(q, cache, indices, out=out[:, :8], lse=lse, scale=0.05)
     assert got[0].data_ptr() == out.data_ptr() and got[1] is lse
     assert out[:, :8].any() and not out[:, 8].any()
     array = np.zeros((2, 12), np.int32)
@@ -58,18 +58,14 @@ class OnlyDlpack:
 def test_any_dlpack_array(small):
     q, cache, indices = small
     got = winnow.attend(
-        OnlyDlpack(q), winnow.Cache(OnlyDlpack(cache.data), "v32_fp8", 16), OnlyDlpack(indices)
+        OnlyDlpack(q),
+        winnow.Cache(OnlyDlpack(cache.data), "v32_fp8", 16),
+        OnlyDlpack(indices),
+        scale=0.05,
     )
-    want = winnow.attend(q, cache, indices)
+    want = winnow.attend(q, cache, indices, scale=0.05)
     assert isinstance(got, np.ndarray)
     assert np.array_equal(got.view(np.int16), want.view(torch.int16).numpy())
-
-
-def test_jax(small):
-    jax = pytest.importorskip("jax")
-    logits = np.random.default_rng(0).random((3, 20), dtype=np.float32)
-    got = winnow.select(jax.device_put(logits, jax.devices("cpu")[0]), 4)
-    assert np.array_equal(got, winnow.select(logits, 4))
 
 
 @on("select")
@@ -81,12 +77,6 @@ def test_cupy(device):
     got = winnow.select(cupy.asarray(logits), 4)
     assert isinstance(got, cupy.ndarray)
     assert np.array_equal(cupy.asnumpy(got), winnow.select(logits, 4))
-
-
-def test_parameters_and_tensors_with_gradients(small):
-    q, cache, indices = small
-    want = winnow.attend(q, cache, indices)
-    assert torch.equal(winnow.attend(torch.nn.Parameter(q), cache, indices), want)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +125,8 @@ def test_parameters_and_tensors_with_gradients(small):
 @on("attend", "write")
 def test_errors(small, error, text, change, device):
     change = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in change.items()}
-    arguments = {**dict(zip(("q", "cache", "indices"), small, strict=True)), **change}
+    arguments = dict(zip(("q", "cache", "indices"), small, strict=True))
+    arguments = {**arguments, "scale": 0.05, **change}
     arguments = {k: v for k, v in arguments.items() if v is not ...}
     with pytest.raises(error, match=text):
         winnow.attend(**arguments)
@@ -146,7 +137,7 @@ def test_more_errors(small):
     with pytest.raises(TypeError, match="takes 3 positional arguments but 4 were given"):
         winnow.attend(q, cache, indices, 0.1)
     with pytest.raises(TypeError, match="multiple values for argument 'q'"):
-        winnow.attend(q, cache, indices, q=q)
+        winnow.attend(q, cache, indices, q=q, scale=0.05)
     with pytest.raises(ValueError, match="expected v32_fp8, .*found v5"):
         winnow.Cache(cache.data, "v5")
     with pytest.raises(ValueError, match="at least 41984 bytes for 64 tokens"):
@@ -176,7 +167,7 @@ def test_devices_must_agree(small):
         pytest.skip("no CUDA device")
     q, cache, indices = small
     with pytest.raises(ValueError, match="cache: expected an array on cuda:0.*, found one on cpu"):
-        winnow.attend(q.cuda(), cache, indices)
+        winnow.attend(q.cuda(), cache, indices, scale=0.05)
 
 
 def test_plan_with_mha():
@@ -239,6 +230,7 @@ def test_plan_and_pipeline(device):
             index_weights=torch.rand(tokens, 2, generator=g).to(device),
             lse=True,
             workspace=workspace,
+            scale=0.05,
         )
         done += tokens
         # top-k is wider than the context: every token up to the query's own is attended to
@@ -252,6 +244,7 @@ def test_plan_and_pipeline(device):
             block_table=table,
             requests=torch.zeros(tokens, dtype=INT, device=device),
             lse=True,
+            scale=0.05,
         )
         torch.testing.assert_close(out.float(), want.float(), rtol=2**-6, atol=1e-2)
         # Prefills read rows gathered to bf16; Hopper's decode rounds fp8 records to fp16.
@@ -304,12 +297,12 @@ def test_models_and_formats():
 def test_threads(small, device):
     """Calls of many threads at once give what they give alone."""
     q, cache, indices = small
-    want = winnow.attend(q, cache, indices)
+    want = winnow.attend(q, cache, indices, scale=0.05)
     wrong = []
 
     def work():
         for _ in range(50):
-            if not torch.equal(winnow.attend(q, cache, indices), want):
+            if not torch.equal(winnow.attend(q, cache, indices, scale=0.05), want):
                 wrong.append(1)
 
     threads = [threading.Thread(target=work) for _ in range(8)]
@@ -335,7 +328,7 @@ def test_the_gil_is_free_while_computing():
     thread = threading.Thread(target=count)
     thread.start()
     begin = time.perf_counter()
-    winnow.attend(q, kv, indices, kernel="reference")
+    winnow.attend(q, kv, indices, kernel="reference", scale=0.05)
     end = time.perf_counter()
     running = False
     thread.join()
@@ -351,11 +344,16 @@ def test_no_leaks(small, device):
     def round_trip():
         for _ in range(500):
             winnow.attend(
-                q, winnow.Cache(cache.data, "v32_fp8", 16), indices, lse=True, max_logit=True
+                q,
+                winnow.Cache(cache.data, "v32_fp8", 16),
+                indices,
+                lse=True,
+                max_logit=True,
+                scale=0.05,
             )
             winnow.locate(host, np.zeros(2, np.int32), np.zeros((1, 4), np.int32), pages=4)
             with pytest.raises(ValueError):
-                winnow.attend(q[:, :, :512], cache, indices)
+                winnow.attend(q[:, :, :512], cache, indices, scale=0.05)
             if device == "cpu":  # pinning memory takes a CUDA plan's time
                 winnow.Plan(heads=8, pages=4, max_tokens=8).refill([0, 1], [5])
 

@@ -21,49 +21,49 @@ def device():
 def test_no_copies(small):
     """Results stand where the caller says, in its strides; arguments are read where they are."""
     q, cache, indices = small
-    want, want_lse = winnow.attend(q, cache, indices, lse=True)
+    want, want_lse = winnow.attend(q, cache, indices, lse=True, scale=0.05)
     assert want.device == q.device and want_lse.device == q.device
     out = torch.zeros(2, 9, 512, dtype=torch.bfloat16, device="cuda")
     lse = torch.zeros(8, 2, device="cuda")
-    got = winnow.attend(q, cache, indices, out=out[:, :8], lse=lse.t())
+    got = winnow.attend(q, cache, indices, out=out[:, :8], lse=lse.t(), scale=0.05)
     assert got[0].data_ptr() == out.data_ptr() and got[1].data_ptr() == lse.data_ptr()
     assert torch.equal(out[:, :8], want) and not out[:, 8].any()
     assert torch.equal(lse.t(), want_lse)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
-    winnow.attend(q, cache, indices, out=out[:, :8], lse=lse.t())
+    winnow.attend(q, cache, indices, out=out[:, :8], lse=lse.t(), scale=0.05)
     assert torch.cuda.memory_allocated() == before
 
 
 def test_strides(small):
     """Heads and tokens apart, rows of indices apart."""
     q, cache, indices = small
-    want = winnow.attend(q, cache, indices)
+    want = winnow.attend(q, cache, indices, scale=0.05)
     apart = torch.zeros(8, 5, 576, dtype=torch.bfloat16, device="cuda")
     view = apart.transpose(0, 1)[1:4:2]  # [2, 8, 576], token stride below the head stride
     view.copy_(q)
     wide = torch.full((2, 40), 7, dtype=INT, device="cuda")
     wide[:, 4:16] = indices
-    assert torch.equal(winnow.attend(view, cache, wide[:, 4:16]), want)
+    assert torch.equal(winnow.attend(view, cache, wide[:, 4:16], scale=0.05), want)
 
 
 def test_devices_must_agree(small):
     q, cache, indices = small
     with pytest.raises(ValueError, match="expected an array on cuda:0.*, found one on cpu"):
-        winnow.attend(q, cache, indices.cpu())
+        winnow.attend(q, cache, indices.cpu(), scale=0.05)
     plan = winnow.Plan(heads=8, topk=12, page=16, pages=4, max_tokens=2)
     with pytest.raises(ValueError, match="plan: expected a plan for cuda:0, found one for cpu"):
-        winnow.attend(q, cache, indices, plan=plan)
+        winnow.attend(q, cache, indices, plan=plan, scale=0.05)
 
 
 def test_arrays_of_other_libraries(small):
     """CuPy's and JAX's arrays on the device, and a tensor's memory under another name."""
     cupy = pytest.importorskip("cupy")
     q, cache, indices = small
-    want = winnow.attend(q, cache, indices)
+    want = winnow.attend(q, cache, indices, scale=0.05)
     theirs = cupy.from_dlpack(indices)
     assert theirs.data.ptr == indices.data_ptr()
-    assert torch.equal(winnow.attend(q, cache, theirs), want)
+    assert torch.equal(winnow.attend(q, cache, theirs, scale=0.05), want)
     out = cupy.zeros((2, 6), cupy.int32)
     logits = cupy.asarray(np.random.default_rng(0).random((2, 30), dtype=np.float32))
     assert winnow.select(logits, 6, out=out) is out
@@ -86,13 +86,13 @@ def test_current_stream(small, planned):
         plan = winnow.Plan(heads=8, topk=12, page=16, pages=4, max_tokens=2, device="cuda")
         plan.refill([0, 1, 2], [60, 61])
         extra = {"plan": plan}
-    want = winnow.attend(changed, cache, indices, **extra)
+    want = winnow.attend(changed, cache, indices, scale=0.05, **extra)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     late(stream)
     with torch.cuda.stream(stream):
         q.copy_(changed)
-        got = winnow.attend(q, cache, indices, **extra)
+        got = winnow.attend(q, cache, indices, scale=0.05, **extra)
     torch.cuda.current_stream().wait_stream(stream)
     assert torch.equal(got, want)
 
@@ -128,6 +128,7 @@ def test_pipeline_on_the_current_stream_and_in_a_graph():
         "index_table": table,
         "index_q": torch.randn(tokens, 2, 128, generator=g).to(torch.float8_e4m3fn).cuda(),
         "index_weights": torch.rand(tokens, 2, generator=g).cuda(),
+        "scale": 0.05,
     }
     first = winnow.pipeline(plan, q, **arguments)
     second = winnow.pipeline(plan, q * 2, **arguments)
@@ -197,7 +198,7 @@ def test_graph_of_every_verb(small):
     def step():
         ids = winnow.score_select(index_q, weights, ends, 12, key_rows=keys, key_scales=scales)
         slots = winnow.locate(ids, requests, table, page=16, pages=4)
-        return ids, winnow.attend(q, cache, slots)
+        return ids, winnow.attend(q, cache, slots, scale=0.05)
 
     step()
     torch.cuda.synchronize()
@@ -217,7 +218,7 @@ def test_compiled(backend):
     """torch.compile down to graphs and generated code, with the operators between its own."""
 
     def scaled(q, memory, indices):
-        out, lse = ops.attend(q * 0.5, memory, indices, "v32_fp8", 8)
+        out, lse = ops.attend(q * 0.5, memory, indices, "v32_fp8", 8, scale=0.05)
         return out.float().sum(-1) + lse
 
     q, memory, _, _, indices = layer_inputs("cuda")

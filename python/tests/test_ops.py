@@ -99,7 +99,7 @@ def test_attend_halves_ids_and_contiguous_rows(device):
     d = Draw(3, device=device)
     kv, q = d.bf16(30, 576), d.bf16(4, 6, 576)
     indices = d.ints(-1, 32, 4, 9)
-    want = winnow.attend(q, winnow.Cache(kv, "v32_bf16"), indices)
+    want = winnow.attend(q, winnow.Cache(kv, "v32_bf16"), indices, scale=576**-0.5)
     out, _, _, magnitude = reference.attend(q, [(kv.double(), indices, None)], 576**-0.5)
     DECODE_OUT.check(want, out, magnitude)
     halves = winnow.attend(
@@ -113,12 +113,17 @@ def test_attend_halves_ids_and_contiguous_rows(device):
         indices, torch.zeros(4, dtype=INT, device=device), table, page=10, pages=3
     )
     by_ids = winnow.attend(
-        q, paged, indices, block_table=table, requests=torch.zeros(4, dtype=INT, device=device)
+        q,
+        paged,
+        indices,
+        block_table=table,
+        requests=torch.zeros(4, dtype=INT, device=device),
+        scale=576**-0.5,
     )
-    assert torch.equal(by_ids, winnow.attend(q, paged, slots))
+    assert torch.equal(by_ids, winnow.attend(q, paged, slots, scale=576**-0.5))
     apart = torch.zeros(30, 2, 576, dtype=torch.bfloat16, device=device)
     apart[:, 1] = kv
-    again = winnow.attend(q, winnow.Cache(apart[:, 1], "v32_bf16"), indices)
+    again = winnow.attend(q, winnow.Cache(apart[:, 1], "v32_bf16"), indices, scale=576**-0.5)
     assert torch.equal(again, want)
 
 
@@ -189,7 +194,9 @@ def test_score_and_select(device, start, tokens, heads, keys, topk):
     q, rows = d.e4m3(tokens, heads, 128), d.e4m3(keys, 128)
     weights, scales = d.f32(tokens, heads), d.f32(keys).abs()
     starts, ends = d.ints(0, keys, tokens), d.ints(0, keys + 2, tokens)
-    got = winnow.score(q, weights, ends, starts=starts, key_rows=rows, key_scales=scales)
+    got = winnow.score(
+        q, weights, ends, starts=starts, key_rows=rows, key_scales=scales, clean=True
+    )
     cpu = [x.cpu() for x in (q, weights, rows, scales, starts, ends)]
     want = reference.score(*cpu)
     assert torch.equal(torch.isinf(got).cpu(), torch.isinf(want))
@@ -214,7 +221,9 @@ def test_score_paged(device):
     table = torch.tensor([[2, 0], [3, -1]], dtype=INT, device=device)
     requests = torch.tensor([0, 1, 0], dtype=INT, device=device)
     ends = torch.tensor([16, 10, 5], dtype=INT, device=device)
-    got = winnow.score(q, weights, ends, keys=cache, block_table=table, requests=requests)
+    got = winnow.score(
+        q, weights, ends, keys=cache, block_table=table, requests=requests, clean=True
+    )
     assert got.shape == (3, 16)
     q, weights, table, got = q.cpu(), weights.cpu(), table.cpu(), got.cpu()
     for t in range(3):
@@ -344,7 +353,7 @@ def test_numpy_gives_numpy(library, monkeypatch):
     """The same bits from NumPy arrays, read-only ones included; results are NumPy's."""
     d = Draw(1)
     kv, q, indices = d.bf16(20, 512), d.bf16(2, 3, 512), d.ints(-1, 20, 2, 6)
-    want = winnow.attend(q, winnow.Cache(kv, "v4_bf16"), indices)
+    want = winnow.attend(q, winnow.Cache(kv, "v4_bf16"), indices, scale=576**-0.5)
 
     def array(x):
         bits = x.contiguous().view(torch.int16).numpy().view(np.uint16)
@@ -352,11 +361,16 @@ def test_numpy_gives_numpy(library, monkeypatch):
         bits.flags.writeable = False
         return bits
 
-    got = winnow.attend(array(q), winnow.Cache(array(kv), "v4_bf16"), indices.numpy())
+    got = winnow.attend(
+        array(q), winnow.Cache(array(kv), "v4_bf16"), indices.numpy(), scale=576**-0.5
+    )
     assert isinstance(got, np.ndarray) and got.dtype == ml_dtypes.bfloat16
     assert np.array_equal(got.view(np.uint16), want.view(torch.int16).numpy().view(np.uint16))
     out = np.zeros((2, 3, 512), np.uint16)
     assert (
-        winnow.attend(array(q), winnow.Cache(array(kv), "v4_bf16"), indices.numpy(), out=out) is out
+        winnow.attend(
+            array(q), winnow.Cache(array(kv), "v4_bf16"), indices.numpy(), out=out, scale=576**-0.5
+        )
+        is out
     )
     assert np.array_equal(out, got.view(np.uint16))

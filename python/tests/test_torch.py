@@ -49,6 +49,7 @@ def arguments():
         "attend": (
             (bf16(3, 2, 512), v4, indices, "v4_fp8", 8),
             {
+                "scale": 0.07,
                 "extra_cache": filled("v4_fp8", 2, 4),
                 "extra_page": 4,
                 "extra_indices": indices,
@@ -108,7 +109,7 @@ def test_opcheck(name, device):
 
 def layer(q, memory, kv, slots, indices):
     ops.write_(memory, kv, slots, "v32_fp8", 8)
-    out, lse = ops.attend(q, memory, indices, "v32_fp8", 8)
+    out, lse = ops.attend(q, memory, indices, "v32_fp8", 8, scale=0.07)
     return out.float().sum(-1) + lse
 
 

@@ -84,6 +84,7 @@ def flash_mla_with_kvcache(
     topk_length      [b] int32: only the first entries of each list
     extra_*          the second list, in one softmax with the first
     attn_sink        [h] f32
+    softmax_scale    1 / sqrt(head size) if not given, as FlashMLA has it
     block_table, cache_seqlens, tile_scheduler_metadata, num_splits: not needed, not read
 
     Returns out [b, s_q, h, 512] bf16 and lse [b, h, s_q] f32.
@@ -130,7 +131,7 @@ def flash_mla_with_kvcache(
         _winnow.Cache(k_cache, name),
         indices.flatten(0, 1),
         lengths=_tokens(topk_length, s_q),
-        scale=softmax_scale,
+        scale=head_dim**-0.5 if softmax_scale is None else softmax_scale,
         sink=attn_sink,
         out=out.flatten(0, 1) if out is not None and mergeable else None,
         lse=True,

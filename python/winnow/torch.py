@@ -177,8 +177,8 @@ def _(ids, requests, block_table, **rest):
 
 
 @_operator(
-    "attend(Tensor q, Tensor cache, Tensor indices, str format, int? page=None, *, float? "
-    "scale=None, Tensor? lengths=None, Tensor? block_table=None, Tensor? extra_cache=None, int? "
+    "attend(Tensor q, Tensor cache, Tensor indices, str format, int? page=None, *, float "
+    "scale, Tensor? lengths=None, Tensor? block_table=None, Tensor? extra_cache=None, int? "
     "extra_page=None, Tensor? extra_indices=None, Tensor? extra_lengths=None, Tensor? "
     "extra_block_table=None, Tensor? requests=None, Tensor? q_rope=None, Tensor? sink=None, bool "
     "empty_lse_negative=False) -> (Tensor, Tensor)"
