@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 
 #include "call.h"
+#include "messages.h"
 #include "winnow/error.h"
 
 namespace winnow::python {
@@ -15,7 +16,7 @@ void translate(const std::exception_ptr& caught, void*) {
     PyObject* type = e.code() == ErrorCode::kInvalidArgument ? PyExc_ValueError
                      : e.code() == ErrorCode::kUnsupported   ? PyExc_NotImplementedError
                                                              : PyExc_RuntimeError;
-    PyErr_SetString(type, e.what());
+    PyErr_SetString(type, in_python(e.what()).c_str());
   }
 }
 

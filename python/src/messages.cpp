@@ -1,0 +1,54 @@
+#include "messages.h"
+
+#include <string_view>
+
+namespace winnow::python {
+
+namespace {
+
+struct Renamed {
+  std::string_view in_the_library;
+  std::string_view in_python;
+};
+
+// Fields of the library's structs. The longer of two names that begin alike comes first.
+constexpr Renamed kFields[] = {
+    {"lists[0].", ""},
+    {"lists[1].", "extra_"},
+    {"lists[0]", "cache"},
+    {"lists (columns)", "indices and extra_indices (columns)"},
+    {"indexer.block_table", "index_table"},
+    {"indexer.", "index_"},
+    {"parallel.", ""},
+    {"target.kernel", "kernel"},
+};
+
+// Outputs, which are `out` in every call of Python. The stage comes with the name: `ids` is an
+// input of other stages.
+constexpr Renamed kOutputs[] = {
+    {"score: logits:", "score: out:"},
+    {"score_select: ids:", "score_select: out:"},
+    {"select: ids:", "select: out:"},
+    {"locate: slots:", "locate: out:"},
+    {"topk_mask: mask:", "topk_mask: out:"},
+    {"compressed_slots: slots:", "compressed_slots: out:"},
+    {"c128a_lists: lists:", "c128a_lists: out:"},
+    {"window_lists: lists:", "window_lists: out:"},
+    {"combined_lists: lists:", "combined_lists: out:"},
+};
+
+}  // namespace
+
+std::string in_python(std::string message) {
+  for (const auto& [from, to] : kOutputs)
+    if (message.starts_with(from)) message.replace(0, from.size(), to);
+  for (const auto& [from, to] : kFields)
+    for (size_t at = 0; (at = message.find(from, at)) != message.npos; at += to.size())
+      message.replace(at, from.size(), to);
+  // torch.topk, torch.argsort and NumPy's defaults give int64.
+  if (message.find(" int32, found ") != message.npos && message.ends_with(" int64"))
+    message += "; convert it: .int() in PyTorch, .astype(\"int32\") in NumPy";
+  return message;
+}
+
+}  // namespace winnow::python
