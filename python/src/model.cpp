@@ -57,7 +57,7 @@ struct Layout {
       invalid("Cache: data: expected contiguous rows of " + std::to_string(record_dim(format)) +
               ", found " + shape_text(t));
     if (t.shape[0] > 1 && t.stride[0] != t.shape[1])
-      return {t.data, format, t.shape[0], 1, stride()};
+      return {t.data, format, t.shape[0], 1, stride(1)};
     return {t.data, format, t.shape[0] > 0, static_cast<int32_t>(std::max<int64_t>(t.shape[0], 1)),
             0};
   }
@@ -67,7 +67,7 @@ struct Layout {
     if (t.stride[1] != 1 || t.shape[1] * item() < used)
       invalid("Cache: data: expected contiguous pages of at least " + std::to_string(used) +
               " bytes for " + std::to_string(tokens) + " tokens, found " + shape_text(t));
-    return {t.data, format, t.shape[0], static_cast<int32_t>(tokens), stride()};
+    return {t.data, format, t.shape[0], static_cast<int32_t>(tokens), stride(tokens)};
   }
 
   Cache pages_of_records() const {
@@ -79,15 +79,19 @@ struct Layout {
     if (d * item() != record() || !dense)
       invalid("Cache: data: expected contiguous records of " + std::to_string(record()) +
               " bytes, found " + shape_text(t));
-    return {t.data, format, t.shape[0], static_cast<int32_t>(tokens), stride()};
+    return {t.data, format, t.shape[0], static_cast<int32_t>(tokens), stride(tokens)};
   }
 
   // A single page may have any stride, which is not read then. Of several, a stride of 0 (an
   // expanded tensor) would be taken for one that is not given.
-  int64_t stride() const {
-    if (t.shape[0] > 1 && t.stride[0] == 0)
-      invalid("Cache: data: expected pages that do not overlap, found stride 0");
-    return t.shape[0] > 1 ? t.stride[0] * item() : 0;
+  int64_t stride(int64_t tokens) const {
+    if (t.shape[0] <= 1) return 0;
+    const int64_t used = page_bytes_used(format, tokens);
+    const int64_t bytes = t.stride[0] * item();
+    if (bytes < used)
+      invalid("Cache: data: expected pages at least " + std::to_string(used) +
+              " bytes apart, so that they do not overlap, found stride " + std::to_string(bytes));
+    return bytes;
   }
 };
 
