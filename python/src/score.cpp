@@ -29,7 +29,7 @@ nb::object score_(Call& c) {
   ScoreArgs a = score_inputs(c);
   const int64_t keys = a.key_rows ? a.key_rows.shape[0] : a.block_table.shape[1] * a.keys.page;
   a.logits = c.out("out", DType::kF32, {a.q.shape[0], c.size("width", keys)});
-  a.clean = c.flag("clean", true);
+  a.clean = c.flag("clean");
   c.run([&] { score(a); });
   return c.result({"out"});
 }
@@ -89,7 +89,7 @@ void bind_score(nb::module_& m) {
       "Cache | None "
       "= None, block_table: Array | None = None, requests: Array | None = None, key_rows: Array | "
       "None = "
-      "None, key_scales: Array | None = None, width: int | None = None, clean: bool = True, out: "
+      "None, key_scales: Array | None = None, width: int | None = None, clean: bool = False, out: "
       "Array | "
       "None = None, plan: Plan | None = None, kernel: str | None = None) -> Array",
       score_,
@@ -102,7 +102,8 @@ keys         a Cache of index keys, with block_table [requests, pages] int32 and
              int32; or
 key_rows     [keys, 128] e4m3 with key_scales [keys] f32
 width        columns of the array that is made; all keys if not given
-clean        fills entries outside a token's range with -inf; else they are left as they are
+clean        fills entries outside a token's range with -inf; else they are left as they are, which
+             in a new array can be anything
 
 Returns logits [tokens, width] f32.)");
   def(m,

@@ -120,7 +120,7 @@ def _(x):
 )
 def _score(q, weights, ends, *, keys=None, page=None, width, **rest):
     return _winnow.score(
-        q, weights, ends, keys=_cache(keys, "index_keys", page), width=width, **rest
+        q, weights, ends, keys=_cache(keys, "index_keys", page), width=width, clean=True, **rest
     )
 
 
