@@ -107,6 +107,60 @@ def test_opcheck(name, device):
     torch.library.opcheck(getattr(ops, name), args, kwargs)
 
 
+def test_meta_tensors():
+    """One meta tensor among others is an error; a call of meta tensors alone has a meta result."""
+    (q, cache, indices, *rest), kwargs = arguments()["attend"]
+    with pytest.raises(ValueError, match="attend: cache: .* on cpu, .* found one on meta"):
+        ops.attend(q, cache.to("meta"), indices, *rest, **kwargs)
+    with pytest.raises(ValueError, match="attend: indices: .* found one on cpu"):
+        ops.attend(q.to("meta"), cache.to("meta"), indices, *rest, **kwargs)
+    for name, (args, kwargs) in arguments().items():
+        args = [moved(x, "meta") for x in args]
+        result = getattr(ops, name)(*args, **{k: moved(x, "meta") for k, x in kwargs.items()})
+        for x in (
+            () if result is None else (result,) if isinstance(result, torch.Tensor) else result
+        ):
+            assert x.device.type == "meta", name
+
+
+def test_gradients_are_refused():
+    """An input whose gradient would be lost raises in grad mode, and passes outside it."""
+    (q, cache, indices, *_), _ = arguments()["attend"]
+    memory = winnow.Cache(cache, "v4_fp8", 8)
+    want = winnow.attend(q, memory, indices, scale=0.1)
+    kv = bf16(24, 512)
+    calls = {
+        "q": lambda: winnow.attend(torch.nn.Parameter(q), memory, indices, scale=0.1),
+        "cache": lambda: winnow.attend(
+            q, winnow.Cache(torch.nn.Parameter(kv), "v4_bf16"), indices, scale=0.1
+        ),
+        "sink": lambda: winnow.attend(
+            q, memory, indices, scale=0.1, sink=torch.zeros(2, requires_grad=True)
+        ),
+        "out": lambda: winnow.attend(
+            q, memory, indices, scale=0.1, out=torch.zeros_like(want, requires_grad=True)
+        ),
+        "operator": lambda: ops.attend(
+            torch.nn.Parameter(q), cache, indices, "v4_fp8", 8, scale=0.1
+        ),
+    }
+    for name, call in calls.items():
+        name = "q" if name == "operator" else name
+        with pytest.raises(NotImplementedError, match=f"attend: {name}: .* torch.no_grad"):
+            call()
+        with torch.no_grad():
+            without = call()
+        with torch.inference_mode():
+            inference = call()
+        for got in (without, inference):
+            got = got[0] if isinstance(got, tuple) else got
+            assert got.shape == want.shape
+    # A tensor that requires no gradient passes in grad mode; so do Parameters that are frozen.
+    assert torch.equal(
+        winnow.attend(torch.nn.Parameter(q, False), memory, indices, scale=0.1), want
+    )
+
+
 def layer(q, memory, kv, slots, indices):
     ops.write_(memory, kv, slots, "v32_fp8", 8)
     out, lse = ops.attend(q, memory, indices, "v32_fp8", 8, scale=0.07)

@@ -25,17 +25,37 @@ def _cache(data: Tensor | None, fmt: str, page: int | None) -> _winnow.Cache | N
     return None if data is None else _winnow.Cache(data, fmt, page)
 
 
+def _one_device(name: str, arguments: dict) -> None:
+    """One tensor on "meta" sends a call here: the others' devices are results' devices too."""
+    first = None
+    for argument, value in arguments.items():
+        if not isinstance(value, Tensor):
+            continue
+        first = value.device if first is None else first
+        if value.device != first:
+            raise ValueError(
+                f"{name}: {argument}: expected a tensor on {first}, as the ones before it, "
+                f"found one on {value.device}"
+            )
+
+
 def _operator(schema: str):
     """Registers the function below for CPU and CUDA; its attribute `fake` registers shapes."""
     name = schema[: schema.index("(")]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    parameters = [a.name for a in getattr(ops, name).default._schema.arguments]
+
+    def fake(shapes):
+        def checked(*args, **kwargs):
+            _one_device(name, dict(zip(parameters, args, strict=False)) | kwargs)
+            return shapes(*args, **kwargs)
+
+        return torch.library.register_fake(f"winnow::{name}", checked, lib=_library)
 
     def register(function):
         for key in ("CPU", "CUDA"):
             _library.impl(name, function, key)
-        function.fake = lambda shapes: torch.library.register_fake(
-            f"winnow::{name}", shapes, lib=_library
-        )
+        function.fake = fake
         return function
 
     return register
