@@ -183,5 +183,75 @@ def test_inference_only():
         winnow.hf.attention(torch.nn.Module(), query, query, query, None, scaling=1.0)
     with pytest.raises(NotImplementedError, match="a mask per head"):
         winnow.hf.attention(
-            torch.nn.Module(), query.detach(), query, query, torch.zeros(1, 2, 3, 3), scaling=1.0
+            torch.nn.Module(), *[query.detach()] * 3, torch.zeros(1, 2, 3, 3), scaling=1.0
         )
+    # Keys alone, and sinks, have gradients to lose as well.
+    fixed = query.detach()
+    for inputs in ((fixed, query, fixed), (fixed, fixed, query)):
+        with pytest.raises(NotImplementedError, match="inference only"):
+            winnow.hf.attention(torch.nn.Module(), *inputs, None, scaling=1.0)
+
+
+TINY = {
+    "vocab_size": 16,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "initializer_range": 0.2,
+}
+
+
+def test_softcap():
+    """Gemma 2 caps its logits, which winnow does not: an error, not other logits."""
+    winnow.hf.register()
+    inputs = torch.randint(2, 16, (2, 9))
+    for cap in (2.0, None):
+        torch.manual_seed(0)
+        config = transformers.Gemma2Config(**TINY, attn_logit_softcapping=cap, sliding_window=4)
+        model = transformers.Gemma2ForCausalLM(config).eval().requires_grad_(False)
+        model.set_attn_implementation("eager")
+        want = model(inputs).logits
+        model.set_attn_implementation("winnow")
+        if cap is not None:
+            with pytest.raises(NotImplementedError, match=r"winnow.hf: softcap: 2.0 would change"):
+                model(inputs)
+        else:
+            torch.testing.assert_close(model(inputs).logits, want, rtol=0.05, atol=0.1)
+
+
+def test_keywords():
+    """Whatever would change the result is refused; what has no effect, or is None, is not."""
+    query = torch.randn(1, 2, 5, 16)
+    mask = torch.zeros(1, 1, 5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), float("-inf"))
+
+    def attend(mask=mask, **keywords):
+        return winnow.hf.attention(torch.nn.Module(), query, query, query, mask, 0.3, **keywords)[0]
+
+    want = attend()
+    ids = torch.arange(5)
+    nothing = {"position_ids": ids, "use_cache": True, "cache_position": ids, "softcap": None}
+    in_mask = {"sliding_window": 2, "cu_seq_lens_q": ids, "max_length_q": 5, "seq_idx": ids}
+    assert torch.equal(attend(**nothing, **in_mask, output_attentions=False), want)
+    for name, value in {
+        "softcap": 30.0,
+        "position_bias": query,
+        "block_indices": ids,
+        "cache": object(),
+        "output_attentions": True,
+        "head_mask": ids,
+        "anything": 0,
+    }.items():
+        with pytest.raises(NotImplementedError, match=f"winnow.hf: {name}: .* is not served"):
+            attend(**{name: value})
+    # Without a mask nothing else says what a query sees.
+    assert torch.equal(attend(None, sliding_window=5), want)
+    for name, value in in_mask.items():
+        with pytest.raises(NotImplementedError, match=f"{name}: .*without attention_mask"):
+            attend(None, **{name: value})
+    assert torch.equal(attend(None, is_causal=True), want)
+    everything = attend(torch.zeros(1, 1, 5, 5))
+    assert torch.equal(attend(None, is_causal=False), everything)
+    assert not torch.equal(everything, want)

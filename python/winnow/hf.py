@@ -4,7 +4,8 @@
 DeepseekV32 and GlmMoeDsa run on sparse attention over the indexer's top-k; DeepseekV4 (whose mask
 covers window and compressed entries) and any other model that uses the attention interface run on
 the same kernel over all keys that their mask leaves. Queries, keys and values of a model in another
-dtype are rounded to bf16 on the way in; sums are fp32 in any case.
+dtype are rounded to bf16 on the way in; sums are fp32 in any case. A keyword that would change the
+result and is not served (softcap, position_bias, ...) raises NotImplementedError.
 """
 
 from __future__ import annotations
@@ -14,6 +15,43 @@ import torch
 from winnow import _winnow
 
 __all__ = ["attention", "register"]
+
+# Keywords of transformers that the result does not depend on.
+_WITHOUT_EFFECT = {
+    "cache_position",
+    "deterministic",
+    "num_items_in_batch",
+    "output_hidden_states",
+    "output_router_logits",
+    "position_ids",
+    "return_dict",
+    "use_cache",
+}
+# Keywords that say which keys a query sees. Where there is a mask, it says the same.
+_IN_THE_MASK = {
+    "cu_seq_lens_k",
+    "cu_seq_lens_q",
+    "max_length_k",
+    "max_length_q",
+    "seq_idx",
+    "sliding_window",
+}
+
+
+def _refuse_what_is_not_served(keywords: dict, has_mask: bool, keys: int) -> None:
+    for name, value in keywords.items():
+        if value is None or name in _WITHOUT_EFFECT or (has_mask and name in _IN_THE_MASK):
+            continue
+        if name == "sliding_window" and value >= keys:
+            continue
+        if name == "output_attentions" and not value:
+            continue
+        found = repr(value) if isinstance(value, (bool, float, int, str)) else "a value"
+        without = " without attention_mask" if name in _IN_THE_MASK else ""
+        raise NotImplementedError(
+            f"winnow.hf: {name}: {found}{without} would change the result and is not served; "
+            "use another attn_implementation for this model"
+        )
 
 
 def _bias(mask: torch.Tensor | None, batch: int, keys: int) -> dict:
@@ -53,13 +91,17 @@ def attention(
     dropout: float = 0.0,
     indices: torch.Tensor | None = None,
     s_aux: torch.Tensor | None = None,
+    is_causal: bool | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
     """The function behind the name: query [B, H, q, d_qk], key and value [B, H or 1, keys, d],
     attention_mask [B, 1, q, keys] bool or float, indices [B, q, topk] int32, s_aux [H] sinks.
-    Returns [B, q, H, d_v].
+    Without attention_mask, is_causal (else the module's) says what a query sees. Other keywords are
+    refused unless they have no effect on the result. Returns [B, q, H, d_v].
     """
-    if dropout or (torch.is_grad_enabled() and query.requires_grad):
+    _refuse_what_is_not_served(kwargs, attention_mask is not None, key.shape[2])
+    inputs = [x for x in (query, key, value, s_aux) if x is not None]
+    if dropout or (torch.is_grad_enabled() and any(x.requires_grad for x in inputs)):
         raise NotImplementedError(
             "winnow.hf: inference only: no dropout, and run under torch.no_grad()"
         )
@@ -67,7 +109,8 @@ def attention(
     q = query.transpose(1, 2).bfloat16()
     k, v = _per_head(key.bfloat16(), heads), _per_head(value.bfloat16(), heads)
     lengths = None
-    if attention_mask is None and getattr(module, "is_causal", True) and tokens > 1:
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if attention_mask is None and causal and tokens > 1:
         # No mask means causal: query i sees the keys up to its own.
         first = key.shape[2] - tokens + 1
         lengths = torch.arange(first, key.shape[2] + 1, dtype=torch.int32, device=query.device)
