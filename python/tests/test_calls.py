@@ -14,6 +14,7 @@ import torch
 
 import winnow
 from conftest import on
+from damage import OnlyDlpack
 
 INT = torch.int32
 
@@ -40,19 +41,6 @@ def test_no_copies(small):
     )
     same = winnow.select(torch.rand(2, 6), out=indices[:, :3])
     assert same.data_ptr() == indices.data_ptr()
-
-
-class OnlyDlpack:
-    """An array of a library that winnow does not know: DLPack and nothing else."""
-
-    def __init__(self, tensor):
-        self.tensor = tensor
-
-    def __dlpack__(self, **kwargs):
-        return self.tensor.__dlpack__(**kwargs)
-
-    def __dlpack_device__(self):
-        return self.tensor.__dlpack_device__()
 
 
 def test_any_dlpack_array(small):
