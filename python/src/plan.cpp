@@ -267,8 +267,13 @@ Raises RuntimeError while a call of another thread uses the plan.)")
            "(tiles [n, 4], worker_starts, split_starts) of a part; a tile is token, begin, end, "
            "split.")
       .def(
-          "kernel", [](const PyPlan& p, std::string_view s) { return p.plan.kernel(stage_of(s)); },
-          nb::arg("stage"), "Name of the kernel that a stage runs.")
+          "kernel",
+          [](nb::handle self, std::string_view s, int32_t part) {
+            return plan_of(self).kernel(stage_of(s), part);
+          },
+          nb::arg("stage"), nb::arg("part") = 0,
+          R"(The kernel that a stage runs for the current batch; of "attend", in one of its parts.
+Before the first refill: for a batch of the plan's capacity.)")
       .def(
           "reasons",
           [](const PyPlan& p, std::string_view s) { return p.plan.reasons(stage_of(s)); },
