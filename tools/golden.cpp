@@ -117,17 +117,21 @@ struct Golden {
   }
 };
 
+std::string family(const std::string& kernel) { return kernel.substr(0, kernel.find('/')); }
+
 std::vector<std::string> kernels_of(const std::string& stage) {
+  // The kernels of a family ("sm90/wide") go by its name: the library chooses among them.
   std::vector<std::string> names;
   for (const KernelInfo& k : support())
-    if (k.stage == stage && k.available) names.push_back(k.kernel);
+    if (k.stage == stage && k.available && (names.empty() || names.back() != family(k.kernel)))
+      names.push_back(family(k.kernel));
   return names;
 }
 
 // The kernel of a verdict, where it runs.
 Target target_of(const Verdict& v) {
   for (const KernelInfo& k : support())
-    if (k.kernel == v.kernel && k.device == "cuda")
+    if (family(k.kernel) == v.kernel && k.device == "cuda")
       return {.device = cuda(), .kernel = v.kernel.c_str()};
   return {.kernel = v.kernel.c_str()};
 }
