@@ -43,8 +43,9 @@ gpu-test:  ## every test of the CUDA build and compute-sanitizer, on a machine w
 install: build  ## headers, library, program and CMake package, under PREFIX (/usr/local)
 	cmake --install build/release --prefix $(PREFIX)
 
-readme: build  ## README's table of kernels, from the program
+readme: build  ## README's table of kernels (from the program), its plot and tables of speed (from bench/results)
 	cmake -Dprogram=$(WINNOW) -Dreadme=README.md -Dupdate=ON -P tests/support_table.cmake
+	python3 tools/plot_readme.py
 
 clean:  ## removes every build
 	rm -rf build

@@ -92,3 +92,6 @@ add_test(NAME links_of_documents
 find_package(Python3 3.10 REQUIRED COMPONENTS Interpreter)
 add_test(NAME pictures_of_documents
          COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/tools/draw_docs.py --check)
+# README's plot and its tables of speed are what the script makes of the stored results.
+add_test(NAME speeds_of_readme
+         COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/tools/plot_readme.py --check)

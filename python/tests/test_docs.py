@@ -50,6 +50,28 @@ def test_plot(tmp_path, ending):
     done = subprocess.run(
         [sys.executable, script, *files, "-o", out], check=True, capture_output=True, text=True
     )
-    assert done.stdout.strip().endswith("4 bars")
+    assert done.stdout.strip().endswith("4 bars")  # 2 shares of the roof and 2 ratios
+    only = subprocess.run(
+        [sys.executable, script, files[0], "--only", "select", "-o", out],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert only.stdout.strip().endswith("1 bars")
     head = out.read_bytes()[:200]
     assert (b"<?xml" in head) if ending == "svg" else head.startswith(b"\x89PNG")
+
+
+def test_plot_without_matplotlib(tmp_path):
+    """Without matplotlib: one line, no traceback."""
+    script = ROOT / "tools" / "plot_bench.py"
+    (tmp_path / "matplotlib.py").write_text("raise ImportError")
+    (tmp_path / "rows.json").write_text(json.dumps([ROW]))
+    done = subprocess.run(
+        [sys.executable, script, tmp_path / "rows.json", "-o", tmp_path / "plot.svg"],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr == "plot_bench needs matplotlib: pip install matplotlib\n"

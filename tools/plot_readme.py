@@ -1,0 +1,345 @@
+#!/usr/bin/env python3
+"""Draws README's plot of speed-ups and fills in README's tables of speed, from the stored results.
+
+    tools/plot_readme.py            writes docs/pictures/speedup.svg and README's tables
+    tools/plot_readme.py --check    writes nothing; fails if either is not current
+
+Sources: bench/results/h200-in-turns.json for ratios measured side by side in one process, and
+bench/results/{h200,h200-batches,cpu-zen4,cpu-emerald-rapids,cpu-emerald-rapids-16}.json, whose
+ratios divide a peer's stored time (bench/peers) by winnow's. Standard library only.
+"""
+
+import argparse
+import dataclasses
+import html
+import json
+import math
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PICTURE = ROOT / "docs" / "pictures" / "speedup.svg"
+README = ROOT / "README.md"
+MODELS = {"v32": "V3.2", "v4": "V4"}
+
+
+def results(name):
+    return json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text())["results"]
+
+
+@dataclasses.dataclass
+class Line:
+    """One row of the plot: a shape, its peer, and every stored case of it.
+
+    A case has a name and a ratio; above 1, winnow is faster than the peer. `times` are winnow's own
+    in microseconds; a line that has some is a row of README's table too.
+    """
+
+    stage: str
+    label: str
+    detail: str
+    peer: str
+    cases: list
+    times: list = dataclasses.field(default_factory=list)
+    in_turns: bool = True
+
+    def span(self):
+        ratios = [ratio for _, ratio in self.cases]
+        return span((min(ratios), max(ratios)), lambda x: f"{x:.2f}" if x < 4 else f"{x:.1f}") + "×"
+
+
+@dataclasses.dataclass
+class Panel:
+    title: str
+    ticks: list
+    low: float
+    high: float
+    lines: list
+
+
+def span(ends, form):
+    """ "1.15–1.79", or one number where both ends read the same."""
+    return "–".join(dict.fromkeys(form(end) for end in ends))
+
+
+def time_span(times):
+    return span((min(times), max(times)), lambda us: f"{us:,.0f}" if us >= 100 else f"{us:.1f}")
+
+
+def cases(rows, keep):
+    """(case, ratio) of the rows that `keep` accepts. A row with `ratios` gives its two ends."""
+    found = []
+    for row in rows:
+        ratios = row.get("ratios") or [row.get("ratio")]
+        found += [(row["case"], ratio) for ratio in ratios if ratio and keep(row)]
+    if not found:
+        sys.exit("plot_readme: a line of the plot has no stored result")
+    return found
+
+
+def times(rows, names, kernel=None):
+    """winnow's times of the named cases, in microseconds."""
+    found = {r["case"]: r["us"] for r in rows if kernel in (None, r.get("kernel")) and r.get("us")}
+    missing = [name for name in names if name not in found]
+    if missing:
+        sys.exit(f"plot_readme: no stored result of {missing[0]!r}")
+    return [found[name] for name in names]
+
+
+def decode_line(turns, timed, model, heads, lists):
+    """Decode over lists of 2048 or 128+512 keys: ratios of all batches, times of two."""
+    prefix = f"decode {model} h{heads} topk {lists} "
+    found = cases(turns, lambda row: row["case"].startswith(prefix) and "after" not in row)
+    ends = [f"{model} h{heads} topk {lists} {batch} cold" for batch in ("1 token", "128 tokens")]
+    peer = "FlashMLA" if heads >= 64 else "FlashMLA, padded to 64 heads"
+    label = f"decode, {MODELS[model]}, {heads} heads"
+    return Line("decode", label, "batch 1 to 128", peer, found, times(timed, ends))
+
+
+def prefill_line(turns, prefix, label, detail, mine=()):
+    found = cases(turns, lambda row: row["case"].startswith(prefix))
+    return Line("prefill", label, detail, "FlashMLA", found, list(mine))
+
+
+def fastest_peers(rows):
+    """The rows of select against the fastest peer that was measured for their case."""
+    best = {}
+    for row in rows:
+        if row["stage"] == "select":
+            best[row["case"]] = min(best.get(row["case"], row), row, key=lambda r: r["ratio"])
+    return list(best.values())
+
+
+def gpu_panel():
+    turns, stored, batches = results("h200-in-turns"), results("h200"), results("h200-batches")
+    rows = [f"prefill v32 h128 topk 2048 4096 x {keys} cold" for keys in ("8k", "64k", "128k")]
+    v4_rows = [f"prefill v4 {x} 4096 x 32k cold" for x in ("h64 topk 512", "h128 topk 1024")]
+    window = cases(turns, lambda row: "window 128 alone" in row["case"])
+    picked = fastest_peers(turns)
+    logits = [row for row in stored if row["case"].startswith("logits") and row["peer"]]
+    lines = [
+        decode_line(turns, stored, "v32", 128, "2048"),
+        decode_line(turns, stored, "v32", 64, "2048"),
+        decode_line(turns, stored, "v32", 16, "2048"),
+        decode_line(turns, batches, "v4", 64, "128+512"),
+        decode_line(turns, batches, "v4", 128, "128+1024"),
+        Line("decode", "decode, V4, window of 128 keys alone", "batch 64", "FlashMLA", window),
+        prefill_line(
+            turns,
+            "prefill v32 h128",
+            "prefill, V3.2, 128 heads",
+            "8k to 128k keys",
+            times(stored, rows),
+        ),
+        prefill_line(
+            turns,
+            "prefill v4",
+            "prefill, V4, 64 and 128 heads",
+            "32k keys",
+            times(stored, v4_rows),
+        ),
+        prefill_line(turns, "prefill v32 and v4", "prefill of 128 to 1,024 tokens", ""),
+        Line(
+            "select",
+            "select",
+            "top 512 or 2,048 of 8k to 1M",
+            "vLLM 0.32's fastest top-k",
+            cases(picked, lambda row: True),
+            times(picked, [row["case"] for row in picked]),
+        ),
+        Line(
+            "score",
+            "score",
+            "64 heads, 8k to 128k keys",
+            "DeepGEMM",
+            cases(logits, lambda row: True),
+            times(logits, [row["case"] for row in logits]),
+            in_turns=False,
+        ),
+    ]
+    return Panel("NVIDIA H200", [0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2], 0.8, 2.2, lines)
+
+
+def cpu_lines(name, machine, kernel, peer="ik_llama.cpp"):
+    """Two lines of a CPU, with warm caches: attend for one token, and score with select."""
+    rows = results(name)
+
+    def warm(stage, prefix):
+        def keep(row):
+            one = row["stage"] == stage and row["batch"] == 1 and row["kernel"] == kernel
+            return one and row["case"].startswith(prefix) and row["case"].endswith("warm")
+
+        return cases(rows, keep)
+
+    attend = warm("attend", "v32 h")
+    mine = times(rows, [case for case, _ in attend], kernel)
+    score = warm("score", "topk 2048 h64")
+    return [
+        Line("attend", f"attend, {machine}", "16 to 128 heads", peer, attend, mine, in_turns=False),
+        Line(
+            "score",
+            f"score and select, {machine}",
+            "32k keys",
+            "ik_llama.cpp",
+            score,
+            in_turns=False,
+        ),
+    ]
+
+
+def cpu_panel():
+    lines = [
+        *cpu_lines("cpu-zen4", "Zen 4, 2 cores", "avx512bf16"),
+        *cpu_lines(
+            "cpu-emerald-rapids", "AMX, 2 cores", "amx", "a replica of SGLang/vLLM's scheme"
+        ),
+        *cpu_lines("cpu-emerald-rapids-16", "AMX, 16 cores", "amx"),
+    ]
+    return Panel("CPU", [1, 2, 4, 8, 16], 0.8, 16, lines)
+
+
+# ---- The picture ---------------------------------------------------------------------------
+
+WIDTH, LEFT, RIGHT, ROW = 860, 335, 740, 38
+STYLE = """
+  .back { fill: #ffffff; stroke: #d0d7de; }
+  text { font: 13px system-ui, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2328; }
+  .head { font-weight: 600; font-size: 15px; }
+  .peer, .tick, .note { fill: #59636e; font-size: 11.5px; }
+  .grid { stroke: #d0d7de; stroke-width: 1; }
+  .one { stroke: #59636e; stroke-width: 1.5; }
+  .decode { fill: #0969da; stroke: #0969da; }
+  .attend { fill: #0969da; stroke: #0969da; }
+  .prefill { fill: #1a7f37; stroke: #1a7f37; }
+  .select { fill: #bc4c00; stroke: #bc4c00; }
+  .score { fill: #8250df; stroke: #8250df; }
+  .span { stroke-width: 7; stroke-opacity: 0.22; stroke-linecap: round; }
+  .apart { fill: #ffffff; stroke-width: 2; }
+  @media (prefers-color-scheme: dark) {
+    .back { fill: #0d1117; stroke: #3d444d; }
+    text { fill: #f0f6fc; }
+    .peer, .tick, .note { fill: #9198a1; }
+    .grid { stroke: #2a313c; }
+    .one { stroke: #9198a1; }
+    .decode, .attend { fill: #4493f8; stroke: #4493f8; }
+    .prefill { fill: #3fb950; stroke: #3fb950; }
+    .select { fill: #f0883e; stroke: #f0883e; }
+    .score { fill: #ab7df8; stroke: #ab7df8; }
+    .apart { fill: #0d1117; }
+  }
+"""
+
+
+def text(x, y, words, kind="", anchor="start", detail=""):
+    words = html.escape(words)
+    if detail:
+        words += f' <tspan class="peer">{html.escape(detail)}</tspan>'
+    kind = f' class="{kind}"' if kind else ""
+    anchor = f' text-anchor="{anchor}"' if anchor != "start" else ""
+    return f'<text{kind} x="{x:.1f}" y="{y:.1f}"{anchor}>{words}</text>'
+
+
+def dot(x, y, stage, in_turns, title=""):
+    kind = stage if in_turns else f"{stage} apart"
+    title = f"<title>{html.escape(title)}</title>" if title else ""
+    return f'<circle class="{kind}" cx="{x:.1f}" cy="{y}" r="4.2">{title}</circle>'
+
+
+def draw_line(line, y, place):
+    at = [place(ratio) for _, ratio in line.cases]
+    ends = f'x1="{min(at):.1f}" y1="{y}" x2="{max(at):.1f}" y2="{y}"'
+    out = [
+        text(20, y - 2, line.label + ("," if line.detail else ""), detail=line.detail),
+        text(20, y + 13, f"against {line.peer}", "peer"),
+        text(WIDTH - 20, y + 4.5, line.span(), "", "end"),
+        f'<line class="{line.stage} span" {ends}/>',
+    ]
+    for (case, ratio), x in zip(line.cases, at, strict=True):
+        out.append(dot(x, y, line.stage, line.in_turns, f"{case}: {ratio:.2f}×"))
+    return out
+
+
+def draw_panel(panel, top):
+    """The panel's elements, and the y below it."""
+    scale = math.log(panel.high / panel.low)
+
+    def place(ratio):
+        return LEFT + (RIGHT - LEFT) * math.log(ratio / panel.low) / scale
+
+    first = top + 32
+    bottom = first + ROW * len(panel.lines)
+    out = [text(20, top + 10, panel.title, "head")]
+    for tick in panel.ticks:
+        x = place(tick)
+        kind = "one" if tick == 1 else "grid"
+        ends = f'x1="{x:.1f}" y1="{first - 10}" x2="{x:.1f}" y2="{bottom - 6}"'
+        out.append(f'<line class="{kind}" {ends}/>')
+        out.append(text(x, bottom + 10, f"{tick:g}×", "tick", "middle"))
+    out.append(text(place(1) - 8, top + 13, "← slower", "note", "end"))
+    out.append(text(place(1) + 8, top + 13, "faster than the peer →", "note"))
+    for i, line in enumerate(panel.lines):
+        out += draw_line(line, first + ROW * i + ROW // 2 - 8, place)
+    return out, bottom + 44
+
+
+def draw(panels):
+    body, y = [], 58
+    for panel in panels:
+        elements, y = draw_panel(panel, y)
+        body += elements
+    y -= 12
+    body.append(dot(26, y - 4, "decode", True))
+    body.append(text(38, y, "both libraries launched in turn, in one process", "note"))
+    body.append(dot(340, y - 4, "decode", False))
+    body.append(text(352, y, "each measured by itself, on the same kind of machine", "note"))
+    height = y + 20
+    title = "Speed-up over other implementations, one dot a measured case"
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
+        f'viewBox="0 0 {WIDTH} {height}" role="img">'
+    )
+    frame = f'<rect class="back" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>'
+    parts = [head, f"<title>{title}</title>", f"<style>{STYLE}</style>", frame]
+    return "\n".join([*parts, text(20, 32, title, "head"), *body, "</svg>"]) + "\n"
+
+
+# ---- README's tables -------------------------------------------------------------------------
+
+
+def table(panel):
+    out = [f"| {panel.title} | winnow, µs | peer | speed-up |", "|---|---:|---|---|"]
+    for x in panel.lines:
+        if x.times:
+            out.append(f"| {x.label} | {time_span(x.times)} | {x.peer} | {x.span()} |")
+    return "\n".join(out) + "\n"
+
+
+def with_tables(readme, tables):
+    for name, words in tables.items():
+        begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
+        if begin not in readme or end not in readme:
+            raise SystemExit(f"plot_readme: expected the markers of {name!r} in {README.name}")
+        before, rest = readme.split(begin, 1)
+        readme = before + begin + words + end + rest.split(end, 1)[1]
+    return readme
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing, fail if not current")
+    check = parser.parse_args().check
+    gpu, cpu = gpu_panel(), cpu_panel()
+    readme = with_tables(README.read_text(), {"h200": table(gpu), "cpu": table(cpu)})
+    wanted = {PICTURE: draw([gpu, cpu]), README: readme}
+    stale = [p for p, words in wanted.items() if not p.exists() or p.read_text() != words]
+    names = ", ".join(str(p.relative_to(ROOT)) for p in stale)
+    if check and stale:
+        sys.exit(f"plot_readme: not current: {names} (run tools/plot_readme.py)")
+    for path in stale:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(wanted[path])
+    print(f"wrote {names}" if stale else "current")
+
+
+if __name__ == "__main__":
+    main()
