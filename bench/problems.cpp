@@ -151,7 +151,8 @@ double ScoreProblem::flops() const {
 
 double ScoreProblem::bytes() const {  // keys once a request, logits once
   const double requests = sizes_.shared ? 1.0 : static_cast<double>(sizes_.batch);
-  return requests * static_cast<double>(sizes_.context) * 132 +
+  const auto key = static_cast<double>(page_bytes_used(CacheFormat::kIndexKeys, 1));
+  return requests * static_cast<double>(sizes_.context) * key +
          4.0 * std::accumulate(ends.begin(), ends.end(), 0.0);
 }
 
