@@ -12,7 +12,7 @@ import argparse
 import pathlib
 import sys
 
-from pictures import flow, memory, roles
+from pictures import cpu, flow, memory, roles
 
 PICTURES = pathlib.Path(__file__).resolve().parent.parent / "docs" / "pictures"
 
@@ -24,6 +24,7 @@ DRAWINGS = {
     "prefill-memory.svg": memory.wide_shared,
     "plan-parts-tiles.svg": flow.plan_parts_tiles,
     "score-select.svg": flow.score_select,
+    "cpu-attend.svg": cpu.attend_block,
 }
 
 
