@@ -1,6 +1,6 @@
 // absorb: the projections around sparse MLA. Loading and splitting kv_b_proj, moving queries into
 // the latent space and outputs out of it, and decompressing latents for per-head attention.
-// Weights may have any strides; of rows (queries, outputs, latents) the last dimension is
+// Weights may have any strides. The last dimension of rows (queries, outputs, latents) must be
 // contiguous. A row's result does not depend on the other rows of the call.
 #pragma once
 
@@ -10,9 +10,9 @@ namespace winnow {
 
 struct DequantizeWeightArgs {
   Tensor weight;  // [rows, cols] e4m3
-  Tensor scale;   // [ceil(rows / 128), ceil(cols / 128)] f32 (weight_scale_inv), or [1] for one per
-                  // tensor
-  Tensor out;     // [rows, cols] bf16
+  // [ceil(rows / 128), ceil(cols / 128)] f32 (weight_scale_inv), or [1] for one per tensor.
+  Tensor scale;
+  Tensor out;  // [rows, cols] bf16
   Target target = {};
 };
 
@@ -20,10 +20,11 @@ struct DequantizeWeightArgs {
 void dequantize_weight(const DequantizeWeightArgs& args);
 
 struct SplitKvBArgs {
-  Tensor weight;  // [L, H, P + V] bf16, any strides. A checkpoint's kv_b_proj.weight, [H * (P + V),
-                  // L] in memory, is the view {L, H, P + V} with strides {1, (P + V) * L, L}
-  Tensor w_uk;    // [L, H, P] bf16, out
-  Tensor w_uv;    // [L, H, V] bf16, out
+  // [L, H, P + V] bf16, any strides. A checkpoint's kv_b_proj.weight, [H * (P + V), L] in memory,
+  // is the view {L, H, P + V} with strides {1, (P + V) * L, L}.
+  Tensor weight;
+  Tensor w_uk;  // [L, H, P] bf16, out
+  Tensor w_uv;  // [L, H, V] bf16, out
   Target target = {};
 };
 
@@ -59,8 +60,8 @@ struct DecompressArgs {
   Target target = {};
 };
 
-// Per-head keys and values of latent rows, for attend_mha(). R is what latent's rows are longer
-// than w_uk's first dimension. Cost: 2 * N * H * L * (P + V) FLOP.
+// Per-head keys and values of latent rows, for attend_mha(). L is the first dimension of w_uk, R
+// the rest of a latent row. Cost: 2 * N * H * L * (P + V) FLOP.
 void decompress(const DecompressArgs& args);
 
 }  // namespace winnow

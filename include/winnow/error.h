@@ -7,10 +7,12 @@
 namespace winnow {
 
 enum class ErrorCode {
-  kInvalidArgument =
-      1,             // a shape, stride, dtype, range or pointer is not what the contract asks for
-  kUnsupported = 2,  // valid, but no kernel of this build and machine can do it
-  kRuntime = 3,      // the device or the operating system refused (CUDA error, unreadable file)
+  // A shape, stride, dtype, range or pointer breaks the contract.
+  kInvalidArgument = 1,
+  // The call is valid, but no kernel of this build and machine can do it.
+  kUnsupported = 2,
+  // The device or the operating system refused (CUDA error, unreadable file).
+  kRuntime = 3,
 };
 
 // Thrown only while validating and planning, before anything is written. The message names the

@@ -9,8 +9,8 @@ namespace winnow {
 
 class Plan;
 
-// Every struct's `plan` is optional: kernel and device come from it instead of `target`, which then
-// gives no more than the stream.
+// Every struct's `plan` is optional. It gives kernel and device; `target` then gives only the
+// stream.
 
 struct CompressedSlotsArgs {
   const Plan* plan = nullptr;
@@ -24,9 +24,9 @@ struct CompressedSlotsArgs {
   Target target = {};
 };
 
-// slot = block_table[request][(pos / ratio) / page] * page + (pos / ratio) % page, else -1. All N
-// entries are written: -1 behind T, for padding, and where the page is missing or outside the
-// cache.
+// slot = block_table[request][(pos / ratio) / page] * page + (pos / ratio) % page for tokens that
+// write a state. All other entries are -1: those of other tokens, of padding, from T on, and where
+// the page is missing or outside the cache. All N entries are written.
 void compressed_slots(const CompressedSlotsArgs& args);
 
 struct C128aListsArgs {
@@ -47,8 +47,8 @@ struct C128aListsArgs {
 // hold the slots of states 0..n-1, prefill rows 0..n-1, then -1. lengths = n, 0 for padding.
 void c128a_lists(const C128aListsArgs& args);
 
-// Columns that a batch of this largest position (>= -1) uses: (max_position + 1) / ratio, padded to
-// 128.
+// Columns that a batch with this largest position (>= -1) uses: (max_position + 1) / ratio, rounded
+// up to a multiple of 128.
 int32_t c128a_width(int32_t max_position, int32_t ratio = 128);
 
 struct WindowListsArgs {
@@ -64,8 +64,8 @@ struct WindowListsArgs {
   Target target = {};
 };
 
-// Positions [max(pos - window + 1, 0), pos], left-aligned, -1 behind them; lengths = min(pos + 1,
-// window). Padding: length 0, row all -1.
+// Positions [max(pos - window + 1, 0), pos], left-aligned, then -1. lengths = min(pos + 1, window).
+// Padding: length 0, a row of -1.
 void window_lists(const WindowListsArgs& args);
 
 struct CombinedListsArgs {
@@ -85,10 +85,11 @@ struct CombinedListsArgs {
   Target target = {};
 };
 
-// Row of a token: the first min((pos + 1) / ratio, K) of its topk + rows * request (counted within
-// the chunk), followed at once by the window rows rows * request + compressed + p - (seq_len -
-// gather_len) for p in (pos - window, pos]; then -1. lengths = the sum. Entries outside the
-// request's own rows become -1; padding and requests outside the chunk give an empty row.
+// The row of a token, with `request` counted within the chunk: the first min((pos + 1) / ratio, K)
+// entries of topk + rows * request, then the window rows
+//   rows * request + compressed + p - (seq_len - gather_len)   for p in (pos - window, pos],
+// then -1. lengths = the number of entries before the -1. Entries outside the request's own rows
+// become -1. Padding and requests outside the chunk give an empty row.
 void combined_lists(const CombinedListsArgs& args);
 
 }  // namespace winnow

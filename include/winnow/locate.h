@@ -25,12 +25,12 @@ struct LocateArgs {
   int32_t page = 64;          // tokens per page
   int64_t pages = 0;          // pages in the cache: ids found outside [0, pages) are rejected
   int32_t rows_per_page = 0;  // slots a page takes in the result; 0 means page
-  // Prefill tokens that read a contiguous workspace: row = workspace_starts[p] + id, p =
-  // prefill_requests[t].
+  // For prefill tokens that read a contiguous workspace: row = workspace_starts[p] + id, with
+  // p = prefill_requests[t].
   Tensor prefill_requests = {};  // [T] int32, -1 for decode tokens; optional
   Tensor workspace_starts = {};  // [P] int32
-  int64_t workspace_rows =
-      0;  // rows in the workspace: rows outside [0, workspace_rows) are rejected
+  // Rows in the workspace: rows outside [0, workspace_rows) are rejected.
+  int64_t workspace_rows = 0;
   ContextParallel parallel = {};
   Tensor slots;        // [T, K] int32, out
   Tensor counts = {};  // [T] int32, out, optional: valid entries per row

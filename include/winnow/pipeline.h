@@ -45,13 +45,13 @@ struct PipelineArgs {
   Target target = {};              // the stream, if not the plan's
 };
 
-// write -> score -> select -> locate -> attend over a plan of this batch. V3.2: the indexer's top-k
-// over all tokens. V4: the sliding window (options.topk tokens), plus options.extra_topk compressed
-// states: the indexer's top-k, or all of them when indexer.q is not given (they must fit). The
-// result does not depend on the plan's mode, up to rounding. Allocates nothing; the logits of a few
-// tokens at a time are all that is kept of the scores. Throws before anything is written. On CUDA
-// the plan's arrays are copied to the workspace on the stream (plan.h says what refill() waits
-// for).
+// write -> score -> select -> locate -> attend over a plan of this batch.
+// V3.2 attends to the indexer's top-k of all tokens. V4 attends to the sliding window (options.topk
+// tokens) and to options.extra_topk compressed states: the indexer's top-k, or all of them when
+// indexer.q is not given (they must fit).
+// The result does not depend on the plan's mode, up to rounding. Throws before anything is written.
+// Allocates nothing, and keeps the logits of a few tokens at a time only. On CUDA it first copies
+// the plan's arrays to the workspace on the stream (plan.h says what refill() waits for).
 void pipeline(const PipelineArgs& args);
 
 // For the plan's capacity: the stages' workspace, index lists, and in kSeparate the gathered

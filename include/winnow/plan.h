@@ -1,6 +1,6 @@
 // plan: a batch (query lengths, sequence lengths) -> decode/prefill split, chunks, request ids,
-// tile schedule, workspace size and the choice of kernels. Host-side lengths only; never waits for
-// a device.
+// tile schedule, workspace size and the choice of kernels. Planning reads host-side lengths only
+// and never waits for a device.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,8 @@ namespace winnow {
 
 // ---- The arithmetic of planning, each usable alone ------------------------------------------
 
-// Request of each token from query_starts [R + 1]; tokens behind the last request (padding) map to
-// 0.
+// The request of each token, from query_starts [R + 1]. Tokens after the last request are padding
+// and map to request 0.
 void request_ids(std::span<const int32_t> query_starts, std::span<int32_t> out);
 
 struct BatchSplit {
@@ -28,10 +28,10 @@ struct BatchSplit {
   bool operator==(const BatchSplit&) const = default;
 };
 
-// Decodes stand first in a batch; a request with more than `threshold` query tokens is a prefill.
-// `uniform` asks for decodes of one length: if every length is that of the first request or 0, all
-// are decodes and decode_tokens is `tokens` (which may count padding). spec: docs/design.md,
-// "Planning".
+// Splits a batch into decodes, which come first, and prefills. A request with more than `threshold`
+// query tokens is a prefill. `uniform` demands decodes of one length: if every length is that of
+// the first request or 0, all requests are decodes and decode_tokens is `tokens` (which may include
+// padding). docs/design.md, "Planning", has the full rule.
 BatchSplit split_batch(std::span<const int32_t> query_starts, int64_t tokens, int32_t threshold,
                        bool uniform);
 
@@ -40,14 +40,16 @@ struct Chunk {
   bool operator==(const Chunk&) const = default;
 };
 
-// Greedy runs of consecutive requests with sum(seq_lens) <= rows. Throws if one sequence is longer.
+// Greedy runs of consecutive requests with sum(seq_lens) <= rows. Throws if a single sequence is
+// longer than that.
 std::vector<Chunk> prefill_chunks(std::span<const int32_t> seq_lens, int64_t rows);
 
 // First workspace row of each request: the exclusive prefix sum of seq_lens, from 0 in every chunk.
 void workspace_starts(std::span<const int32_t> seq_lens, std::span<const Chunk> chunks,
                       std::span<int32_t> out);
 
-// -1 for tokens of the first `decodes` requests (and padding), else 0, 1, 2... per prefill request.
+// The prefill request of each token, counted from 0. Tokens of the first `decodes` requests and
+// padding get -1.
 void prefill_request_ids(std::span<const int32_t> query_starts, int32_t decodes,
                          std::span<int32_t> out);
 
@@ -66,12 +68,13 @@ struct V4ChunkArgs {
   int64_t max_batched_tokens = 0;
 };
 
-// Runs of n consecutive requests with n * (max compressed + max gather_len) <= 4 *
-// (ceil(max_model_len / ratio) + window + max_batched_tokens), where gather_len = query_len +
-// min(prefix, window - 1).
+// Runs of n consecutive requests with
+//   n * (max compressed + max gather_len)
+//     <= 4 * (ceil(max_model_len / ratio) + window + max_batched_tokens),
+// where gather_len = query_len + min(prefix, window - 1).
 std::vector<V4Chunk> v4_prefill_chunks(const V4ChunkArgs& args);
 
-// The ways of a prefill over an fp8 cache.
+// The routes that a prefill over an fp8 cache can take.
 enum class Route : uint8_t {
   kDirect,    // attend() from the pages
   kGathered,  // gather(), then attend() from the bf16 rows
@@ -80,18 +83,21 @@ enum class Route : uint8_t {
 struct RouteArgs {
   Model model = kV32;
   int32_t heads = 128;
-  int32_t tokens = 0, context = 0;  // new ones of the request; all of its sequence
-  bool mha = false;                 // kMha may be chosen: the caller holds the projections
+  // New tokens of the request; all tokens of its sequence.
+  int32_t tokens = 0, context = 0;
+  // Whether kMha may be chosen. The caller must hold the projections for it.
+  bool mha = false;
   DeviceKind device = DeviceKind::kCuda;
 };
 
-// The fastest way, from crossover points measured with a top-k of 2,048 on an H200
-// (src/plan/route.cpp; docs/prefill-sm90.md has the times) and, without AMX, on a Zen 4 CPU. On a
-// CPU with AMX: kDirect.
+// The fastest route. A CPU with AMX: always kDirect. Elsewhere the choice follows crossover points
+// that were measured with a top-k of 2,048, on an H200 and on a Zen 4 CPU (src/plan/route.cpp;
+// docs/prefill-sm90.md has the times).
 Route prefill_route(const RouteArgs& args) noexcept;
 
-// One piece of attention work: positions [begin, end) of token's lists, laid end to end. A token
-// cut into several tiles has partial results number `split` = 0, 1, ... merged in that order.
+// One piece of attention work: positions [begin, end) of a token's lists, counted through both
+// lists. A token that is cut into several tiles has partial results `split` = 0, 1, ..., which are
+// merged in that order.
 struct Tile {
   int32_t token = 0, begin = 0, end = 0, split = 0;
   bool operator==(const Tile&) const = default;
@@ -104,22 +110,28 @@ struct Schedule {
 };
 
 enum class SplitPolicy : uint8_t {
-  kBalanced,  // even work per worker: the fastest
-  kFixed,     // cut at multiples of split_size: a token's result is bitwise the same in any batch
+  // Every worker gets an equal share of the work. Fastest.
+  kBalanced,
+  // Lists are cut at multiples of split_size, so a token's result is bitwise the same in any batch.
+  kFixed,
 };
 
 // ---- A plan --------------------------------------------------------------------------------
 
-// Which way prefill tokens of an fp8 cache go (a bf16 cache is always kBf16).
+// How the tokens of a batch read the cache. A bf16 cache is always kBf16.
 enum class Mode : uint8_t {
-  kAuto,      // on CUDA from 46 heads on (V4: 32), with PlanOptions::mha or another route than the
-              // default: kSeparate, where the route chooses the way of each prefill. Else, and with
-              // SplitPolicy::kFixed, kMixed below 32 heads, or kDirect
-  kBf16,      // the cache is bf16: every token reads it as it is
-  kMixed,     // every token through the paged fp8 kernel, one call
-  kSeparate,  // decodes from the pages; prefills through a contiguous bf16 workspace, chunk by
-              // chunk
-  kDirect,    // prefills straight from the fp8 pages as well; no workspace, no chunks
+  // bf16 cache: kBf16. CUDA with 46 heads or more (V4: 32), or `mha`, or a route of your own:
+  // kSeparate, with each prefill routed by itself. Everything else, and always with
+  // SplitPolicy::kFixed: kMixed below 32 heads, kDirect from 32 on.
+  kAuto,
+  // The cache is bf16; every token reads it as it is.
+  kBf16,
+  // Every token runs through the paged fp8 kernel, in one call.
+  kMixed,
+  // Decodes read the pages. Prefills read a contiguous bf16 workspace, chunk by chunk.
+  kSeparate,
+  // Prefills read the fp8 pages too, without workspace or chunks.
+  kDirect,
 };
 
 // What a plan chooses a kernel for: the verbs, then gather() and V4's index lists.
@@ -128,48 +140,68 @@ inline constexpr int kStages = 7;
 
 struct PlanOptions {
   Model model = kV32;
-  CacheFormat format = CacheFormat::kV32Fp8;  // of the main list; must belong to the model
-  int32_t heads = 128;                        // query heads of this rank, 1..128
-  int32_t topk = 0;            // width of the first list (V4: the window); 0 means the model's
-  int32_t extra_topk = 0;      // V4: width of the second list (compressed states); 0: no such list
-  int32_t ratio = 0;           // V4: tokens per compressed state, 0 means 4; V3.2: 1
-  int32_t index_heads = 64;    // of the indexer
-  int32_t page = 64;           // tokens per page
-  int64_t pages = 0;           // in the cache
+  // Of the first list's cache; must belong to the model.
+  CacheFormat format = CacheFormat::kV32Fp8;
+  // Query heads of this rank, 1 to 128.
+  int32_t heads = 128;
+  // Width of the first list (V4: the sliding window). 0 means the model's default.
+  int32_t topk = 0;
+  // V4: width of the second list (compressed states). 0 means that there is none.
+  int32_t extra_topk = 0;
+  // Tokens per compressed state. V4: 0 means 4. V3.2: 1.
+  int32_t ratio = 0;
+  // Heads of the indexer.
+  int32_t index_heads = 64;
+  // Tokens per page, and pages in the cache.
+  int32_t page = 64;
+  int64_t pages = 0;
   int32_t max_requests = 256;  // capacities: refill() accepts up to these
   int32_t max_tokens = 4096;
-  int32_t max_context = 0;       // longest sequence; 0 means pages * page
-  int32_t decode_threshold = 1;  // 1 + speculative tokens
+  // The longest sequence. 0 means pages * page.
+  int32_t max_context = 0;
+  // Query tokens that a decode may have: 1 + speculative tokens.
+  int32_t decode_threshold = 1;
   bool uniform_decode = false;
   Mode mode = Mode::kAuto;
-  // Of kAuto, kBalanced and an fp8 cache: how the way of a prefill is chosen. Another function than
-  // this one is asked on every device and for any number of heads. It is asked more than once for a
-  // prefill and must give one answer; kMha without `mha` below counts as kGathered. A V3.2 sequence
-  // longer than workspace_rows is read from the pages whatever it says; a V4 prefill only where all
-  // prefills before it are. Elsewhere it is not asked.
+  // Chooses the route of each prefill. Used with kAuto, kBalanced and an fp8 cache only. A function
+  // of your own is called on every device and for any number of heads. It must always give the same
+  // answer for the same arguments, because a plan calls it more than once per prefill. Its answer
+  // is overruled in three cases: kMha without `mha` below counts as kGathered; a V3.2 sequence
+  // longer than workspace_rows reads the pages; a V4 prefill reads the pages only if all prefills
+  // before it do.
   Route (*route)(const RouteArgs&) noexcept = prefill_route;
-  bool mha = false;            // where the route is asked, V3.2: it may be kMha (see Part::mha)
-  int64_t workspace_rows = 0;  // of kSeparate; 0 means 5 * max_context, for V4 the bound of
-                               // v4_prefill_chunks(max_context, max_tokens)
+  // V3.2: whether `route` may answer kMha. Part::mha says what the caller does then.
+  bool mha = false;
+  // Rows of kSeparate's workspace. 0 means 5 * max_context; V4: the bound of v4_prefill_chunks()
+  // for max_context and max_tokens.
+  int64_t workspace_rows = 0;
   SplitPolicy split = SplitPolicy::kBalanced;
-  int32_t split_size = 512;  // of kFixed, in list positions
+  // List positions between the cuts of kFixed.
+  int32_t split_size = 512;
   Target target = {};
 };
 
 struct Batch {
-  std::span<const int32_t> query_starts;  // [R + 1], from 0, not descending
-  std::span<const int32_t> seq_lens;      // [R]: tokens of each sequence, the new ones included; 0
-                                          // makes a request padding, its query tokens too
-  int64_t tokens = 0;                     // of the batch with padding; 0 means query_starts.back()
+  // [R + 1]: starts at 0, never descends.
+  std::span<const int32_t> query_starts;
+  // [R]: tokens of each sequence, the new ones included. 0 makes the request and its query tokens
+  // padding.
+  std::span<const int32_t> seq_lens;
+  // Tokens of the batch, padding included. 0 means query_starts.back().
+  int64_t tokens = 0;
 };
 
 // One attend() call of a batch: its tokens, the requests they belong to, and what they read.
 struct Part {
-  int32_t first_token = 0, last_token = 0;      // [first, last)
-  int32_t first_request = 0, last_request = 0;  // [first, last)
-  bool gathered = false;                        // reads the bf16 workspace: a chunk of kSeparate
-  int32_t compressed = 0, rows = 0;             // V4 when gathered: N and M of the chunk
-  bool mha = false;  // the gathered rows are for decompress() and attend_mha(), not for attend()
+  // Half-open ranges [first, last).
+  int32_t first_token = 0, last_token = 0;
+  int32_t first_request = 0, last_request = 0;
+  // Whether the part reads the bf16 workspace: it is a chunk of kSeparate.
+  bool gathered = false;
+  // V4, when gathered: N and M of the chunk (V4Chunk).
+  int32_t compressed = 0, rows = 0;
+  // The gathered rows are for decompress() and attend_mha(), not for attend().
+  bool mha = false;
   bool operator==(const Part&) const = default;
 };
 
@@ -177,10 +209,11 @@ namespace internal::core {
 struct Usable;
 }
 
-// Made once for a capacity; refilled for every batch. refill() does not allocate, and spans given
-// out keep their addresses. A refill that throws leaves the plan as it was. Not safe to refill
-// while a call uses it. On CUDA refill() waits until the stream has run the copy that pipeline()
-// starts with; those of a replayed graph are the caller's to wait for.
+// Made once for a capacity and refilled for every batch. refill() does not allocate, and the spans
+// that a plan returns keep their addresses. A refill that throws leaves the plan as it was. Do not
+// refill a plan while a call uses it. On CUDA, pipeline() first copies the plan's arrays to the
+// device, and refill() waits until the stream has run that copy. For the copies of a replayed graph
+// the caller must wait.
 class Plan {
  public:
   explicit Plan(const PlanOptions& options);
@@ -191,8 +224,8 @@ class Plan {
   void refill(const Batch& batch);
 
   const PlanOptions& options() const noexcept;  // with defaults resolved
-  // Where a call over this plan runs: the plan's device, and there on the stream of the call's own
-  // target where that names this device, else on the plan's.
+  // Where a call with this plan runs: on the plan's device, on the stream of the call's own target
+  // if that names the same device, else on the plan's stream.
   Device device(const Target& call) const noexcept;
   Mode mode() const noexcept;
   int32_t requests() const noexcept;  // of the current batch
@@ -204,37 +237,35 @@ class Plan {
   std::span<const int32_t> positions() const noexcept;    // [tokens]; -1 for padding
   // [tokens]: the indexer's keys that a token may see: (position + 1) / ratio; 0 for padding.
   std::span<const int32_t> key_ends() const noexcept;
-  // What the spans by request and by token here point into, whole: one block, pinned for a CUDA
-  // plan. Copying it to the device carries them all, each at its offset (pipeline() does this).
+  // The block of memory that holds all spans by request and by token; pinned for a CUDA plan. One
+  // copy of it brings them all to the device, each at its offset (pipeline() does this).
   std::span<const int32_t> arrays() const noexcept;
-  // CUDA: queues that copy, to `to`, on the stream of `device`.
+  // CUDA: queues that copy to `to` on the stream of `device`.
   void upload(void* to, const Device& device) const noexcept;
-  // One part with everything; kSeparate: the decodes (if there are any), then every prefill chunk.
-  // Of kAuto, runs of prefills that read the pages are parts that are not gathered, the first of
-  // them with the decodes. There is always at least one.
+  // The attend() calls of the batch, at least one. kSeparate: the decodes (if there are any), then
+  // every prefill chunk; with kAuto, runs of prefills that read the pages are parts too, the first
+  // of them together with the decodes. Other modes: one part with all tokens.
   std::span<const Part> parts() const noexcept;
   std::span<const Chunk> chunks() const noexcept;  // kSeparate: of prefill requests, from 0
   // kSeparate: [tokens]; -1 for tokens that read the pages.
   std::span<const int32_t> prefill_requests() const noexcept;
-  // kSeparate: [prefills]: each request's first row in its chunk's workspace. Tokens gather_starts
-  // + [0, gather_lens) of its sequence go to the rows from gather_rows on. V3.2: the whole
-  // sequence, from the first row on; V4: first compressed_lens compressed states, then from row + N
-  // on what the windows reach.
+  // kSeparate: [prefills]: each request's first row in its chunk's workspace. gather_lens tokens of
+  // its sequence, from gather_starts on, go to the rows from gather_rows on. V3.2: the whole
+  // sequence, from the first row on. V4: compressed_lens compressed states from the first row on,
+  // then, from row first + N on, the tokens that the windows of its queries reach.
   std::span<const int32_t> workspace_starts() const noexcept;
   std::span<const int32_t> compressed_lens() const noexcept;
   std::span<const int32_t> gather_starts() const noexcept;
   std::span<const int32_t> gather_lens() const noexcept;
   std::span<const int32_t> gather_rows() const noexcept;
-  // CPU workers of one part; its tiles count tokens from the part's first.
+  // The tiles of one part for the CPU's workers. They count tokens from the part's first.
   Schedule schedule(int32_t part = 0) const noexcept;
   size_t workspace_bytes() const noexcept;  // for the capacity, all stages, any part
   size_t gather_bytes() const noexcept;     // kSeparate: the bf16 prefill workspace
 
-  // The kernel that a stage runs for the current batch; before the first refill(), for a batch of
-  // the plan's capacity. Parts differ in kAttend alone ("" for one that is `mha`: its calls name
-  // their own). kScore and kSelect: for rows of max_context / ratio keys.
-  const char* kernel(Stage stage, int32_t part = 0) const noexcept;
-  // Why the kernels before it in the stage's table were passed over, for the plan's capacity.
+  // The name of the kernel that a stage runs, and why the ones before it in the table were passed
+  // over.
+  const char* kernel(Stage stage) const noexcept;
   const std::string& reasons(Stage stage) const noexcept;
   const internal::core::Usable& usable(Stage stage) const noexcept;  // for winnow's own calls
 

@@ -28,32 +28,35 @@ struct ScoreArgs {
   Target target = {};
 };
 
-// logits[t, j] = s_k[j] * sum_h weights[t, h] * max(0, q[t, h] . k[j]) for start_t <= j < end_t,
-// fp32; max(0, NaN) is 0, as fmax has it. Ranges are clamped to [0, N). A paged key whose page id
-// is missing or outside the cache, and every key of a token whose request is outside the table,
-// gives -inf. A logit does not depend on the other tokens and keys of the call. Error of the CPU
-// kernels, u = 2^-24: |s_k| * sum_h |w_h| * (128 u * sum_i |q_hi k_i| + (H_I + 2) u * max(0, q_h .
-// k)); Hopper's tensor core adds fp8 products with 14 bits, which adds |s_k| * sum_h |w_h| * 132 *
-// 2^-13 * (the largest product or partial sum of the head). Cost: 2 * 128 * H_I FLOP and 132 B per
-// key; keys are read once per block of tokens.
+// logits[t, j] = s_k[j] * sum_h weights[t, h] * max(0, q[t, h] . k[j]) for start_t <= j < end_t, in
+// fp32. max(0, NaN) is 0, as fmax defines it. Ranges are clamped to [0, N). A logit does not depend
+// on the other tokens and keys of the call.
+// A paged key whose page id is missing or outside the cache gives -inf, and so does every key of a
+// token whose request is outside the table.
+// Error of the CPU kernels, with u = 2^-24:
+//   |s_k| * sum_h |w_h| * (128 u * sum_i |q_hi k_i| + (H_I + 2) u * max(0, q_h . k))
+// Hopper's tensor core sums fp8 products with 14 bits, which adds
+//   |s_k| * sum_h |w_h| * 132 * 2^-13 * (the largest product or partial sum of the head)
+// Cost: 2 * 128 * H_I FLOP and 132 B per key. Keys are read once per block of tokens.
 void score(const ScoreArgs& args);
 
 struct ScoreSelectArgs {
   ScoreArgs score;        // logits stays empty
   Tensor ids;             // [T, K] int32, as select() gives them
   bool relative = false;  // as in SelectArgs
-  std::span<std::byte> workspace =
-      {};  // score_select_workspace_bytes() or plan->workspace_bytes(); on the CPU a row of floats
-           // for the longest range is enough, and a call without a plan makes its own if empty
+  // plan->workspace_bytes(), without a plan score_select_workspace_bytes(). On the CPU a row of
+  // floats for the longest range is enough, and a call without a plan may leave it empty and
+  // allocates its own.
+  std::span<std::byte> workspace = {};
 };
 
-// score() and select() in one call, without the [T, N] matrix: the same ids, bit for bit, as the
-// two calls with the same kernel would give. N is the rows of key_rows, or the block table's width
-// times the page. Memory: the logits of some tokens at a time, up to 8 MB on the CPU and 128 MB on
-// CUDA, or one row.
+// score() and select() in one call, without the [T, N] matrix. The ids are bit for bit those of the
+// two calls with the same kernel. N is the number of key_rows, or the block table's width times the
+// page. Memory: the logits of some tokens at a time, up to 8 MB on the CPU and 128 MB on CUDA, or
+// one row if that is longer.
 void score_select(const ScoreSelectArgs& args);
 
-// Workspace that serves a score_select() call without a plan best.
+// The workspace with which a score_select() call without a plan is fastest.
 size_t score_select_workspace_bytes(const ScoreSelectArgs& args);
 
 }  // namespace winnow

@@ -43,7 +43,7 @@ constexpr DType dtype_of() {
 // A strided view of up to four dimensions. Strides count elements and may be anything the stage
 // allows (the innermost dimension must usually be contiguous). A default-constructed view means
 // "not given"; a view with a zero in its shape is given and empty, and its data may be null.
-// Outputs share no memory with what a call reads, unless its header says that they may.
+// Outputs must not overlap what a call reads, unless its header allows it.
 struct Tensor {
   void* data = nullptr;
   DType dtype = DType::kU8;
@@ -99,9 +99,9 @@ inline Device cuda(void* stream = nullptr, int index = 0) {
   return {DeviceKind::kCuda, index, stream};
 }
 
-// Where and by which kernel a call without a plan runs. `kernel` names one of the stage's kernels
-// ("reference", "simd", ...); null takes the environment's WINNOW_KERNEL, else the fastest that
-// fits.
+// Where a call without a plan runs, and with which kernel. `kernel` names one of the stage's
+// kernels ("reference", "simd", ...). Null means WINNOW_KERNEL if that is set, else the fastest
+// kernel that fits.
 struct Target {
   Device device = {};
   const char* kernel = nullptr;

@@ -17,23 +17,25 @@ enum class ScaleMode : uint8_t {
 };
 
 struct WriteArgs {
-  const Plan* plan = nullptr;  // optional: takes kernel and device from it
-  Tensor kv;                   // [N >= T, d] bf16, d of the record (576, 512; 128 for index keys),
-                               // or [N, d_nope] when rope is given; rows of any stride
-  Tensor rope = {};            // [N >= T, d_rope] bf16, optional
-  Tensor slots;                // [T] int64; a negative slot skips its token (padding)
-  Cache cache;                 // the pages to write to; the format says what is written
+  // Optional: gives kernel and device.
+  const Plan* plan = nullptr;
+  // [N >= T, d] bf16 with d of the record (576, 512; 128 for index keys), or [N, d_nope] when rope
+  // is given; rows of any stride.
+  Tensor kv;
+  Tensor rope = {};  // [N >= T, d_rope] bf16, optional
+  Tensor slots;      // [T] int64; a negative slot skips its token (padding)
+  Cache cache;       // the pages to write to; the format says what is written
   ScaleMode scale = ScaleMode::kDefault;
   Target target = {};
 };
 
 // Quantises token i of kv into slot slots[i] of the cache (docs/cache-format.md). Only the bytes of
-// written records change; page padding does not. Slots of a call should differ: a slot written
-// twice ends with bytes of either record. bf16 formats are copies, and scale is ignored.
-// A NaN becomes an e4m3 NaN and does not enter its tile's maximum. An infinity enters it as the
-// largest finite float and becomes +-448: the scale stays finite, and gather() gives the infinity
-// back. On the CPU, slots >= pages * page are an Error before anything is written; on CUDA they
-// are skipped. Cost: one pass over kv.
+// written records change; page padding does not. The slots of a call should differ: a slot that is
+// written twice ends with bytes of either record. bf16 formats are copied, and scale is ignored.
+// Slots >= pages * page: on the CPU an Error before anything is written, on CUDA they are skipped.
+// A NaN becomes an e4m3 NaN and does not count for its tile's maximum. An infinity counts as the
+// largest finite float and becomes +-448, so the scale stays finite and gather() gives the infinity
+// back. Cost: one pass over kv.
 void write(const WriteArgs& args);
 
 struct GatherArgs {
@@ -49,8 +51,8 @@ struct GatherArgs {
 
 // Tokens [start_i, start_i + length_i) of each request, paged -> contiguous bf16: bf16(e4m3 *
 // scale), RoPE bit for bit. A token whose page id is missing or outside the cache becomes a row of
-// zeros; rows outside [0, N) are not written. Rows of out that no request covers are left alone;
-// those that two requests cover end with values of either. Lengths below 0 count as 0.
+// zeros. Rows outside [0, N) are not written, and rows of out that no request covers do not change.
+// A row that two requests cover ends with values of either. Lengths below 0 count as 0.
 void gather(const GatherArgs& args);
 
 struct JoinArgs {

@@ -1,11 +1,11 @@
-// Decode on Hopper: the merge of splits that are no cluster, through global memory that stays in
-// the L2. Clusters leave multiprocessors idle: 15 of 8 CTAs run at once on 132 of them.
+// Decode on Hopper: merges splits that are no cluster, through global memory that stays in the L2.
+// Clusters of 8 CTAs leave multiprocessors idle: 15 clusters fit on 132 of them.
 //
-// All CTAs run at once (a cooperative launch). While rows are on their way and scores are made,
-// each marks as empty where its sums will go. Each has a number that no launch has used before,
-// which the others learn, and tells them by it when that is done. Then sums need no fence and no
-// word: who adds them up looks for what is no mark. No memory has to be cleared before a launch: it
-// may hold anything, and a replayed graph has the same arguments and grid number each time.
+// All CTAs run at once (a cooperative launch). Each CTA draws a fresh launch id and exchanges it
+// with its peers. It fills its output slots with a NaN sentinel, while rows are being copied and
+// scores computed, then publishes the id. Readers poll until no sentinel remains, so no fence or
+// flag follows the sums. Nothing is cleared before the launch: the memory may hold anything, also
+// when a graph is replayed with the same arguments and grid id.
 #pragma once
 
 #include "attend/decode_sm90/merge.cuh"
