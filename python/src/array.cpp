@@ -7,6 +7,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "gil.h"
 #include "winnow/error.h"
 #include "winnow/support.h"
 
@@ -134,10 +135,22 @@ void read_dltensor(Array& a, const nb::dlpack::dltensor& t, const std::string& w
 
 [[noreturn]] void fail_with_python_error() { throw nb::python_error(); }
 
-nb::object keyword_call(nb::handle function, nb::handle args, nb::handle kwargs) {
-  PyObject* result = PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr());
+nb::object new_reference(PyObject* result) {
   if (!result) fail_with_python_error();
   return nb::steal<nb::object>(result);
+}
+
+nb::object keyword_call(nb::handle function, nb::handle args, nb::handle kwargs) {
+  return new_reference(
+      asking_for_gil([&] { return PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr()); }));
+}
+
+nb::object plain_call(nb::handle function) {
+  return new_reference(asking_for_gil([&] { return PyObject_CallNoArgs(function.ptr()); }));
+}
+
+nb::object imported(const char* module) {
+  return new_reference(asking_for_gil([&] { return PyImport_ImportModule(module); }));
 }
 
 // A torch without the exchange table, or a tensor that it cannot carry: by attributes.
@@ -207,15 +220,16 @@ void read_interface(Array& a, nb::handle t, const char* attribute, const std::st
 nb::object dlpack_capsule(nb::handle object) {
   const nb::object method = object.attr("__dlpack__");
   try {
-    return method();
+    return plain_call(method);
   } catch (nb::python_error& e) {
     if (!e.matches(PyExc_BufferError) && !e.matches(PyExc_TypeError)) throw;
     nb::dict version;
     version["max_version"] = nb::make_tuple(1, 1);
-    PyObject* again = PyObject_Call(method.ptr(), nb::tuple().ptr(), version.ptr());
-    if (again) return nb::steal<nb::object>(again);
-    // The first error says more than one about an unknown keyword.
-    PyErr_Clear();
+    try {
+      return keyword_call(method, nb::tuple(), version);
+    } catch (const nb::python_error&) {
+      // The first error says more than one about an unknown keyword.
+    }
     throw;
   }
 }
@@ -224,7 +238,7 @@ nb::object dlpack_capsule(nb::handle object) {
 void read_capsule(Array& a, nb::handle object, const std::string& what) {
   // Asked first: an array on a device that cannot be used need not be exported.
   if (nb::hasattr(object, "__dlpack_device__")) {
-    const nb::tuple device = nb::cast<nb::tuple>(object.attr("__dlpack_device__")());
+    const nb::tuple device = nb::cast<nb::tuple>(plain_call(object.attr("__dlpack_device__")));
     set_device(a, nb::cast<int32_t>(device[0]), nb::cast<int32_t>(device[1]), what);
   }
   using Owned = nb::ndarray<nb::ro>;
@@ -387,7 +401,7 @@ void refuse_gradient(nb::handle object, const std::string& what) {
   if (!required) PyErr_Clear();  // another library with DLPack's table
   Py_XDECREF(required);
   if (required != Py_True) return;
-  if (!nb::cast<bool>(nb::module_::import_("torch").attr("is_grad_enabled")())) return;
+  if (!nb::cast<bool>(plain_call(imported("torch").attr("is_grad_enabled")))) return;
   throw Error(ErrorCode::kUnsupported,
               what +
                   ": expected a tensor without requires_grad, or a call under torch.no_grad(), as "
@@ -429,13 +443,13 @@ nb::object empty_like(const Origin& o, DType dtype, std::span<const int64_t> sha
   nb::dict kwargs;
   const bool on_gpu = o.device == DeviceKind::kCuda;
   if (o.library == Library::kTorch) {
-    const nb::object torch = nb::module_::import_("torch");
+    const nb::object torch = imported("torch");
     kwargs["dtype"] = torch.attr(dtype_name(dtype));
     kwargs["device"] = nb::str(device_name(o.device, o.index).c_str());
     return keyword_call(torch.attr("empty"), nb::make_tuple(sizes), kwargs);
   }
   kwargs["dtype"] = array_dtype(dtype);
-  return keyword_call(nb::module_::import_(on_gpu ? "cupy" : "numpy").attr("empty"),
+  return keyword_call(imported(on_gpu ? "cupy" : "numpy").attr("empty"),
                       nb::make_tuple(nb::tuple(sizes)), kwargs);
 }
 

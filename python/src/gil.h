@@ -7,8 +7,22 @@
 
 namespace winnow::python {
 
-// Takes the GIL again after PyEval_SaveThread(). Does not return where the interpreter has ended.
-void take_gil(PyThreadState* state);
+// Waits for the end of the process, which is near.
+[[noreturn]] void wait_for_the_end();
+
+// Runs a function of Python's C API that asks for the GIL, as running Python code does again and
+// again. A daemon thread of an interpreter that has ended never gets it. Python up to 3.13 ends
+// such a thread with pthread_exit(), which unwinds its stack by an exception: a destructor on the
+// way would release objects without the GIL, a noexcept one or a catch clause abort the process.
+// Caught at once, the thread waits for the end instead, as later versions of Python let it.
+template <class F>
+auto asking_for_gil(F&& call) {
+  try {
+    return call();
+  } catch (...) {  // the C API throws nothing else
+    wait_for_the_end();
+  }
+}
 
 // Runs `body`, which touches no Python object, without the GIL.
 template <class F>
@@ -20,7 +34,7 @@ void without_gil(F&& body) {
   } catch (...) {
     failed = std::current_exception();
   }
-  take_gil(state);
+  asking_for_gil([&] { PyEval_RestoreThread(state); });
   if (failed) std::rethrow_exception(failed);
 }
 
