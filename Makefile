@@ -4,18 +4,23 @@ PREFIX ?= /usr/local
 ARGS ?=
 WINNOW = build/release/winnow
 
-.PHONY: build run test bench asan tsan python-test cuda gpu-test install readme clean help setup
+.PHONY: build run test check bench asan tsan python-test format wheel cuda gpu-test install readme clean help \
+        setup
 
 build: setup  ## the library and the program: build/release/winnow
 	cmake --preset release
-	cmake --build --preset release -j $(JOBS)
+	cmake --build --preset release --target winnow-cli -j $(JOBS)
 
 run: build  ## a continuous-batching step loop through all stages (ARGS="--model v4 --check")
 	$(WINNOW) run $(ARGS)
 
-test: setup  ## every test: release, ASan + UBSan, TSan, Python; CUDA compiled where nvcc is; the counts
+test: setup  ## the tests of the library and of the Python package
 	@tools/setup.sh python
-	@JOBS=$(JOBS) tools/test.sh
+	@JOBS=$(JOBS) tools/test.sh release python
+
+check: setup  ## what test leaves out: format, lint, docs, ASan + UBSan, TSan; CUDA compiled where nvcc is
+	@tools/setup.sh tools
+	@JOBS=$(JOBS) tools/test.sh format ruff tidy docs asan tsan cuda-compile
 
 bench: build  ## every stage's benchmark (ARGS="attend" for one)
 	$(WINNOW) bench $(ARGS)
@@ -30,10 +35,19 @@ python-test: setup  ## the Python package, installed into .venv, and its tests
 	@tools/setup.sh python
 	@JOBS=$(JOBS) tools/test.sh python
 
+format: setup  ## clang-format and ruff, applied
+	@tools/setup.sh tools
+	@tools/lint.sh format --fix
+	@tools/lint.sh ruff --fix
+
+wheel: setup  ## wheels for other machines: dist/cpu and, where nvcc is, dist/cuda
+	@tools/setup.sh tools
+	@tools/wheel.sh
+
 cuda:  ## the program with the Hopper kernels: build/cuda/winnow
 	@tools/setup.sh cuda
-	PATH=$$PATH:/usr/local/cuda/bin cmake --preset cuda
-	cmake --build --preset cuda -j $(JOBS)
+	cmake --preset cuda
+	cmake --build --preset cuda --target winnow-cli -j $(JOBS)
 
 gpu-test:  ## every test of the CUDA build and compute-sanitizer, on a machine with a Hopper GPU
 	@nvidia-smi -L || { echo "gpu-test needs an NVIDIA GPU"; exit 1; }

@@ -39,8 +39,8 @@ struct Trial {
   bool ok = true;
 };
 
-// Runs `call(kernel name)` with the kernel asked for, or with null for the library's choice; best of
-// `repeat`. Fills kernel and us.
+// Runs `call(kernel name)` with the kernel asked for, or with null for the library's choice; best
+// of `repeat`. Fills kernel and us.
 void time_trial(Trial& trial, const VerbOptions& options,
                 const std::function<void(const char* kernel)>& call);
 

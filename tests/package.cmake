@@ -42,6 +42,9 @@ add_test(NAME consumer
                  -P ${CMAKE_CURRENT_SOURCE_DIR}/consumer/try.cmake)
 set_tests_properties(consumer PROPERTIES TIMEOUT 300)
 
+# Tests of the documents have the label docs; the target docs builds what they run.
+add_custom_target(docs)
+
 # README's code blocks are whole programs: each one is built and run.
 set(readme ${PROJECT_SOURCE_DIR}/README.md)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${readme})
@@ -65,6 +68,8 @@ foreach(language cpp c)
     target_compile_options(${name} PRIVATE -Wall -Wextra -Wpedantic -Werror)
     target_link_libraries(${name} PRIVATE winnow)
     add_test(NAME ${name} COMMAND ${name})
+    list(APPEND docs_tests ${name})
+    add_dependencies(docs ${name})
     string(SUBSTRING "${rest}" ${end} -1 rest)
     string(FIND "${rest}" "${fence}" at)
   endwhile()
@@ -75,6 +80,8 @@ if(TARGET winnow-cli AND NOT WINNOW_CUDA)
   add_test(NAME readme_support_table
            COMMAND ${CMAKE_COMMAND} -Dprogram=$<TARGET_FILE:winnow-cli> -Dreadme=${readme}
                    -P ${CMAKE_CURRENT_SOURCE_DIR}/support_table.cmake)
+  list(APPEND docs_tests readme_support_table)
+  add_dependencies(docs winnow-cli)
 endif()
 
 if(WINNOW_EXAMPLES)
@@ -95,3 +102,5 @@ add_test(NAME pictures_of_documents
 # README's plot and its tables of speed are what the script makes of the stored results.
 add_test(NAME speeds_of_readme
          COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/tools/plot_readme.py --check)
+set_tests_properties(${docs_tests} links_of_documents files_under_500_lines pictures_of_documents speeds_of_readme
+                     PROPERTIES LABELS docs)

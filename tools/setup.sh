@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # Makes sure that what the build needs is there. Says nothing and touches nothing when it is; else
 # installs the Debian packages as root or with sudo, or names them and fails.
-# `setup.sh cuda` asks for nvcc as well, which no Debian package of this list brings; `setup.sh python`
-# for what the Python package's tests need.
+#   setup.sh cuda     asks for nvcc as well, which no Debian package of this list brings
+#   setup.sh python   for what the Python package's tests need
+#   setup.sh tools    for that, and for what tools/requirements.txt lists, in .venv-tools
 set -euo pipefail
+cd "$(dirname "$0")/.."
 
 at_least() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n1)" = "$1" ]; }
 
@@ -17,7 +19,7 @@ missing() {
     echo "g++ (a C++20 compiler)"
     return
   fi
-  if [ "${1:-}" = python ]; then
+  if [ "${1:-}" = python ] || [ "${1:-}" = tools ]; then
     local python=${PYTHON:-python3} header
     "$python" -c 'import ensurepip, venv' 2>/dev/null || echo "python3-venv (python3 -m venv)"
     header=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))' 2>/dev/null)/Python.h
@@ -48,20 +50,35 @@ if [ "${1:-}" = cuda ] && ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda
   exit 1
 fi
 
-lack=$(missing "$@")
-[ -n "$lack" ] || exit 0
-packages=$(sed 's/ .*//' <<<"$lack" | xargs)
-as_root=()
-if [ "$(id -u)" != 0 ]; then
-  sudo -n true 2>/dev/null || report "$lack" "$packages"
-  as_root=(sudo -n)
-fi
-command -v apt-get >/dev/null || report "$lack" "$packages"
+install_packages() {
+  local packages as_root=()
+  packages=$(sed 's/ .*//' <<<"$1" | xargs)
+  if [ "$(id -u)" != 0 ]; then
+    sudo -n true 2>/dev/null || report "$1" "$packages"
+    as_root=(sudo -n)
+  fi
+  command -v apt-get >/dev/null || report "$1" "$packages"
+  echo "Installing $packages"
+  "${as_root[@]}" apt-get update -qq
+  # shellcheck disable=SC2086  # a list of words
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get install -y -qq --no-install-recommends $packages >/dev/null
+}
 
-echo "Installing $packages"
-"${as_root[@]}" apt-get update -qq
-# shellcheck disable=SC2086  # a list of words
-"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-  apt-get install -y -qq --no-install-recommends $packages >/dev/null
+# The list is kept beside what it installed: a changed one is installed again.
+install_tools() {
+  local venv=.venv-tools
+  cmp -s tools/requirements.txt "$venv/requirements.txt" && return
+  echo "Installing tools/requirements.txt into $venv"
+  "${PYTHON:-python3}" -m venv "$venv"
+  "$venv/bin/python" -m pip install -q --disable-pip-version-check -r tools/requirements.txt
+  cp tools/requirements.txt "$venv/requirements.txt"
+}
+
 lack=$(missing "$@")
-[ -z "$lack" ] || report "$lack" "$packages"
+if [ -n "$lack" ]; then
+  install_packages "$lack"
+  lack=$(missing "$@")
+  [ -z "$lack" ] || report "$lack" "$(sed 's/ .*//' <<<"$lack" | xargs)"
+fi
+if [ "${1:-}" = tools ]; then install_tools; fi

@@ -1,19 +1,48 @@
 #!/usr/bin/env bash
-# Builds and tests the presets given (default: release, the sanitizers, the Python package; then,
-# where there is an nvcc, compiles the CUDA code) and closes with the runner's count of each. Goes
-# through all of them even if one fails. `test.sh cuda` is for machines with a GPU: it goes on with
-# compute-sanitizer; with python-cuda, the extension is built along with the rest.
+# Goes through the steps given, all of them even if one fails, and closes with a line for each: its
+# count, and the seconds it took.
+#   release asan tsan   builds the preset and runs its tests; release leaves out those of `docs`
+#   cuda                the same, on a machine with a GPU, and compute-sanitizer; with python-cuda
+#                       among the steps the extension is built along with the rest
+#   cuda-compile        the CUDA code compiled, where there is an nvcc
+#   docs                README's programs and table, the documents' links, the length of files
+#   python python-cuda  the Python package (python_test.sh)
+#   format ruff tidy    the linters (lint.sh)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 jobs=${JOBS:-$(nproc)}
-presets=("$@")
+steps=("$@")
 export PATH=$PATH:/usr/local/cuda/bin
-if [ $# -eq 0 ]; then
-  presets=(release asan tsan python)
-  if command -v nvcc >/dev/null; then presets+=(cuda-compile); fi
-fi
-
 counts=() status=0
+
+# Adds a line of the closing list; a step that failed fails the whole.
+count() {
+  counts+=("$1: $3 ($((SECONDS - began)) s)")
+  if [ "$2" != 0 ]; then status=1; fi
+}
+
+# Runs a command, keeps what it says in build/logs and shows it.
+logged() {
+  mkdir -p build/logs
+  log=build/logs/$1.log
+  shift
+  "$@" 2>&1 | tee "$log"
+}
+
+# ctest of a preset, and its count.
+tests_of() {
+  local step=$1 preset=$2
+  shift 2
+  logged "$step" ctest --preset "$preset" "$@"
+  count "$step" $? "$(grep -E 'tests? passed|No tests were found' "$log" | tail -n1)"
+}
+
+# Builds a preset, or targets of it.
+built() {
+  local preset=$1
+  shift
+  cmake --preset "$preset" "${options[@]}" && cmake --build --preset "$preset" -j "$jobs" "$@"
+}
 
 # A small set of every stage under the device's own checkers, all of them at once. Racecheck does
 # not follow a warp that meets before one of its lanes arrives at an mbarrier: it sees races in the
@@ -31,44 +60,48 @@ sanitize() {
   done
   for i in "${!tools[@]}"; do
     if wait "${pids[i]}"; then
-      counts+=("${tools[i]}: $(tail -n1 "build/cuda/${tools[i]}.log")")
+      count "${tools[i]}" 0 "$(tail -n1 "build/cuda/${tools[i]}.log")"
     else
-      counts+=("${tools[i]}: failed, see build/cuda/${tools[i]}.log") status=1
+      count "${tools[i]}" 1 "failed, see build/cuda/${tools[i]}.log"
     fi
   done
 }
 
-for preset in "${presets[@]}"; do
-  if [ "$preset" = cuda-compile ]; then
-    # The kernels, and a test that says what is skipped without a GPU: the others hold nothing new.
-    log=build/cuda/test.log
-    if cmake --preset cuda && cmake --build --preset cuda -j "$jobs" --target cuda_test; then
-      ctest --preset cuda -R '^cuda_test' 2>&1 | tee "$log" || status=1
-      counts+=("$preset: $(grep -E 'tests? passed|No tests were found' "$log" | tail -n1)")
-    else
-      counts+=("$preset: does not build") status=1
-    fi
-    continue
-  fi
-  log=build/$preset/test.log
-  if [[ $preset = python* ]]; then
-    mkdir -p "build/$preset"
-    mode=${preset#python}
-    tools/python_test.sh ${mode#-} 2>&1 | tee "$log" || status=1
-    counts+=("$preset: $(tail -n1 "$log")")
-    continue
-  fi
-  options=()
-  if [[ $preset = cuda && " ${presets[*]} " = *" python-cuda "* ]]; then
-    mapfile -t options < <(tools/python_test.sh cuda-options)
-  fi
-  if cmake --preset "$preset" "${options[@]}" && cmake --build --preset "$preset" -j "$jobs"; then
-    ctest --preset "$preset" -j "$jobs" 2>&1 | tee "$log" || status=1
-    counts+=("$preset: $(grep -E 'tests? passed|No tests were found' "$log" | tail -n1)")
-    if [ "$preset" = cuda ] && command -v compute-sanitizer >/dev/null; then sanitize; fi
-  else
-    counts+=("$preset: does not build") status=1
-  fi
+for step in "${steps[@]}"; do
+  began=$SECONDS options=()
+  case $step in
+    format | ruff | tidy)
+      if logged "$step" tools/lint.sh "$step"; then count "$step" 0 clean; else count "$step" 1 "complains"; fi
+      ;;
+    python*)
+      mode=${step#python}
+      logged "$step" tools/python_test.sh ${mode#-}
+      count "$step" $? "$(tail -n1 "$log")"
+      ;;
+    docs)
+      if built release --target docs; then tests_of docs release -j "$jobs" -L docs
+      else count docs 1 "does not build"; fi
+      ;;
+    cuda-compile)
+      # The kernels, and a test that says what is skipped without a GPU: the others hold nothing new.
+      if ! command -v nvcc >/dev/null; then count cuda-compile 0 "left out: no nvcc"
+      elif built cuda --target cuda_test; then tests_of cuda-compile cuda -R '^cuda_test'
+      else count cuda-compile 1 "does not build"; fi
+      ;;
+    *)
+      if [[ $step = cuda && " ${steps[*]} " = *" python-cuda "* ]]; then
+        mapfile -t options < <(tools/python_test.sh cuda-options)
+      fi
+      some=()
+      if [ "$step" = release ]; then some=(-LE docs); fi
+      if built "$step"; then
+        tests_of "$step" "$step" -j "$jobs" "${some[@]}"
+        if [ "$step" = cuda ] && command -v compute-sanitizer >/dev/null; then sanitize; fi
+      else
+        count "$step" 1 "does not build"
+      fi
+      ;;
+  esac
 done
 
 echo
