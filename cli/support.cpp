@@ -41,6 +41,7 @@ tools::Table as_table() {
 std::string as_markdown() {
   std::vector<std::vector<std::string>> rows;
   for (const KernelInfo& k : winnow::support()) {
+    if (k.stage == kEveryStage) continue;
     if (rows.empty() || rows.back()[0] != k.stage) rows.push_back({k.stage, ""});
     std::string& kernels = rows.back()[1];
     kernels += (kernels.empty() ? "" : ", ") + k.kernel + (k.device == "cpu" ? "" : " (CUDA)");

@@ -31,6 +31,10 @@ std::vector<KernelInfo> support() {
   list_kernels("merge", internal::merge::kernels(), out);
   list_kernels("absorb", internal::absorb::kernels(), out);
   list_kernels("dequantize_weight", internal::absorb::dequantize_kernels(), out);
+#ifndef WINNOW_WITH_CUDA
+  // A build for the CPU says so, and why, to who expects a GPU's kernels.
+  out.push_back({kEveryStage, "sm90", "cuda", false, "built without CUDA: " WINNOW_WITHOUT_CUDA});
+#endif
   return out;
 }
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The Python package and its tests.
-#   python_test.sh        `pip install .` into .venv, with what the tests need, then pytest
+#   python_test.sh        `pip install .` for the CPU into .venv, with what the tests need, then pytest
+#   python_test.sh wheel FILE   the wheel alone in an empty environment, then what the tests need, then pytest
 #   python_test.sh cuda   the extension of the cuda preset with the python3 in PATH, which brings
 #                         torch; needs nanobind, installed or as a folder: nanobind_DIR=<its cmake folder>
 #   python_test.sh cuda-options   what that adds to `cmake --preset cuda`: nothing where it is skipped
@@ -28,10 +29,23 @@ if [[ "${1:-}" = cuda* ]]; then
   PYTHONPATH=$PWD/build/cuda/python${PYTHONPATH:+:$PYTHONPATH} exec python3 -m pytest "${tests[@]}"
 fi
 
+if [ "${1:-}" = wheel ]; then
+  venv=$PWD/build/wheel/try
+  wheel=$(realpath "$2")
+  rm -rf "$venv"
+  "${PYTHON:-python3}" -m venv "$venv"
+  cd "$venv"  # the installed package, not the folder
+  bin/python -m pip install -q --disable-pip-version-check "$wheel"
+  bin/python -c 'import winnow; print(*winnow.support(), sep="\n")'
+  bin/python -m pip install -q --disable-pip-version-check -r "$OLDPWD/python/tests/requirements.txt"
+  exec bin/python -m pytest "${tests[@]}"
+fi
+
 venv=$PWD/.venv
 [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
 "$venv/bin/python" -m pip install -q --disable-pip-version-check -r python/tests/requirements.txt
 # The build folder stays, so that a second run compiles what changed.
-"$venv/bin/python" -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps .
+"$venv/bin/python" -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps \
+  -C cmake.define.WINNOW_CUDA=OFF .
 cd "$venv"  # the installed package, not the folder
 exec "$venv/bin/python" -m pytest "${tests[@]}"

@@ -14,7 +14,11 @@ struct KernelInfo {
   std::string reason;  // why not; empty when available
 };
 
-// Every kernel of every stage's table, in the order in which they are tried.
+// The stage of the row that stands for all kernels of a device that this build lacks.
+inline constexpr const char* kEveryStage = "every stage";
+
+// Every kernel of every stage's table, in the order in which they are tried. A build without CUDA
+// ends with a row for kEveryStage whose reason says why it has none.
 std::vector<KernelInfo> support();
 
 const char* version();   // "0.1.0"

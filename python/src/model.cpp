@@ -207,7 +207,9 @@ void bind_support(nb::module_& m) {
         return k.stage + "/" + k.kernel + " (" + k.device +
                (k.available ? ")" : ": " + k.reason + ")");
       });
-  m.def("support", support, "Every kernel of every stage, in the order in which they are tried.");
+  m.def("support", support,
+        "Every kernel of every stage, in the order in which they are tried. A build without CUDA "
+        "ends with a row that says why it has none.");
   m.def("cpu_name", cpu_name, "The CPU's model name and instruction sets.");
   m.def("threads", threads, "CPU workers a call uses: WINNOW_THREADS, else the process's cores.");
   m.attr("__version__") = version();

@@ -188,7 +188,8 @@ TEST(KernelTable, ListsItself) {
 }
 
 TEST(Support, EveryStageEndsWithItsReference) {
-  const std::vector<KernelInfo> all = support();
+  std::vector<KernelInfo> all = support();
+  std::erase_if(all, [](const KernelInfo& k) { return k.stage == kEveryStage; });
   for (size_t i = 0; i < all.size(); ++i)
     if (i + 1 == all.size() || all[i + 1].stage != all[i].stage) {
       EXPECT_EQ(all[i].kernel, "reference") << all[i].stage;
@@ -196,6 +197,18 @@ TEST(Support, EveryStageEndsWithItsReference) {
     }
   EXPECT_FALSE(cpu_name().empty());
   EXPECT_STREQ(version(), "0.1.0");
+}
+
+TEST(Support, ABuildWithoutCudaSaysSo) {
+  const KernelInfo last = support().back();
+#ifdef WINNOW_WITH_CUDA
+  EXPECT_NE(last.stage, kEveryStage);
+#else
+  EXPECT_EQ(last.stage, kEveryStage);
+  EXPECT_EQ(last.device, "cuda");
+  EXPECT_FALSE(last.available);
+  EXPECT_NE(last.reason.find("built without CUDA: WINNOW_CUDA="), std::string::npos) << last.reason;
+#endif
 }
 
 }  // namespace
