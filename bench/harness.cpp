@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -90,7 +91,7 @@ std::vector<Backend>& backends() {
 }
 
 double percentile(const std::vector<double>& sorted, double p) {
-  return sorted[static_cast<size_t>(p * static_cast<double>(sorted.size() - 1) + 0.5)];
+  return sorted[static_cast<size_t>(std::lround(p * static_cast<double>(sorted.size() - 1)))];
 }
 
 }  // namespace

@@ -36,7 +36,8 @@ INSTANTIATE_TEST_SUITE_P(Files, GoldenTest,
                          [](const auto& info) { return std::string(info.param); });
 
 TEST(GoldenErrors, NotAGoldenFile) {
-  testing::expect_error([] { tools::check_golden(path_of("nothing")); }, {"nothing.safetensors"});
+  testing::expect_error([] { tools::check_golden(path_of("nothing")); }, ErrorCode::kRuntime,
+                        {"nothing.safetensors"});
 }
 
 }  // namespace

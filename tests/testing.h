@@ -13,7 +13,9 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
+#include "machine.h"
 #include "memory.h"
+#include "winnow/error.h"
 #include "winnow/support.h"
 #include "winnow/tensor.h"
 
@@ -135,11 +137,13 @@ inline std::vector<std::string> cpu_kernels(const std::string& stage) {
   return names;
 }
 
-// "" if the kernel can run here, else the reason, for GTEST_SKIP.
+// "" if the kernel can run here, else the reason, for GTEST_SKIP. A kernel that this machine should
+// run fails the test.
 inline std::string why_not(const std::string& stage, const std::string& kernel) {
   for (const KernelInfo& k : support())
-    if (k.stage == stage && (k.kernel == kernel || family(k.kernel) == kernel)) return k.reason;
-  return "no such kernel";
+    if (k.stage == stage && (k.kernel == kernel || family(k.kernel) == kernel))
+      return allowed_skip(k.reason, should_run(kernel));
+  return allowed_skip("no such kernel in this build", should_run(kernel));
 }
 
 // Indices that must never be dereferenced, for a range of `length` valid ones.
@@ -153,17 +157,25 @@ inline int64_t draw(Rng& rng, int64_t lo, int64_t hi) {
 }
 inline float normal(Rng& rng) { return std::normal_distribution<float>()(rng); }
 
-// Runs `statement` and checks that it throws winnow::Error whose message contains every word given.
+// Runs `statement` and checks that it throws winnow::Error, of this code, with every word given in
+// its message.
 template <class F>
-void expect_error(F&& statement, std::initializer_list<const char*> words) {
+void expect_error(F&& statement, ErrorCode code, std::initializer_list<const char*> words) {
   try {
     statement();
     ADD_FAILURE() << "expected winnow::Error";
-  } catch (const std::exception& e) {
+  } catch (const Error& e) {
+    EXPECT_EQ(static_cast<int>(e.code()), static_cast<int>(code)) << e.what();
     for (const char* w : words)
       EXPECT_NE(std::string(e.what()).find(w), std::string::npos)
           << "'" << w << "' is not in: " << e.what();
+  } catch (const std::exception& e) {
+    ADD_FAILURE() << "expected winnow::Error, found another exception: " << e.what();
   }
+}
+template <class F>
+void expect_invalid(F&& statement, std::initializer_list<const char*> words) {
+  expect_error(statement, ErrorCode::kInvalidArgument, words);
 }
 
 }  // namespace winnow::testing

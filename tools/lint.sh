@@ -27,16 +27,18 @@ case $1 in
     ;;
   tidy)
     shift
-    # A build of its own, configured and never compiled: no tests, and each portable kernel for one
-    # set of vectors. The program's commands are checked as they are compiled, several at once.
+    # A build of its own, configured and never compiled: no tests, and each portable kernel for AVX2
+    # alone (NEON on ARM). The program's commands are checked as they are compiled, several at once.
     cmake --preset release -B build/tidy -DWINNOW_TESTS=OFF >/dev/null
     cmake --build build/tidy --target winnow_commit >/dev/null
     files=("$@")
     if [ $# = 0 ]; then
       mapfile -t files < <(sed -nE 's/^ *"file": "(.*\.(cpp|cxx))",?$/\1/p' build/tidy/compile_commands.json)
     fi
+    vectors=()
+    if [ "$(uname -m)" = x86_64 ]; then vectors=(--extra-arg=-march=haswell); fi
     printf '%s\0' "${files[@]}" |
       xargs -0 -n 1 -P "$jobs" "$bin/clang-tidy" -p build/tidy --quiet --warnings-as-errors='*' \
-        --extra-arg=-DHWY_COMPILE_ONLY_STATIC --extra-arg=-Wno-unknown-warning-option 2>/dev/null
+        --extra-arg={-DHWY_COMPILE_ONLY_STATIC,-Wno-unknown-warning-option} "${vectors[@]}" 2>/dev/null
     ;;
 esac

@@ -259,6 +259,7 @@ std::vector<std::byte> encode_safetensors(
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');  // so that the data begins at a multiple of 8
   std::vector<std::byte> file;
+  file.reserve(kLengthBytes + text.size() + data.size());
   for (size_t i = 0; i < kLengthBytes; ++i)
     file.push_back(static_cast<std::byte>(text.size() >> (8 * i)));
   const auto* chars = reinterpret_cast<const std::byte*>(text.data());

@@ -28,6 +28,7 @@ void Table::add(std::vector<std::string> cells) {
 
 std::string Table::text() const {
   std::vector<size_t> width;
+  width.reserve(headers_.size());
   for (const std::string& h : headers_) width.push_back(columns(h));
   for (const auto& row : rows_)
     for (size_t i = 0; i < row.size(); ++i) width[i] = std::max(width[i], columns(row[i]));

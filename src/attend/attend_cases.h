@@ -48,6 +48,23 @@ struct Case {
   float scale = 0.0416f;
 };
 
+// The support that tests expect: why a kernel of the table leaves a case to the others, or null if
+// it serves it. All but the wide one serve every case.
+inline const char* left_out(const std::string& kernel, const Case& c) {
+  if (kernel != "sm90_wide") return nullptr;
+  for (int i = 0; i < c.lists; ++i) {
+    const CacheFormat format = c.list[i].format;
+    if (format != CacheFormat::kV32Bf16 && format != CacheFormat::kV4Bf16) return "not bf16";
+    if (format != c.list[0].format) return "different cache formats";
+  }
+  return nullptr;
+}
+
+// Why a kernel may leave out any case, as the number of multiprocessors has it, or null.
+inline const char* may_leave_out(const std::string& kernel) {
+  return kernel == "sm90/wide+decode" ? "no tokens behind the last full wave" : nullptr;
+}
+
 #ifdef WINNOW_WITH_CUDA
 inline constexpr bool kDevice = true;
 #else

@@ -25,16 +25,6 @@ using winnow::testing::Rng;
 
 inline constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// Why a kernel cannot serve the fp8 caches that most tests use: this machine lacks it, or it leaves
-// them to another. "" if it can.
-inline std::string why_not_fp8(const std::string& kernel) {
-  if (std::string why = testing::why_not("attend", kernel); !why.empty()) return why;
-  for (const AttendKernel& k : kernels())
-    if (k.name == kernel && k.fits)
-      if (const char* why = k.fits({.heads = 8})) return why;
-  return {};
-}
-
 inline const Model& model_of_format(CacheFormat f) {
   return f == kV32.fp8 || f == kV32.bf16 ? kV32 : kV4;
 }

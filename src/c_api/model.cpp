@@ -30,6 +30,7 @@ extern "C" {
 winnow_status winnow_model_of(const char* name, winnow_model* out) {
   return guarded("model", [&](const In& in) {
     const winnow::Model& m = winnow::model_of(&in.given(name, "name"));
+    // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): models' names are literals
     in.given(out, "out") = {m.name.data(),
                             m.d_qk,
                             m.d_v,

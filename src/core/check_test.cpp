@@ -7,7 +7,7 @@
 namespace winnow {
 namespace {
 
-using testing::expect_error;
+using testing::expect_invalid;
 
 const Check check("stage");
 
@@ -20,13 +20,13 @@ TEST(Check, MessagesReadTheSameWay) {
     EXPECT_EQ(e.code(), ErrorCode::kInvalidArgument);
   }
   float x[24] = {};
-  expect_error(
+  expect_invalid(
       [&] {
         check.tensor(tensor(x, {2, 3, 4}), "q", DType::kBf16, {2, Check::kAny, 5});
       },
       {"stage: q: expected [2, any, 5] bf16, found [2, 3, 4] f32"});
-  expect_error([&] { check.tensor({}, "q", DType::kBf16, {2}); },
-               {"stage: q: expected [2] bf16, found nothing"});
+  expect_invalid([&] { check.tensor({}, "q", DType::kBf16, {2}); },
+                 {"stage: q: expected [2] bf16, found nothing"});
   EXPECT_EQ(check.range(8, "width", 1, 8), 8);
 }
 
@@ -37,7 +37,7 @@ TEST(Check, TensorRefuses) {
   const auto refuse = [&](auto change, std::initializer_list<const char*> words) {
     Tensor t = good;
     change(t);
-    expect_error([&] { check.tensor(t, "x", DType::kF32, {Check::kAny, Check::kAny}); }, words);
+    expect_invalid([&] { check.tensor(t, "x", DType::kF32, {Check::kAny, Check::kAny}); }, words);
   };
   refuse([](Tensor& t) { t.rank = 3; }, {"x", "[any, any]"});
   refuse([](Tensor& t) { t.dtype = DType::kI32; }, {"f32", "int32"});
@@ -60,9 +60,9 @@ TEST(Check, TensorAccepts) {
   check.strided(tensor(x, {3, 4}, {1, 3}), "x", DType::kF32, {3, 4});  // transposed
   EXPECT_FALSE(check.optional({}, "x", DType::kF32, {4}));
   EXPECT_TRUE(check.optional(tensor(x, {4}), "x", DType::kF32, {4}));
-  expect_error([&] { check.optional(tensor(x, {5}), "x", DType::kF32, {4}); }, {"[4]", "[5]"});
+  expect_invalid([&] { check.optional(tensor(x, {5}), "x", DType::kF32, {4}); }, {"[4]", "[5]"});
   // Data without a rank: a field forgotten.
-  expect_error([&] { check.optional(tensor(x, {}), "x", DType::kF32, {4}); }, {"[4]", "[] f32"});
+  expect_invalid([&] { check.optional(tensor(x, {}), "x", DType::kF32, {4}); }, {"[4]", "[] f32"});
 }
 
 TEST(Check, OutputsDoNotOverlap) {
@@ -79,7 +79,7 @@ TEST(Check, OutputsDoNotOverlap) {
   output({1, 3, 4}, {0, 4, 1});   // a stride nobody walks
   output({0, 3, 4}, {0, 0, 0});   // empty
   for (auto stride : {std::array<int64_t, 3>{0, 4, 1}, {12, 3, 1}, {11, 4, 1}, {12, 4, 0}})
-    expect_error(
+    expect_invalid(
         [&] {
           output({2, 3, 4}, {stride[0], stride[1], stride[2]});
         },
@@ -92,8 +92,8 @@ TEST(Check, RowsOf16) {
   check.rows_of_16(tensor(x, {2, 2, 3}, {40, 16, 1}), "q");
   check.rows_of_16({}, "q");
   check.rows_of_16(tensor(x + 1, {0, 2, 8}), "q");
-  expect_error([&] { check.rows_of_16(tensor(x + 1, {2, 2, 8}), "q"); }, {"q", "16 bytes"});
-  expect_error([&] { check.rows_of_16(tensor(x, {2, 2, 9}), "q"); }, {"q", "strides 18, 9"});
+  expect_invalid([&] { check.rows_of_16(tensor(x + 1, {2, 2, 8}), "q"); }, {"q", "16 bytes"});
+  expect_invalid([&] { check.rows_of_16(tensor(x, {2, 2, 9}), "q"); }, {"q", "strides 18, 9"});
 }
 
 TEST(Check, Caches) {
@@ -111,7 +111,7 @@ TEST(Check, CachesRefused) {
   const auto refuse = [&](auto change, std::initializer_list<const char*> words) {
     Cache c = good;
     change(c);
-    expect_error([&] { check.cache(c, "cache", true); }, words);
+    expect_invalid([&] { check.cache(c, "cache", true); }, words);
   };
   refuse([](Cache& c) { c = {}; }, {"stage: cache: expected a cache, found none"});
   refuse([](Cache& c) { c.format = static_cast<CacheFormat>(5); }, {"cache", "format", "number 5"});

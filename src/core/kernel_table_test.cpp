@@ -56,7 +56,7 @@ TEST(KernelTable, RequestsAreStrict) {
   EXPECT_EQ(pick({.kernel = "reference"}), "reference");
   EXPECT_EQ(pick({.kernel = "simd"}), "simd");
   const auto refuse = [](Target target, Shape shape, std::initializer_list<const char*> words) {
-    testing::expect_error([&] { pick(target, shape); }, words);
+    testing::expect_error([&] { pick(target, shape); }, ErrorCode::kUnsupported, words);
   };
   // Every kernel is listed with its reason.
   refuse({.kernel = "fastest"}, {},
@@ -99,7 +99,8 @@ TEST(KernelTable, EnvironmentNamesAKernelForAllStagesThatHaveIt) {
   }
   {
     const Environment e("tiles");  // known, but not here: no silent other choice
-    testing::expect_error([] { pick(); }, {"tiles (this CPU has no tiles)"});
+    testing::expect_error([] { pick(); }, ErrorCode::kUnsupported,
+                          {"tiles (this CPU has no tiles)"});
   }
 }
 
@@ -108,15 +109,15 @@ TEST(KernelTable, EnvironmentNamesAStage) {
   EXPECT_EQ(pick({}, {}, "attend"), "simd");  // its own entry counts more, wherever it stands
   EXPECT_EQ(pick({}, {}, "score"), "small");
   EXPECT_EQ(pick({}, {}, "write"), "reference");
-  testing::expect_error([] { pick({}, {}, "select"); },
+  testing::expect_error([] { pick({}, {}, "select"); }, ErrorCode::kUnsupported,
                         {"select: no kernel fits", "simd ('none' was asked for)"});
 }
 
 TEST(KernelTable, EnvironmentWithANameThatNothingHasIsRefused) {
   const auto refuse = [](const char* value, const char* found) {
     const Environment e(value);
-    testing::expect_error([] { pick(); },
-                          {"WINNOW_KERNEL: expected kernel or stage=kernel", found});
+    testing::expect_invalid([] { pick(); },
+                            {"WINNOW_KERNEL: expected kernel or stage=kernel", found});
   };
   refuse("refrence", "found 'refrence'");
   refuse("simd,atend=reference", "found 'atend=reference'");

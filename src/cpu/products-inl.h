@@ -120,11 +120,19 @@ HWY_INLINE void for_panels(int64_t columns, F&& f) {
   constexpr int64_t L = kLanes;
   for (int64_t h = 0; h < columns;) {
     const int64_t left = columns - h;
-    if (left > L + L / 2) f(Full(), std::integral_constant<int, 2>(), h), h += 2 * L;
-    else if (left > L / 2) f(Full(), std::integral_constant<int, 1>(), h), h += L;
-    else if (left > L / 4)
-      f(Half(), std::integral_constant<int, 1>(), h), h += hn::MaxLanes(Half());
-    else f(Quarter(), std::integral_constant<int, 1>(), h), h += hn::MaxLanes(Quarter());
+    if (left > L + L / 2) {
+      f(Full(), std::integral_constant<int, 2>(), h);
+      h += 2 * L;
+    } else if (left > L / 2) {
+      f(Full(), std::integral_constant<int, 1>(), h);
+      h += L;
+    } else if (left > L / 4) {
+      f(Half(), std::integral_constant<int, 1>(), h);
+      h += hn::MaxLanes(Half());
+    } else {
+      f(Quarter(), std::integral_constant<int, 1>(), h);
+      h += hn::MaxLanes(Quarter());
+    }
   }
 }
 

@@ -20,7 +20,8 @@ namespace {
 
 int default_threads() {
   if (const char* env = std::getenv("WINNOW_THREADS"))
-    if (const int n = std::atoi(env); n > 0) return std::min(n, 1024);
+    if (const long n = std::strtol(env, nullptr, 10); n > 0)
+      return static_cast<int>(std::min(n, 1024L));
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
   return std::max(1u, std::thread::hardware_concurrency());
@@ -42,7 +43,8 @@ class Pool {
     threads_.reserve(static_cast<size_t>(workers));
     try {
       for (int w = 1; w < workers; ++w) threads_.emplace_back([this, w] { work(w); });
-    } catch (const std::system_error&) {  // a limit of the system: those that there are do the work
+      // NOLINTNEXTLINE(bugprone-empty-catch): a limit of the system; the threads there are do the work
+    } catch (const std::system_error&) {
     }
   }
   ~Pool() {

@@ -175,7 +175,7 @@ TEST(MergeErrors, NameTheArgument) {
   const auto expect = [&](auto change, std::initializer_list<const char*> words) {
     MergeArgs a = good;
     change(a);
-    testing::expect_error([&] { merge(a); }, words);
+    testing::expect_invalid([&] { merge(a); }, words);
   };
   expect([](MergeArgs& a) { a.partial_out = {}; }, {"merge", "partial_out", "nothing"});
   expect([](MergeArgs& a) { a.partial_out.dtype = DType::kI32; },

@@ -390,10 +390,11 @@ TEST(MhaErrors, NameTheArgument) {
   Guarded<float> floats(20);
   MhaArgs good = p.args();
   good.out = tensor(out.data(), {5, 3, 128});
-  const auto expect = [&](auto change, std::initializer_list<const char*> words) {
+  const auto expect = [&](auto change, std::initializer_list<const char*> words,
+                          ErrorCode code = ErrorCode::kInvalidArgument) {
     MhaArgs a = good;
     change(a);
-    testing::expect_error([&] { attend_mha(a); }, words);
+    testing::expect_error([&] { attend_mha(a); }, code, words);
   };
   expect([](MhaArgs& a) { a.q = {}; }, {"attend_mha", "q", "nothing"});
   expect([](MhaArgs& a) { a.q.dtype = DType::kF32; }, {"q", "bf16", "f32"});
@@ -411,7 +412,8 @@ TEST(MhaErrors, NameTheArgument) {
   expect([](MhaArgs& a) { a.out.shape[2] = 127; }, {"out", "128", "127"});
   expect([](MhaArgs& a) { a.out.stride[0] = 0; }, {"out", "overlap"});
   expect([&](MhaArgs& a) { a.lse = tensor(floats.data(), {5, 2}); }, {"lse", "[5, 3]", "[5, 2]"});
-  expect([](MhaArgs& a) { a.target.kernel = "fastest"; }, {"mha", "no kernel fits", "reference"});
+  expect([](MhaArgs& a) { a.target.kernel = "fastest"; }, {"mha", "no kernel fits", "reference"},
+         ErrorCode::kUnsupported);
   for (const bf16 x : out) EXPECT_EQ(x.bits, 0xcdcd);  // nothing was written
 }
 

@@ -21,8 +21,8 @@ TEST(Model, Families) {
     EXPECT_EQ(record_dim(m->bf16), m->d_qk);
     EXPECT_EQ(cache_formats(*m), (std::array{m->fp8, m->bf16}));
   }
-  testing::expect_error([] { model_of("v5"); }, {"model", "v32", "v4", "v5"});
-  testing::expect_error([] { model_of(""); }, {"model"});
+  testing::expect_invalid([] { model_of("v5"); }, {"model", "v32", "v4", "v5"});
+  testing::expect_invalid([] { model_of(""); }, {"model"});
 }
 
 TEST(Model, FormatNames) {
@@ -33,7 +33,7 @@ TEST(Model, FormatNames) {
     EXPECT_EQ(format_of(names[i]), cache_formats()[i]);
   }
   EXPECT_EQ(name_of(static_cast<F>(77)), "unknown");
-  testing::expect_error([] { format_of("fp8"); }, {"format", "v32_fp8", "index_keys", "fp8"});
+  testing::expect_invalid([] { format_of("fp8"); }, {"format", "v32_fp8", "index_keys", "fp8"});
 }
 
 TEST(Model, HeadsAndSizes) {
@@ -62,17 +62,17 @@ TEST(Model, PageBytes) {
   // A page of 2^31 - 1 tokens needs more than 32 bits.
   expect(F::kV32Fp8, INT32_MAX, int64_t{INT32_MAX} * 656, int64_t{INT32_MAX} * 656);
   for (int64_t page : {int64_t{0}, int64_t{-64}, int64_t{INT32_MAX} + 1, INT64_MAX})
-    testing::expect_error([&] { page_bytes(F::kV4Fp8, page); },
-                          {"model: page: expected 1 to 2147483647, found"});
+    testing::expect_invalid([&] { page_bytes(F::kV4Fp8, page); },
+                            {"model: page: expected 1 to 2147483647, found"});
 }
 
 TEST(Model, CacheShape) {
   EXPECT_EQ(cache_shape(F::kV4Fp8, 100, 64), (std::array<int64_t, 2>{100, 37440}));
   EXPECT_EQ(cache_shape(F::kIndexKeys, 0, 64), (std::array<int64_t, 2>{0, 8448}));
   EXPECT_EQ(cache_shape(F::kV32Fp8, 200000, 64)[0] * 41984, int64_t{8396800000});
-  testing::expect_error([] { cache_shape(F::kV32Fp8, -1, 64); }, {"model", "pages", "-1"});
-  testing::expect_error([] { cache_shape(F::kV32Fp8, INT64_MAX, 64); }, {"pages"});
-  testing::expect_error([] { cache_shape(F::kV32Fp8, 4, 0); }, {"page", "found 0"});
+  testing::expect_invalid([] { cache_shape(F::kV32Fp8, -1, 64); }, {"model", "pages", "-1"});
+  testing::expect_invalid([] { cache_shape(F::kV32Fp8, INT64_MAX, 64); }, {"pages"});
+  testing::expect_invalid([] { cache_shape(F::kV32Fp8, 4, 0); }, {"page", "found 0"});
 }
 
 // Records of a page tile it: no byte belongs to two parts, none of the used ones is left out.

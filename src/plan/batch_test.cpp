@@ -7,7 +7,7 @@
 namespace winnow {
 namespace {
 
-using testing::expect_error;
+using testing::expect_invalid;
 using testing::Guarded;
 using Ints = std::vector<int32_t>;
 
@@ -33,22 +33,22 @@ TEST(RequestIds, PaddingMapsToRequestZero) {
   EXPECT_EQ(out.values(), (Ints{0, 0, 2, 2, 2, 3, 0, 0, 0}));
   request_ids(Ints{0}, {out.data(), out.size()});  // nothing of the last batch stays
   EXPECT_EQ(out.values(), Ints(9, 0));
-  expect_error(
+  expect_invalid(
       [&] {
         request_ids(Ints{0, 10}, {out.data(), out.size()});
       },
       {"plan", "out", "at least 10", "found 9"});
-  expect_error(
+  expect_invalid(
       [&] {
         request_ids({}, {out.data(), out.size()});
       },
       {"query_starts", "at least one"});
-  expect_error(
+  expect_invalid(
       [&] {
         request_ids(Ints{1, 2}, {out.data(), out.size()});
       },
       {"query_starts", "0 first", "1"});
-  expect_error(
+  expect_invalid(
       [&] {
         request_ids(Ints{0, 4, 3}, {out.data(), out.size()});
       },
@@ -81,9 +81,9 @@ TEST(SplitBatch, PaddingGoesWithTheLastKind) {
 }
 
 TEST(SplitBatch, Errors) {
-  expect_error([] { split_of({2, 2}, 1, false, 3); }, {"plan", "tokens", "4 to", "found 3"});
-  expect_error([] { split_of({2, 2}, -1, false); }, {"threshold", "-1"});
-  expect_error([] { split_of({1}, 1, false, int64_t{1} << 31); }, {"tokens", "2147483648"});
+  expect_invalid([] { split_of({2, 2}, 1, false, 3); }, {"plan", "tokens", "4 to", "found 3"});
+  expect_invalid([] { split_of({2, 2}, -1, false); }, {"threshold", "-1"});
+  expect_invalid([] { split_of({1}, 1, false, int64_t{1} << 31); }, {"tokens", "2147483648"});
 }
 
 TEST(PrefillChunks, CasesOfTheSpecification) {
@@ -95,12 +95,12 @@ TEST(PrefillChunks, CasesOfTheSpecification) {
   EXPECT_EQ(prefill_chunks(Ints{0, 0, 5, 0}, 5), (Chunks{{0, 4}}));
   EXPECT_EQ(prefill_chunks(Ints{INT32_MAX, INT32_MAX, 1}, int64_t{INT32_MAX} * 2),
             (Chunks{{0, 2}, {2, 3}}));  // the sum does not fit 32 bits
-  expect_error(
+  expect_invalid(
       [] {
         prefill_chunks(Ints{2, 6}, 5);
       },
       {"plan", "seq_lens", "0 to 5", "6 at entry 1"});
-  expect_error([] { prefill_chunks(Ints{-1}, 5); }, {"seq_lens", "-1 at entry 0"});
+  expect_invalid([] { prefill_chunks(Ints{-1}, 5); }, {"seq_lens", "-1 at entry 0"});
 }
 
 TEST(WorkspaceStarts, CaseOfTheSpecification) {
@@ -111,10 +111,10 @@ TEST(WorkspaceStarts, CaseOfTheSpecification) {
   const auto call = [&](const Ints& lens, const std::vector<Chunk>& chunks) {
     workspace_starts(lens, chunks, {out.data(), out.size()});
   };
-  expect_error([&] { call({1, 2}, {{0, 3}}); }, {"plan", "chunks", "2 requests", "[0, 3)"});
-  expect_error([&] { call({1, -2}, {{0, 2}}); }, {"seq_lens", "-2 at entry 1"});
-  expect_error([&] { call({INT32_MAX, 1}, {{0, 2}}); }, {"chunks", "2147483648"});
-  expect_error([&] { call({1, 1, 1, 1, 1}, {}); }, {"out", "at least 5", "found 4"});
+  expect_invalid([&] { call({1, 2}, {{0, 3}}); }, {"plan", "chunks", "2 requests", "[0, 3)"});
+  expect_invalid([&] { call({1, -2}, {{0, 2}}); }, {"seq_lens", "-2 at entry 1"});
+  expect_invalid([&] { call({INT32_MAX, 1}, {{0, 2}}); }, {"chunks", "2147483648"});
+  expect_invalid([&] { call({1, 1, 1, 1, 1}, {}); }, {"out", "at least 5", "found 4"});
   EXPECT_EQ(out.values(), (Ints{0, 10, 0, 20}));
 }
 
@@ -122,7 +122,7 @@ TEST(PrefillRequestIds, DecodesAndPaddingAreMinusOne) {
   Guarded<int32_t> out(8);
   prefill_request_ids(Ints{0, 1, 2, 5, 5, 6}, 2, {out.data(), out.size()});
   EXPECT_EQ(out.values(), (Ints{-1, -1, 0, 0, 0, 2, -1, -1}));
-  expect_error(
+  expect_invalid(
       [&] {
         prefill_request_ids(Ints{0, 1}, 2, {out.data(), out.size()});
       },
@@ -178,7 +178,7 @@ TEST(V4PrefillChunks, Errors) {
   const auto expect = [&](auto change, std::initializer_list<const char*> words) {
     V4ChunkArgs a = good;
     change(a);
-    expect_error([&] { v4_prefill_chunks(a); }, words);
+    expect_invalid([&] { v4_prefill_chunks(a); }, words);
   };
   const Ints two = {4, 4}, nine = {9}, negative = {-1};
   expect([&](auto& a) { a.query_lens = two; }, {"plan", "query_lens", "1 entries", "2"});

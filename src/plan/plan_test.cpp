@@ -12,7 +12,7 @@ namespace {
 using internal::plan::Ints;
 using internal::plan::ints;
 using internal::plan::Lengths;
-using testing::expect_error;
+using testing::expect_invalid;
 
 PlanOptions small() {
   return {.heads = 16, .topk = 256, .page = 16, .pages = 64, .max_requests = 8, .max_tokens = 64};
@@ -205,7 +205,7 @@ TEST(Plan, RefusedBatchChangesNothing) {
   Plan plan(o);
   plan.refill(Lengths({1, 4}, {9, 4}).batch());
   const auto expect = [&](const Batch& batch, std::initializer_list<const char*> words) {
-    expect_error([&] { plan.refill(batch); }, words);
+    expect_invalid([&] { plan.refill(batch); }, words);
     EXPECT_EQ(plan.tokens(), 5);
     EXPECT_EQ(ints(plan.positions()), (Ints{8, 0, 1, 2, 3}));
     EXPECT_EQ(ints(plan.seq_lens()), (Ints{9, 4}));
@@ -229,7 +229,7 @@ TEST(Plan, OptionErrorsNameTheOption) {
   const auto expect = [](auto change, std::initializer_list<const char*> words) {
     PlanOptions o = small();
     change(o);
-    expect_error([&] { Plan plan(o); }, words);
+    expect_invalid([&] { Plan plan(o); }, words);
   };
   expect([](auto& o) { o.heads = 0; }, {"plan", "heads", "1 to 128", "0"});
   expect([](auto& o) { o.heads = 129; }, {"heads", "129"});

@@ -164,9 +164,9 @@ TEST(RoutedPlan, V4ReadsPagesBeforeAllElse) {
       plan.parts()[1].gathered);  // the last has few tokens, but one that is gathered before
   EXPECT_EQ(plan.parts()[1].last_request, 5);
   EXPECT_EQ(plan.prefill_requests()[18], 3);
-  testing::expect_error([&] { plan.refill(Lengths({4}, {400}).batch()); }, {"workspace rows"});
+  testing::expect_invalid([&] { plan.refill(Lengths({4}, {400}).batch()); }, {"workspace rows"});
   o.mha = true;
-  testing::expect_error([&] { Plan wrong(o); }, {"plan", "mha", "V4"});
+  testing::expect_invalid([&] { Plan wrong(o); }, {"plan", "mha", "V4"});
 }
 
 TEST(RoutedPlan, MhaOnlyWhereItMay) {
@@ -194,7 +194,7 @@ TEST(RoutedPlan, AskedModesStay) {
   EXPECT_EQ(Plan(o).mode(), Mode::kSeparate);
   EXPECT_TRUE(Plan(o).options().mha);
   o.route = nullptr;
-  testing::expect_error([&] { Plan plan(o); }, {"plan", "route", "function"});
+  testing::expect_invalid([&] { Plan plan(o); }, {"plan", "route", "function"});
 }
 
 // A token's bits may not depend on how many come with it, nor on the requests before its own.

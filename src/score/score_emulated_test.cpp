@@ -27,7 +27,9 @@ class EmulatedTest : public ::testing::TestWithParam<int> {};
 
 TEST_P(EmulatedTest, UnitsMatchTheFormula) {
   const cpu::Isa& cpu = cpu::isa();
-  if (!cpu.avx512_bf16 || !cpu.avx512_vbmi) GTEST_SKIP() << "this CPU has no AVX-512 BF16 and VBMI";
+  if (!cpu.avx512_bf16 || !cpu.avx512_vbmi)
+    GTEST_SKIP() << testing::allowed_skip("this CPU has no AVX-512 BF16 and VBMI",
+                                          testing::should_run("avx512bf16"));
   const int heads = GetParam();
   testing::Rng rng(heads);
   std::vector<uint8_t> q(heads * kDim), rows(kBlockKeys * kDim);

@@ -142,10 +142,11 @@ TEST(ScoreErrors, NameTheArgument) {
   ScoreArgs paged = p.args(), contiguous = flat.args();
   paged.logits = contiguous.logits = tensor(logits.data(), {3, 20});
   const auto expect = [&](const ScoreArgs& good, auto change,
-                          std::initializer_list<const char*> words) {
+                          std::initializer_list<const char*> words,
+                          ErrorCode code = ErrorCode::kInvalidArgument) {
     ScoreArgs a = good;
     change(a);
-    testing::expect_error([&] { score(a); }, words);
+    testing::expect_error([&] { score(a); }, code, words);
   };
   expect(paged, [](ScoreArgs& a) { a.q = {}; }, {"score", "q", "nothing"});
   expect(paged, [](ScoreArgs& a) { a.q.shape[2] = 64; }, {"q", "128", "64"});
@@ -161,7 +162,9 @@ TEST(ScoreErrors, NameTheArgument) {
   expect(paged, [](ScoreArgs& a) { a.starts.shape[0] = 7; }, {"starts", "[3]", "[7]"});
   expect(paged, [](ScoreArgs& a) { a.logits.stride[0] = 19; }, {"logits", "overlap"});
   expect(paged, [&](ScoreArgs& a) { a.key_rows = contiguous.key_rows; }, {"keys", "both"});
-  expect(paged, [](ScoreArgs& a) { a.target.kernel = "fastest"; }, {"no kernel fits", "simd"});
+  expect(
+      paged, [](ScoreArgs& a) { a.target.kernel = "fastest"; }, {"no kernel fits", "simd"},
+      ErrorCode::kUnsupported);
   expect(contiguous, [](ScoreArgs& a) { a.key_scales = {}; }, {"key_scales", "nothing"});
   expect(contiguous, [](ScoreArgs& a) { a.key_rows.dtype = DType::kU8; }, {"key_rows", "e4m3"});
   expect(contiguous, [](ScoreArgs& a) { a.logits.shape[1] = 19; }, {"logits", "20", "19"});
@@ -174,10 +177,11 @@ TEST(ScoreSelectErrors, NameTheArgument) {
   Guarded<int32_t> ids(15);
   Guarded<std::byte> workspace(40);
   ScoreSelectArgs good{.score = p.args(), .ids = tensor(ids.data(), {3, 5})};
-  const auto expect = [&](auto change, std::initializer_list<const char*> words) {
+  const auto expect = [&](auto change, std::initializer_list<const char*> words,
+                          ErrorCode code = ErrorCode::kInvalidArgument) {
     ScoreSelectArgs a = good;
     change(a);
-    testing::expect_error([&] { score_select(a); }, words);
+    testing::expect_error([&] { score_select(a); }, code, words);
   };
   expect(
       [&](ScoreSelectArgs& a) {
@@ -188,7 +192,7 @@ TEST(ScoreSelectErrors, NameTheArgument) {
   expect([](ScoreSelectArgs& a) { a.ids.shape[0] = 2; }, {"ids", "[3", "[2"});
   expect([](ScoreSelectArgs& a) { a.score.logits = a.score.weights; }, {"logits", "none"});
   expect([](ScoreSelectArgs& a) { a.score.target.kernel = "fastest"; },
-         {"score_select", "no kernel fits"});
+         {"score_select", "no kernel fits"}, ErrorCode::kUnsupported);
   for (int32_t id : ids) EXPECT_EQ(static_cast<uint32_t>(id), kPoison);
   EXPECT_GE(score_select_workspace_bytes(good), 3u * 20 * 4);
 }

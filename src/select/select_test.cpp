@@ -157,10 +157,11 @@ TEST(SelectErrors, NameTheArgument) {
   Guarded<int32_t> ids(15);
   SelectArgs good = p.args();
   good.ids = tensor(ids.data(), {3, 5});
-  const auto expect = [&](auto change, std::initializer_list<const char*> words) {
+  const auto expect = [&](auto change, std::initializer_list<const char*> words,
+                          ErrorCode code = ErrorCode::kInvalidArgument) {
     SelectArgs a = good;
     change(a);
-    testing::expect_error([&] { select(a); }, words);
+    testing::expect_error([&] { select(a); }, code, words);
   };
   expect([](SelectArgs& a) { a.logits = {}; }, {"select", "logits", "nothing"});
   expect([](SelectArgs& a) { a.logits.dtype = DType::kI32; }, {"logits", "f32", "int32"});
@@ -173,7 +174,8 @@ TEST(SelectErrors, NameTheArgument) {
   expect([](SelectArgs& a) { a.ids = {}; }, {"ids", "nothing"});
   expect([](SelectArgs& a) { a.ids.shape[0] = 2; }, {"ids", "[3", "[2"});
   expect([](SelectArgs& a) { a.ids.stride[0] = 4; }, {"ids", "overlap"});
-  expect([](SelectArgs& a) { a.target.kernel = "fastest"; }, {"select", "no kernel fits", "simd"});
+  expect([](SelectArgs& a) { a.target.kernel = "fastest"; }, {"select", "no kernel fits", "simd"},
+         ErrorCode::kUnsupported);
   for (int32_t s : ids) EXPECT_EQ(s, static_cast<int32_t>(0xcdcdcdcd));  // nothing was written
 }
 

@@ -71,17 +71,19 @@ TEST(JoinErrors, NameTheArgument) {
   const JoinArgs good{.latent = tensor(latent.data(), {2, 3, 8}),
                       .rope = tensor(rope.data(), {2, 3, 4}),
                       .out = tensor(out.data(), {2, 3, 12})};
-  const auto expect = [&](auto change, std::initializer_list<const char*> words) {
+  const auto expect = [&](auto change, std::initializer_list<const char*> words,
+                          ErrorCode code = ErrorCode::kInvalidArgument) {
     JoinArgs a = good;
     change(a);
-    testing::expect_error([&] { join(a); }, words);
+    testing::expect_error([&] { join(a); }, code, words);
   };
   expect([](JoinArgs& a) { a.latent = {}; }, {"join", "latent", "nothing"});
   expect([](JoinArgs& a) { a.rope.shape[1] = 2; }, {"rope", "[2, 3, any]", "[2, 2, 4]"});
   expect([](JoinArgs& a) { a.out.shape[2] = 11; }, {"out", "[2, 3, 12]"});
   expect([](JoinArgs& a) { a.out.dtype = DType::kF32; }, {"out", "bf16"});
   expect([](JoinArgs& a) { a.out.stride[1] = 0; }, {"out", "overlap"});
-  expect([](JoinArgs& a) { a.target.kernel = "none"; }, {"join", "no kernel fits"});
+  expect([](JoinArgs& a) { a.target.kernel = "none"; }, {"join", "no kernel fits"},
+         ErrorCode::kUnsupported);
   for (bf16 v : out) EXPECT_EQ(v.bits, 0xcdcd);
 }
 
@@ -155,10 +157,11 @@ TEST(QuantizeErrors, NameTheArgument) {
                           .scale = tensor(scale.data(), {1})};
   quantize(good);
   out.begin()->bits = 0xcd;
-  const auto expect = [&](auto change, std::initializer_list<const char*> words) {
+  const auto expect = [&](auto change, std::initializer_list<const char*> words,
+                          ErrorCode code = ErrorCode::kInvalidArgument) {
     QuantizeArgs a = good;
     change(a);
-    testing::expect_error([&] { quantize(a); }, words);
+    testing::expect_error([&] { quantize(a); }, code, words);
   };
   expect([](QuantizeArgs& a) { a.x = {}; }, {"quantize", "x", "nothing"});
   expect([](QuantizeArgs& a) { a.x.dtype = DType::kI32; }, {"x", "bf16 or f32", "int32"});
@@ -168,7 +171,8 @@ TEST(QuantizeErrors, NameTheArgument) {
   expect([](QuantizeArgs& a) { a.out.dtype = DType::kU8; }, {"out", "e4m3"});
   expect([](QuantizeArgs& a) { a.out.stride[0] = 13; }, {"out", "contiguous"});
   expect([](QuantizeArgs& a) { a.scale.shape[0] = 2; }, {"scale", "[1]", "[2]"});
-  expect([](QuantizeArgs& a) { a.target.kernel = "none"; }, {"quantize", "no kernel fits"});
+  expect([](QuantizeArgs& a) { a.target.kernel = "none"; }, {"quantize", "no kernel fits"},
+         ErrorCode::kUnsupported);
 }
 
 }  // namespace

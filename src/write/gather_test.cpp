@@ -257,10 +257,11 @@ TEST(GatherErrors, NameTheArgument) {
   Problem p(cases()[0]);
   Guarded<bf16> out(p.c.rows * p.stride);
   const GatherArgs good = p.args(out.data());
-  const auto expect = [&](auto change, std::initializer_list<const char*> words) {
+  const auto expect = [&](auto change, std::initializer_list<const char*> words,
+                          ErrorCode code = ErrorCode::kInvalidArgument) {
     GatherArgs a = good;
     change(a);
-    testing::expect_error([&] { gather(a); }, words);
+    testing::expect_error([&] { gather(a); }, code, words);
   };
   expect([](GatherArgs& a) { a.cache.format = CacheFormat::kIndexKeys; },
          {"gather", "cache", "latent", "index_keys"});
@@ -274,7 +275,8 @@ TEST(GatherErrors, NameTheArgument) {
   expect([](GatherArgs& a) { a.out.shape[1] = 512; }, {"out", "576", "512"});
   expect([](GatherArgs& a) { a.out.stride[0] = 500; }, {"out", "overlap"});
   expect([](GatherArgs& a) { a.out.data = nullptr; }, {"out", "null"});
-  expect([](GatherArgs& a) { a.target.kernel = "none"; }, {"no kernel fits"});
+  expect([](GatherArgs& a) { a.target.kernel = "none"; }, {"no kernel fits"},
+         ErrorCode::kUnsupported);
   for (bf16 v : out) EXPECT_EQ(v.bits, 0xcdcd);  // nothing was written
 }
 

@@ -58,7 +58,7 @@ WINNOW_INLINE float scale_of(const KeyRef& key, int g) {
 }
 
 struct Fma : VectorEngine<Fma> {
-  static constexpr int kPer = 1, kBlock = 96, kWaiting = kBlock, kValueStep = 1;
+  static constexpr int kPer = 1, kBlock = 96, kWaiting = kBlock;
   static constexpr bool kPairs = false, kScaleInP = false;
   static_assert(kBlock % 24 == 0);
 

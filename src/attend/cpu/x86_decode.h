@@ -52,8 +52,9 @@ struct Scratch {
   // Whole pages for tiles: none of them lies in two.
   static uint32_t* cells(Arena& arena, size_t count) {
     if (!E::kTiled) return arena.take<uint32_t>(count);
-    const auto p = reinterpret_cast<uintptr_t>(arena.take<uint32_t>(count + kPageCells));
-    return reinterpret_cast<uint32_t*>((p + 4095) & ~uintptr_t{4095});
+    uint32_t* p = arena.take<uint32_t>(count + kPageCells);
+    const size_t behind = reinterpret_cast<uintptr_t>(p) / sizeof(uint32_t) % kPageCells;
+    return behind == 0 ? p : p + (kPageCells - behind);
   }
   static float* floats(Arena& arena, size_t count) {
     return reinterpret_cast<float*>(cells(arena, count));

@@ -9,6 +9,7 @@ namespace {
 
 template <class E>
 struct VectorEngine {
+  VectorEngine() = delete;  // all of it is static
   struct Session {};
   static bool narrow(const Params&) { return false; }
   static constexpr bool kTiled = false;
