@@ -43,7 +43,8 @@ class Pool {
     threads_.reserve(static_cast<size_t>(workers));
     try {
       for (int w = 1; w < workers; ++w) threads_.emplace_back([this, w] { work(w); });
-      // NOLINTNEXTLINE(bugprone-empty-catch): a limit of the system; the threads there are do the work
+      // The system's limit: the threads that there are do the work.
+      // NOLINTNEXTLINE(bugprone-empty-catch)
     } catch (const std::system_error&) {
     }
   }
