@@ -15,6 +15,7 @@ missing() {
   local cmake=0
   command -v cmake >/dev/null && cmake=$(cmake --version | sed -n '1s/[^0-9]*//p')
   at_least 3.25 "$cmake" || echo "cmake (3.25 or newer)"
+  command -v python3 >/dev/null || echo "python3 (the documents' pictures are checked with it)"
   if ! echo | "${CXX:-c++}" -std=c++20 -E -x c++ - >/dev/null 2>&1; then
     echo "g++ (a C++20 compiler)"
     return
