@@ -1,10 +1,11 @@
 # Thin front of the CMake presets (CMakePresets.json); each target also installs what is missing.
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
+ROUNDS ?= 20000
 ARGS ?=
 WINNOW = build/release/winnow
 
-.PHONY: build run test check bench asan tsan python-test format wheel cuda gpu-test install readme clean help \
+.PHONY: build run test check bench asan tsan python-test fuzz format wheel cuda gpu-test install readme clean help \
         setup
 
 build: setup  ## the library and the program: build/release/winnow
@@ -34,6 +35,12 @@ tsan: setup  ## tests under ThreadSanitizer
 python-test: setup  ## the Python package, installed into .venv, and its tests
 	@tools/setup.sh python
 	@JOBS=$(JOBS) tools/test.sh python
+
+fuzz: setup  ## the fuzz tests for longer (ROUNDS=20000)
+	cmake --preset release
+	cmake --build --preset release --target fuzz_test fuzz_plan_test -j $(JOBS)
+	WINNOW_FUZZ_ROUNDS=$(ROUNDS) build/release/tests/fuzz_test
+	WINNOW_FUZZ_ROUNDS=$(ROUNDS) build/release/tests/fuzz_plan_test
 
 format: setup  ## clang-format and ruff, applied
 	@tools/setup.sh tools
