@@ -162,6 +162,7 @@ void add_plan(CLI::App& app, Outcome&) {
       ->check(CLI::IsMember({"v32", "v4"}))
       ->capture_default_str();
   std::vector<std::string> modes;
+  modes.reserve(std::size(kModes));
   for (const auto& [name, value] : kModes) modes.push_back(name);
   cmd->add_option("--mode", c->mode, "Which way prefills go")
       ->check(CLI::IsMember(modes))
