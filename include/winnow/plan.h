@@ -263,9 +263,11 @@ class Plan {
   size_t workspace_bytes() const noexcept;  // for the capacity, all stages, any part
   size_t gather_bytes() const noexcept;     // kSeparate: the bf16 prefill workspace
 
-  // The name of the kernel that a stage runs, and why the ones before it in the table were passed
-  // over.
-  const char* kernel(Stage stage) const noexcept;
+  // The name of the kernel that a stage runs for the current batch; before the first refill(), for a
+  // batch of the plan's capacity. Parts differ in kAttend alone ("" for a part that is `mha`, whose
+  // calls name their own). kScore and kSelect: for rows of max_context / ratio keys.
+  const char* kernel(Stage stage, int32_t part = 0) const noexcept;
+  // Why the kernels before it in the stage's table were passed over, for the plan's capacity.
   const std::string& reasons(Stage stage) const noexcept;
   const internal::core::Usable& usable(Stage stage) const noexcept;  // for winnow's own calls
 
