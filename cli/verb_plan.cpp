@@ -78,7 +78,7 @@ json as_json(const Plan& plan, double us, uint64_t tiles_digest) {
   return {{"stage", "plan"},
           {"mode", name_of(plan.mode())},
           {"tokens", plan.tokens()},
-          {"requests", plan.requests()},
+          {"requests", plan.request_count()},
           {"decodes", s.decodes},
           {"prefills", s.prefills},
           {"decode_tokens", s.decode_tokens},
@@ -94,7 +94,7 @@ json as_json(const Plan& plan, double us, uint64_t tiles_digest) {
 void print(const Plan& plan, double us, uint64_t tiles_digest) {
   const BatchSplit& s = plan.split();
   fmt::print("plan, mode {}\n", name_of(plan.mode()));
-  fmt::print("  {:<12} {} requests, {} tokens\n", "batch", plan.requests(), plan.tokens());
+  fmt::print("  {:<12} {} requests, {} tokens\n", "batch", plan.request_count(), plan.tokens());
   fmt::print("  {:<12} {} decodes ({} tokens), {} prefills ({} tokens)\n", "split", s.decodes,
              s.decode_tokens, s.prefills, s.prefill_tokens);
   fmt::print("  {:<12} {} bytes, gathered KV {} bytes\n", "workspace", plan.workspace_bytes(),

@@ -3,6 +3,7 @@
 
 #include "absorb/kernel.h"
 #include "attend/kernel.h"
+#include "core/check.h"
 #include "lists/kernel.h"
 #include "locate/kernel.h"
 #include "mask/kernel.h"
@@ -14,7 +15,7 @@
 
 namespace winnow {
 
-std::vector<KernelInfo> support() {
+std::vector<KernelInfo> support() try {
   std::vector<KernelInfo> out;
   list_kernels("write", internal::write::kernels(), out);
   list_kernels("gather", internal::write::gather_kernels(), out);
@@ -36,6 +37,8 @@ std::vector<KernelInfo> support() {
   out.push_back({kEveryStage, "sm90", "cuda", false, "built without CUDA: " WINNOW_WITHOUT_CUDA});
 #endif
   return out;
+} catch (const std::bad_alloc&) {
+  out_of_memory("support");
 }
 
 const char* version() { return WINNOW_VERSION; }

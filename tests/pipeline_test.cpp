@@ -243,6 +243,12 @@ TEST(PipelineErrors, NameTheArgumentAndWriteNothing) {
     expect([](Args a) { a.cache.data = nullptr; }, {"cache", "null"});
     expect([](Args a) { a.cache.pages = 1; }, {"slots", "slots below 16"});
     expect([](Args a) { a.block_table.shape[0] -= 1; }, {"block_table", "at least 6 rows", "5"});
+    expect(
+        [](Args a) {
+          a.workspace = {static_cast<std::byte*>(nullptr), a.workspace.size()};
+        },
+        {"workspace", "data", "null"});
+    expect([](Args a) { a.scale = PipelineArgs{}.scale; }, {"pipeline", "scale", "found none"});
     expect([](Args a) { a.indexer.q.shape[1] += 1; }, {"indexer.q", "[49, 2, 128]"});
     expect([](Args a) { a.indexer.weights = {}; }, {"indexer.weights", "nothing"});
     expect([](Args a) { a.indexer.k = {}; }, {"indexer.k", "nothing"});

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstddef>
+#include <limits>
 #include <span>
 
 #include "winnow/mask.h"
@@ -13,6 +14,9 @@
 namespace winnow {
 
 class Plan;
+
+// A number that has no right default and was not given.
+inline constexpr float kNotGiven = std::numeric_limits<float>::quiet_NaN();
 
 // One list of keys per query token. V3.2 has one list. V4 has two (sliding window, compressed),
 // each with a cache of its own, under one softmax.
@@ -36,8 +40,11 @@ struct AttendArgs {
   Tensor q;
   Tensor q_rope = {};                // [T, H, d_rope] bf16, optional
   std::array<KvList, 2> lists = {};  // the second stays empty when there is one list
-  Tensor requests = {};   // [T] int32: row of the block tables; needed with logical ids only
-  float scale = 1.0f;     // of the logits
+  Tensor requests = {};  // [T] int32: row of the block tables; needed with logical ids only
+  // Of the logits. There is no default, since it belongs to the model, not to the size of q: V3.2
+  // has 192^-1/2 * m^2 with YaRN's m = 0.1 ln(factor) + 1 (0.1352 for a factor of 40), GLM-5
+  // 256^-1/2, V4 512^-1/2.
+  float scale = kNotGiven;
   Tensor sink = {};       // [H] f32, optional
   Tensor out;             // [T, H, d_v] bf16
   Tensor lse = {};        // [T, H] f32, optional, natural logarithm

@@ -11,7 +11,7 @@ enum class ErrorCode {
   kInvalidArgument = 1,
   // The call is valid, but no kernel of this build and machine can do it.
   kUnsupported = 2,
-  // The device or the operating system refused (CUDA error, unreadable file).
+  // The device or the operating system refused (CUDA error, out of memory, unreadable file).
   kRuntime = 3,
 };
 

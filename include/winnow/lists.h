@@ -19,7 +19,7 @@ struct CompressedSlotsArgs {
   Tensor block_table;  // [R, W] int32
   int32_t ratio = 4;   // a token writes a state iff (position + 1) % ratio == 0
   int32_t page = 64;   // states per page
-  int64_t pages = 0;   // in the compressed cache
+  int64_t pages = 0;   // in the compressed cache, 1 or more
   Tensor slots;        // [N >= T] int64, out
   Target target = {};
 };
@@ -36,7 +36,7 @@ struct C128aListsArgs {
   Tensor block_table;  // [R, W] int32
   int32_t ratio = 128;
   int32_t page = 64;
-  int64_t pages = 0;
+  int64_t pages = 0;          // in the compressed cache, 1 or more
   int64_t decode_tokens = 0;  // the first rows hold slots, the others workspace rows
   Tensor lists;               // [T, capacity] int32, out: the whole row is written
   Tensor lengths;             // [T] int32, out
@@ -58,9 +58,9 @@ struct WindowListsArgs {
   Tensor block_table = {};  // [R, W] int32, optional: gives physical slots instead of positions
   int32_t window = 128;
   int32_t page = 64;
-  int64_t pages = 0;
-  Tensor lists;    // [T, capacity >= window] int32, out: the whole row is written
-  Tensor lengths;  // [T] int32, out
+  int64_t pages = 0;  // in the cache; with block_table: 1 or more
+  Tensor lists;       // [T, capacity >= window] int32, out: the whole row is written
+  Tensor lengths;     // [T] int32, out
   Target target = {};
 };
 

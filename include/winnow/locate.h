@@ -23,7 +23,7 @@ struct LocateArgs {
   Tensor requests;            // [T] int32: row of the block table
   Tensor block_table;         // [R, W] int32
   int32_t page = 64;          // tokens per page
-  int64_t pages = 0;          // pages in the cache: ids found outside [0, pages) are rejected
+  int64_t pages = 0;          // in the cache, 1 or more: pages outside [0, pages) are rejected
   int32_t rows_per_page = 0;  // slots a page takes in the result; 0 means page
   // For prefill tokens that read a contiguous workspace: row = workspace_starts[p] + id, with
   // p = prefill_requests[t].

@@ -213,7 +213,7 @@ struct Usable;
 // that a plan returns keep their addresses. A refill that throws leaves the plan as it was. Do not
 // refill a plan while a call uses it. On CUDA, pipeline() first copies the plan's arrays to the
 // device, and refill() waits until the stream has run that copy. For the copies of a replayed graph
-// the caller must wait.
+// the caller must wait. A plan that was moved from throws wherever it is used.
 class Plan {
  public:
   explicit Plan(const PlanOptions& options);
@@ -223,56 +223,58 @@ class Plan {
 
   void refill(const Batch& batch);
 
-  const PlanOptions& options() const noexcept;  // with defaults resolved
+  const PlanOptions& options() const;  // with defaults resolved
   // Where a call with this plan runs: on the plan's device, on the stream of the call's own target
-  // if that names the same device, else on the plan's stream.
-  Device device(const Target& call) const noexcept;
-  Mode mode() const noexcept;
-  int32_t requests() const noexcept;  // of the current batch
-  int32_t tokens() const noexcept;    // padding included
-  const BatchSplit& split() const noexcept;
-  std::span<const int32_t> query_lens() const noexcept;   // [requests]
-  std::span<const int32_t> seq_lens() const noexcept;     // [requests]
-  std::span<const int32_t> request_ids() const noexcept;  // [tokens]
-  std::span<const int32_t> positions() const noexcept;    // [tokens]; -1 for padding
+  // if that names the same device, else on the plan's stream. Throws if the plan was made for the
+  // CPU and the target names another device.
+  Device device(const Target& call) const;
+  Mode mode() const;
+  int32_t request_count() const;  // of the current batch
+  int32_t tokens() const;         // padding included
+  const BatchSplit& split() const;
+  std::span<const int32_t> query_lens() const;   // [requests]
+  std::span<const int32_t> seq_lens() const;     // [requests]
+  std::span<const int32_t> request_ids() const;  // [tokens]
+  std::span<const int32_t> positions() const;    // [tokens]; -1 for padding
   // [tokens]: the indexer's keys that a token may see: (position + 1) / ratio; 0 for padding.
-  std::span<const int32_t> key_ends() const noexcept;
+  std::span<const int32_t> key_ends() const;
   // The block of memory that holds all spans by request and by token; pinned for a CUDA plan. One
   // copy of it brings them all to the device, each at its offset (pipeline() does this).
-  std::span<const int32_t> arrays() const noexcept;
+  std::span<const int32_t> arrays() const;
   // CUDA: queues that copy to `to` on the stream of `device`.
-  void upload(void* to, const Device& device) const noexcept;
+  void upload(void* to, const Device& device) const;
   // The attend() calls of the batch, at least one. kSeparate: the decodes (if there are any), then
   // every prefill chunk; with kAuto, runs of prefills that read the pages are parts too, the first
   // of them together with the decodes. Other modes: one part with all tokens.
-  std::span<const Part> parts() const noexcept;
-  std::span<const Chunk> chunks() const noexcept;  // kSeparate: of prefill requests, from 0
+  std::span<const Part> parts() const;
+  std::span<const Chunk> chunks() const;  // kSeparate: of prefill requests, from 0
   // kSeparate: [tokens]; -1 for tokens that read the pages.
-  std::span<const int32_t> prefill_requests() const noexcept;
+  std::span<const int32_t> prefill_requests() const;
   // kSeparate: [prefills]: each request's first row in its chunk's workspace. gather_lens tokens of
   // its sequence, from gather_starts on, go to the rows from gather_rows on. V3.2: the whole
   // sequence, from the first row on. V4: compressed_lens compressed states from the first row on,
   // then, from row first + N on, the tokens that the windows of its queries reach.
-  std::span<const int32_t> workspace_starts() const noexcept;
-  std::span<const int32_t> compressed_lens() const noexcept;
-  std::span<const int32_t> gather_starts() const noexcept;
-  std::span<const int32_t> gather_lens() const noexcept;
-  std::span<const int32_t> gather_rows() const noexcept;
+  std::span<const int32_t> workspace_starts() const;
+  std::span<const int32_t> compressed_lens() const;
+  std::span<const int32_t> gather_starts() const;
+  std::span<const int32_t> gather_lens() const;
+  std::span<const int32_t> gather_rows() const;
   // The tiles of one part for the CPU's workers. They count tokens from the part's first.
-  Schedule schedule(int32_t part = 0) const noexcept;
-  size_t workspace_bytes() const noexcept;  // for the capacity, all stages, any part
-  size_t gather_bytes() const noexcept;     // kSeparate: the bf16 prefill workspace
+  Schedule schedule(int32_t part = 0) const;
+  size_t workspace_bytes() const;  // for the capacity, all stages, any part
+  size_t gather_bytes() const;     // kSeparate: the bf16 prefill workspace
 
-  // The name of the kernel that a stage runs for the current batch; before the first refill(), for a
-  // batch of the plan's capacity. Parts differ in kAttend alone ("" for a part that is `mha`, whose
-  // calls name their own). kScore and kSelect: for rows of max_context / ratio keys.
-  const char* kernel(Stage stage, int32_t part = 0) const noexcept;
+  // The kernel that a stage runs for the current batch; before the first refill(), for a batch of
+  // the plan's capacity. Parts differ in kAttend alone ("" for one that is `mha`: its calls name
+  // their own). kScore and kSelect: for rows of max_context / ratio keys.
+  const char* kernel(Stage stage, int32_t part = 0) const;
   // Why the kernels before it in the stage's table were passed over, for the plan's capacity.
-  const std::string& reasons(Stage stage) const noexcept;
-  const internal::core::Usable& usable(Stage stage) const noexcept;  // for winnow's own calls
+  const std::string& reasons(Stage stage) const;
+  const internal::core::Usable& usable(Stage stage) const;  // for winnow's own calls
 
  private:
   struct State;
+  State& state() const;  // throws when it was moved away
   std::unique_ptr<State> state_;
 };
 

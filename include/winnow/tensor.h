@@ -118,6 +118,8 @@ enum class CacheFormat : uint8_t {
 
 // A paged cache: page p starts at data + p * page_stride and holds `page` tokens. Slot s is token
 // s % page of page s / page. A contiguous bf16 KV of n rows is a cache of one page of n tokens.
+// Alignment of data and page_stride: on the CPU that of the largest element, 4 bytes where scales
+// are fp32 (kV32Fp8, kIndexKeys), else 2; on CUDA 16 (kIndexKeys: 4).
 struct Cache {
   void* data = nullptr;
   CacheFormat format = CacheFormat::kV32Fp8;

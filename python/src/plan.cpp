@@ -245,7 +245,7 @@ Raises RuntimeError while a call of another thread uses the plan.)")
                      const Device& d = p.plan.options().target.device;
                      return device_name(d.kind, d.index);
                    })
-      .def_prop_ro("request_count", value<&Plan::requests>, "Requests of the batch.")
+      .def_prop_ro("request_count", value<&Plan::request_count>, "Requests of the batch.")
       .def_prop_ro("tokens", value<&Plan::tokens>, "Tokens of the batch, padding included.")
       .def_prop_ro("split", value<&Plan::split>)
       .def_prop_ro("parts", [](nb::handle self) { return vector_of(plan_of(self).parts()); })

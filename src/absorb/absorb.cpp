@@ -80,7 +80,7 @@ void start(Params params, const Target& target) {
 
 using namespace internal::absorb;
 
-void dequantize_weight(const DequantizeWeightArgs& args) {
+void dequantize_weight(const DequantizeWeightArgs& args) try {
   const Check check("dequantize_weight");
   check.tensor(args.weight, "weight", DType::kE4m3, {kAny, kAny});
   const int64_t rows = args.weight.shape[0], cols = args.weight.shape[1];
@@ -98,9 +98,11 @@ void dequantize_weight(const DequantizeWeightArgs& args) {
   p.out = static_cast<bf16*>(args.out.data), p.out_row = args.out.stride[0];
   p.rows = rows, p.cols = cols, p.device = args.target.device;
   run("dequantize_weight", choose("dequantize_weight", dequantize_kernels(), p, args.target), p);
+} catch (const std::bad_alloc&) {
+  out_of_memory("dequantize_weight");
 }
 
-void split_kv_b(const SplitKvBArgs& args) {
+void split_kv_b(const SplitKvBArgs& args) try {
   const Check check("split_kv_b");
   check.strided(args.weight, "weight", DType::kBf16, {kAny, kAny, kAny});
   const int64_t latent = args.weight.shape[0], heads = args.weight.shape[1];
@@ -113,9 +115,11 @@ void split_kv_b(const SplitKvBArgs& args) {
   p.copies = {copy(args.weight, 0, args.w_uk), copy(args.weight, nope, args.w_uv)};
   p.copy_count = 2;
   start(p, args.target);
+} catch (const std::bad_alloc&) {
+  out_of_memory("split_kv_b");
 }
 
-void absorb_query(const AbsorbQueryArgs& args) {
+void absorb_query(const AbsorbQueryArgs& args) try {
   const Check check("absorb_query");
   check.strided(args.w_uk, "w_uk", DType::kBf16, {kAny, kAny, kAny});
   const auto& w = args.w_uk.shape;
@@ -125,9 +129,11 @@ void absorb_query(const AbsorbQueryArgs& args) {
   p.products[0] = product(args.q_nope, args.w_uk, args.out, true);
   p.product_count = 1;
   start(p, args.target);
+} catch (const std::bad_alloc&) {
+  out_of_memory("absorb_query");
 }
 
-void project_output(const ProjectOutputArgs& args) {
+void project_output(const ProjectOutputArgs& args) try {
   const Check check("project_output");
   check.strided(args.w_uv, "w_uv", DType::kBf16, {kAny, kAny, kAny});
   const auto& w = args.w_uv.shape;
@@ -137,9 +143,11 @@ void project_output(const ProjectOutputArgs& args) {
   p.products[0] = product(args.attn, args.w_uv, args.out, false);
   p.product_count = 1;
   start(p, args.target);
+} catch (const std::bad_alloc&) {
+  out_of_memory("project_output");
 }
 
-void decompress(const DecompressArgs& args) {
+void decompress(const DecompressArgs& args) try {
   const Check check("decompress");
   check.strided(args.w_uk, "w_uk", DType::kBf16, {kAny, kAny, kAny});
   const auto& w = args.w_uk.shape;
@@ -166,6 +174,8 @@ void decompress(const DecompressArgs& args) {
   p.copies[0] = copy(latent, w[0], k_pe);
   p.product_count = 2, p.copy_count = 1;
   start(p, args.target);
+} catch (const std::bad_alloc&) {
+  out_of_memory("decompress");
 }
 
 }  // namespace winnow

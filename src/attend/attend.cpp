@@ -109,15 +109,16 @@ constexpr Names kNames[2] = {{"lists[0].cache", "lists[0].indices", "lists[0].in
                              {"lists[1].cache", "lists[1].indices", "lists[1].indices (columns)",
                               "lists[1].lengths", "lists[1].block_table"}};
 
-Cache checked_cache(const Check& check, const KvList& a, const Names& names) {
-  const Cache cache = check.cache(a.cache, names.cache, true);
+Cache checked_cache(const Check& check, const KvList& a, const Names& names, DeviceKind device) {
+  const Cache cache = check.cache(a.cache, names.cache, {device, true});
   check.that(cache.format != CacheFormat::kIndexKeys, names.cache, "a format that holds latent KV",
              "index_keys");
   return cache;
 }
 
-ListView checked_list(const Check& check, const KvList& a, const Names& names, int64_t tokens) {
-  const Cache cache = checked_cache(check, a, names);
+ListView checked_list(const Check& check, const KvList& a, const Names& names, const Params& p) {
+  const Cache cache = checked_cache(check, a, names, p.device.kind);
+  const int64_t tokens = p.tokens;
   check.tensor(a.indices, names.indices, DType::kI32, {tokens, Check::kAny});
   check.range(a.indices.shape[1], names.columns, 0, INT32_MAX);
   if (a.lengths) check.strided(a.lengths, names.lengths, DType::kI32, {tokens});
@@ -141,7 +142,7 @@ ListView checked_list(const Check& check, const KvList& a, const Names& names, i
 
 void check_query(const Check& check, const AttendArgs& a, Params& p) {
   // The cache first: its format says what a query is.
-  const Model& model = family(checked_cache(check, a.lists[0], kNames[0]).format);
+  const Model& model = family(checked_cache(check, a.lists[0], kNames[0], p.device.kind).format);
   const int64_t d = a.q_rope ? model.d_nope : model.d_qk;
   check.tensor(a.q, "q", DType::kBf16, {Check::kAny, Check::kAny, d});
   const int64_t tokens = check.range(a.q.shape[0], "q (tokens)", 0, INT32_MAX - 1);
@@ -160,8 +161,7 @@ void check_query(const Check& check, const AttendArgs& a, Params& p) {
 
 void check_lists(const Check& check, const AttendArgs& a, Params& p) {
   p.list_count = given(a.lists[1]) ? 2 : 1;
-  for (int i = 0; i < p.list_count; ++i)
-    p.lists[i] = checked_list(check, a.lists[i], kNames[i], p.tokens);
+  for (int i = 0; i < p.list_count; ++i) p.lists[i] = checked_list(check, a.lists[i], kNames[i], p);
   if (p.list_count == 2) {
     const CacheFormat f0 = p.lists[0].format, f1 = p.lists[1].format;
     check.that(family(f0).name == family(f1).name, "lists[1].cache",
@@ -204,12 +204,12 @@ void check_results(const Check& check, const AttendArgs& a, Params& p) {
 class CheckedCall {
  public:
   explicit CheckedCall(const AttendArgs& a) : plan_(a.plan), part_(a.part) {
+    p_.device = plan_ ? plan_->device(a.target) : a.target.device;
     check_.that(given(a.lists[0]), "lists[0]", "a list", "none");
     check_query(check_, a, p_);
     check_lists(check_, a, p_);
     check_results(check_, a, p_);
     p_.scale = a.scale;
-    p_.device = plan_ ? plan_->device(a.target) : a.target.device;
     p_.fixed_split = plan_ && plan_->options().split == SplitPolicy::kFixed;
     if (!on_cpu()) {
       check_.rows_of_16(a.q, "q");
@@ -306,8 +306,9 @@ class CheckedCall {
 }  // namespace
 }  // namespace internal::attend
 
-void attend(const AttendArgs& args) {
+void attend(const AttendArgs& args) try {
   internal::attend::CheckedCall call(args);
+  call.check().scale(args.scale);
   const size_t bytes = call.workspace_bytes();
   if (args.workspace.empty() && !args.plan) {
     if (!call.on_cpu()) return call.run({});
@@ -315,13 +316,16 @@ void attend(const AttendArgs& args) {
     call.run(own.span());
     return;
   }
-  call.check().that(args.workspace.size() >= bytes, "workspace", cat("at least ", bytes, " bytes"),
-                    cat(args.workspace.size()));
+  call.check().workspace(args.workspace, bytes);
   call.run(args.workspace);
+} catch (const std::bad_alloc&) {
+  out_of_memory("attend");
 }
 
-size_t attend_workspace_bytes(const AttendArgs& args) {
+size_t attend_workspace_bytes(const AttendArgs& args) try {
   return internal::attend::CheckedCall(args).workspace_bytes();
+} catch (const std::bad_alloc&) {
+  out_of_memory("attend");
 }
 
 }  // namespace winnow

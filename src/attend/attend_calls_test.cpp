@@ -332,7 +332,14 @@ TEST_F(AttendErrors, Results) {
   expect([](AttendArgs& a) { a.lse.shape[1] = 3; }, {"lse", "[3, 4]", "[3, 3]"});
   expect([](AttendArgs& a) { a.max_logit.stride[0] = 1; }, {"max_logit", "overlap"});
   std::byte one[1];
+  expect([](AttendArgs& a) { a.scale = AttendArgs{}.scale; },
+         {"attend", "scale", "192^-1/2", "found none"});
   expect([&](AttendArgs& a) { a.workspace = one; }, {"workspace", "at least", "found 1"});
+  expect(
+      [&](AttendArgs& a) {
+        a.workspace = {static_cast<std::byte*>(nullptr), size_t{1} << 30};
+      },
+      {"attend", "workspace", "data", "null"});
   expect([](AttendArgs& a) { a.target.kernel = "fastest"; },
          {"attend", "no kernel fits", "simd", "reference"}, ErrorCode::kUnsupported);
 }

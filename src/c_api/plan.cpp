@@ -106,7 +106,7 @@ winnow_plan_options winnow_plan_get_options(const winnow_plan* plan) {
 winnow_mode winnow_plan_mode(const winnow_plan* plan) {
   return static_cast<winnow_mode>(plan->plan.mode());
 }
-int32_t winnow_plan_requests(const winnow_plan* plan) { return plan->plan.requests(); }
+int32_t winnow_plan_requests(const winnow_plan* plan) { return plan->plan.request_count(); }
 int32_t winnow_plan_tokens(const winnow_plan* plan) { return plan->plan.tokens(); }
 winnow_batch_split winnow_plan_split(const winnow_plan* plan) {
   return c_split(plan->plan.split());

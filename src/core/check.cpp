@@ -1,6 +1,7 @@
 #include "core/check.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <utility>
 
@@ -34,6 +35,19 @@ std::string list_of(const int64_t* values, int count, const char* any) {
 std::string shape_of(const Tensor& t) {
   if (!t) return "nothing";
   return list_of(t.shape.data(), std::clamp(t.rank, 0, 4), nullptr) + " " + name_of(t.dtype);
+}
+
+namespace {
+// Made while there is memory: copying it takes none.
+const Error no_memory_for_words(ErrorCode::kRuntime, "winnow: out of memory");
+}  // namespace
+
+void out_of_memory(const char* stage) {
+  try {
+    throw Error(ErrorCode::kRuntime, std::string(stage) + ": out of memory");
+  } catch (const std::bad_alloc&) {
+    throw no_memory_for_words;
+  }
 }
 
 void Check::fail(const char* argument, const std::string& expected,
@@ -124,7 +138,30 @@ void Check::rows_of_16(const Tensor& t, const char* argument) const {
        cat("strides ", t.stride[0], ", ", t.stride[1]));
 }
 
-Cache Check::cache(const Cache& c, const char* argument, bool slots32) const {
+void Check::scale(float value) const {
+  that(!std::isnan(value), "scale", "a number (V3.2: 192^-1/2 * m^2, V4: 512^-1/2)", "none");
+}
+
+void Check::workspace(std::span<const std::byte> given, size_t bytes) const {
+  that(given.size() >= bytes, "workspace", cat("at least ", bytes, " bytes"), cat(given.size()));
+  that(given.data() != nullptr || given.empty(), "workspace", "data", "a null pointer");
+}
+
+void Check::pages(int64_t pages, const Tensor& block_table, int64_t most) const {
+  range(pages, "pages", block_table.size() > 0 ? 1 : 0, most);
+}
+
+namespace {
+
+int64_t page_alignment(CacheFormat format, DeviceKind device) {
+  if (format == CacheFormat::kIndexKeys) return 4;
+  if (device != DeviceKind::kCpu) return 16;
+  return format == CacheFormat::kV32Fp8 ? 4 : 2;  // fp32 scales, or bf16 at most
+}
+
+}  // namespace
+
+Cache Check::cache(const Cache& c, const char* argument, CacheUse use) const {
   that(c.data != nullptr || c.pages != 0, argument, "a cache", "none");
   Cache r = c;
   that(name_of(c.format) != "unknown", argument, "a format of CacheFormat",
@@ -136,7 +173,7 @@ Cache Check::cache(const Cache& c, const char* argument, bool slots32) const {
   if (r.page_stride == 0) r.page_stride = page_bytes(c.format, c.page);
   that(r.page_stride >= used, argument, cat("page_stride of at least ", used, " bytes"),
        cat(r.page_stride));
-  const int64_t align = c.format == CacheFormat::kIndexKeys ? 4 : 16;
+  const int64_t align = page_alignment(c.format, use.device);
   that(reinterpret_cast<uintptr_t>(c.data) % align == 0 && r.page_stride % align == 0, argument,
        cat("data and page_stride aligned to ", align, " bytes"),
        cat("address ", reinterpret_cast<uintptr_t>(c.data) % align, " past, stride ",
@@ -145,7 +182,7 @@ Cache Check::cache(const Cache& c, const char* argument, bool slots32) const {
   that(!__builtin_mul_overflow(c.pages, r.page_stride, &bytes), argument, "a size within 64 bits",
        cat(c.pages, " pages"));
   that(c.pages == 0 || c.data != nullptr, argument, "data", "a null pointer");
-  that(!slots32 || c.pages * c.page <= INT32_MAX, argument,
+  that(!use.slots32 || c.pages * c.page <= INT32_MAX, argument,
        "at most 2147483647 slots (indices are int32)", cat(c.pages * c.page));
   return r;
 }

@@ -1,7 +1,10 @@
 // Validation: every message reads "stage: argument: expected ..., found ...".
 #pragma once
 
+#include <cstddef>
 #include <initializer_list>
+#include <new>
+#include <span>
 #include <sstream>
 #include <string>
 #include <tuple>
@@ -28,6 +31,13 @@ Text<Parts...> cat(const Parts&... parts) {
   return {{parts...}};
 }
 
+// Ends a public function that got std::bad_alloc, with Error(kRuntime): callers of the library see
+// one exception. Each of them that may allocate, if only for a message, ends with
+//   } catch (const std::bad_alloc&) {
+//     out_of_memory("stage");
+//   }
+[[noreturn]] void out_of_memory(const char* stage);
+
 std::string shape_of(const Tensor& t);  // "[4, 16, 576] bf16"
 const char* name_of(DType dtype);
 
@@ -45,6 +55,12 @@ class Check {
   }
   // lo <= value <= hi, and returns it.
   int64_t range(int64_t value, const char* argument, int64_t lo, int64_t hi) const;
+
+  // An enumerator that its type has; `last` is the largest.
+  template <class E>
+  void choice(E value, const char* argument, E last) const {
+    range(static_cast<int64_t>(value), argument, 0, static_cast<int64_t>(last));
+  }
 
   // A given tensor of this dtype and shape (-1 matches any size), innermost dimension contiguous,
   // data aligned and not null unless empty, strides not negative, extent within 64 bits.
@@ -66,8 +82,24 @@ class Check {
   void rows_of_16(const Tensor& t, const char* argument) const;
 
   // A cache whose pages fit its stride; returns it with the stride resolved. Slots must fit int32
-  // when `slots32` (index tensors are int32).
-  Cache cache(const Cache& c, const char* argument, bool slots32) const;
+  // when `slots32` (index tensors are int32). Pages begin at multiples of 16 bytes on CUDA (index
+  // keys: 4), where they are read 16 bytes at a time; on the CPU at multiples of their largest
+  // element.
+  struct CacheUse {
+    DeviceKind device;
+    bool slots32;
+  };
+  Cache cache(const Cache& c, const char* argument, CacheUse use) const;
+
+  // A scale of logits that the caller gave.
+  void scale(float value) const;
+
+  // A workspace of at least `bytes` bytes; an empty one is fine where none are needed.
+  void workspace(std::span<const std::byte> given, size_t bytes) const;
+
+  // The pages of a cache that a block table points into. None is a forgotten argument where the
+  // table has entries: it would turn every slot into -1.
+  void pages(int64_t pages, const Tensor& block_table, int64_t most) const;
 
   const char* stage() const { return stage_; }
 

@@ -3,6 +3,7 @@
 
 #include "core/arena.h"
 #include "testing.h"
+#include "winnow/model.h"
 
 namespace winnow {
 namespace {
@@ -96,13 +97,43 @@ TEST(Check, RowsOf16) {
   expect_invalid([&] { check.rows_of_16(tensor(x, {2, 2, 9}), "q"); }, {"q", "strides 18, 9"});
 }
 
+constexpr Check::CacheUse kOnCuda{DeviceKind::kCuda, true}, kOnCpu{DeviceKind::kCpu, true};
+
 TEST(Check, Caches) {
   alignas(16) static std::byte memory[1];
   const Cache good{memory, CacheFormat::kV4Fp8, 10, 64};
-  EXPECT_EQ(check.cache(good, "cache", true).page_stride, 37440);
-  EXPECT_EQ(check.cache({memory, CacheFormat::kV4Fp8, 10, 64, 37376}, "c", true).page_stride,
+  EXPECT_EQ(check.cache(good, "cache", kOnCuda).page_stride, 37440);
+  EXPECT_EQ(check.cache({memory, CacheFormat::kV4Fp8, 10, 64, 37376}, "c", kOnCuda).page_stride,
             37376);  // padding is not required
-  EXPECT_EQ(check.cache({memory, CacheFormat::kV32Fp8, 0, 64}, "c", true).pages, 0);
+  EXPECT_EQ(check.cache({memory, CacheFormat::kV32Fp8, 0, 64}, "c", kOnCuda).pages, 0);
+}
+
+// On the CPU a page begins wherever its largest element may.
+TEST(Check, CachesOnTheCpu) {
+  alignas(16) static std::byte memory[64];
+  const auto take = [&](CacheFormat format, int64_t address, int64_t more) {
+    const int64_t stride = page_bytes(format, 4) + more;
+    EXPECT_EQ(check.cache({memory + address, format, 3, 4, stride}, "c", kOnCpu).page_stride,
+              stride);
+  };
+  const auto refuse = [&](CacheFormat format, int64_t address, int64_t more) {
+    const int64_t stride = page_bytes(format, 4) + more;
+    expect_invalid(
+        [&] {
+          check.cache({memory + address, format, 3, 4, stride}, "c", kOnCpu);
+        },
+        {"c", "aligned to"});
+  };
+  for (const CacheFormat f : cache_formats()) {
+    const bool floats = f == CacheFormat::kV32Fp8 || f == CacheFormat::kIndexKeys;
+    const int64_t element = floats ? 4 : 2;
+    take(f, element, 0);
+    take(f, 0, element);
+    take(f, 3 * element, 3 * element);
+    refuse(f, element / 2, 0);
+    refuse(f, 0, element / 2);
+    refuse(f, 1, 0);
+  }
 }
 
 TEST(Check, CachesRefused) {
@@ -111,7 +142,7 @@ TEST(Check, CachesRefused) {
   const auto refuse = [&](auto change, std::initializer_list<const char*> words) {
     Cache c = good;
     change(c);
-    expect_invalid([&] { check.cache(c, "cache", true); }, words);
+    expect_invalid([&] { check.cache(c, "cache", kOnCuda); }, words);
   };
   refuse([](Cache& c) { c = {}; }, {"stage: cache: expected a cache, found none"});
   refuse([](Cache& c) { c.format = static_cast<CacheFormat>(5); }, {"cache", "format", "number 5"});
@@ -126,9 +157,10 @@ TEST(Check, CachesRefused) {
   refuse([](Cache& c) { c.pages = (int64_t{1} << 31) / 64; }, {"2147483647 slots", "2147483648"});
   Cache wide = good;
   wide.pages = (int64_t{1} << 31) / 64;
-  EXPECT_EQ(check.cache(wide, "cache", false).pages, wide.pages);  // slots are int64 here
+  EXPECT_EQ(check.cache(wide, "cache", {DeviceKind::kCuda, false}).pages,
+            wide.pages);  // slots are int64 here
   Cache keys{memory + 4, CacheFormat::kIndexKeys, 3, 5};
-  EXPECT_EQ(check.cache(keys, "cache", true).page_stride, 5 * 132);
+  EXPECT_EQ(check.cache(keys, "cache", kOnCuda).page_stride, 5 * 132);
 }
 
 TEST(Names, OfTypes) {

@@ -55,6 +55,12 @@ std::string_view forced_by_environment(std::string_view stage,
   return forced;
 }
 
+// Set, and neither empty nor 0.
+bool verbose() {
+  const char* env = std::getenv("WINNOW_VERBOSE");
+  return env && *env && std::string_view(env) != "0";
+}
+
 // A plan's calls allocate nothing, so the names have a place of their own.
 thread_local char last[64] = "";
 
@@ -87,7 +93,7 @@ size_t choose(const char* stage, std::span<const Candidate> candidates, const Ta
     } else if (candidates[i].misfit) why = candidates[i].misfit;
     else if (candidates[i].slower && forced != k.name) why = candidates[i].slower;
     if (why.empty()) {
-      if (std::getenv("WINNOW_VERBOSE"))
+      if (verbose())
         std::fprintf(stderr, "winnow: %s: chose %s%s%s\n", stage, k.name,
                      skipped.empty() ? "" : "; passed over", skipped.c_str());
       if (reasons) *reasons = std::move(skipped);

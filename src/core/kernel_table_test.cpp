@@ -213,5 +213,18 @@ TEST(Support, ABuildWithoutCudaSaysSo) {
 #endif
 }
 
+TEST(KernelTable, SaysWhyOnlyWhereAsked) {
+  const auto said = [](const char* value) {
+    setenv("WINNOW_VERBOSE", value, 1);
+    ::testing::internal::CaptureStderr();
+    pick();
+    unsetenv("WINNOW_VERBOSE");
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_NE(said("1").find("winnow: stage: chose small"), std::string::npos);
+  EXPECT_EQ(said("0"), "");
+  EXPECT_EQ(said(""), "");
+}
+
 }  // namespace
 }  // namespace winnow

@@ -10,6 +10,7 @@
 #endif
 #endif
 
+#include "core/check.h"
 #include "winnow/support.h"
 
 namespace winnow::internal::cpu {
@@ -77,7 +78,7 @@ const Isa& isa() {
 
 namespace winnow {
 
-std::string cpu_name() {
+std::string cpu_name() try {
   const internal::cpu::Isa& i = internal::cpu::isa();
   std::string s = i.name.substr(0, i.name.find_last_not_of(' ') + 1) + " (";
   const char* sep = "";
@@ -88,6 +89,8 @@ std::string cpu_name() {
                                   {i.neon, "NEON"}})
     if (has) s += sep + std::string(name), sep = ", ";
   return s + ")";
+} catch (const std::bad_alloc&) {
+  out_of_memory("support");
 }
 
 }  // namespace winnow

@@ -1,5 +1,6 @@
 #include "cpu/threads.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
 
@@ -8,7 +9,8 @@
 #include <bit>
 #include <chrono>
 #include <cstdlib>
-#include <system_error>
+#include <exception>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -18,10 +20,16 @@ namespace winnow::internal::cpu {
 
 namespace {
 
+// A number above 0 and nothing else, at most 1,024; else 0.
+int asked_threads(const char* text) {
+  if (!text || *text < '0' || *text > '9') return 0;
+  char* end = nullptr;
+  const unsigned long n = std::strtoul(text, &end, 10);  // ULONG_MAX where it has too many digits
+  return *end == '\0' ? static_cast<int>(std::min(n, 1024ul)) : 0;
+}
+
 int default_threads() {
-  if (const char* env = std::getenv("WINNOW_THREADS"))
-    if (const long n = std::strtol(env, nullptr, 10); n > 0)
-      return static_cast<int>(std::min(n, 1024L));
+  if (const int n = asked_threads(std::getenv("WINNOW_THREADS")); n > 0) return n;
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
   return std::max(1u, std::thread::hardware_concurrency());
@@ -35,17 +43,26 @@ void pause() {
 #endif
 }
 
+// Keeps the code of the workers mapped: where a plugin that holds this library is unloaded by
+// dlclose(), the workers would run on in memory that is gone. Waiting for them instead could hang a
+// process that exits while one of its threads is in a call.
+void pin_library() {
+  Dl_info self;
+  if (dladdr(reinterpret_cast<const void*>(&pin_library), &self) != 0 && self.dli_fname)
+    dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
+}
+
 thread_local bool inside_pool = false;
 
 class Pool {
  public:
-  explicit Pool(int workers) {
-    threads_.reserve(static_cast<size_t>(workers));
+  explicit Pool(int workers) noexcept {
     try {
+      threads_.reserve(static_cast<size_t>(workers));
       for (int w = 1; w < workers; ++w) threads_.emplace_back([this, w] { work(w); });
-      // The system's limit: the threads that there are do the work.
+      // A limit of the system, or no memory: the threads that there are do the work.
       // NOLINTNEXTLINE(bugprone-empty-catch)
-    } catch (const std::system_error&) {
+    } catch (const std::exception&) {
     }
   }
   ~Pool() {
@@ -148,16 +165,19 @@ class Pool {
 std::atomic<Pool*> pool{nullptr};
 
 // Worker threads do not survive fork(): the child starts a pool of its own when it first needs one.
-Pool& the_pool() {
+// Null when there is no memory for one.
+Pool* the_pool() {
   Pool* p = pool.load(std::memory_order_acquire);
   if (!p) {
-    static const int registered = pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr); });
+    static const int registered =
+        (pin_library(), pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr); }));
     (void)registered;
-    Pool* fresh = new Pool(threads());
-    if (pool.compare_exchange_strong(p, fresh)) return *fresh;  // lives until the process ends
+    Pool* fresh = new (std::nothrow) Pool(threads());
+    if (!fresh) return nullptr;
+    if (pool.compare_exchange_strong(p, fresh)) return fresh;  // lives until the process ends
     delete fresh;
   }
-  return *p;
+  return p;
 }
 
 }  // namespace
@@ -171,7 +191,8 @@ namespace detail {
 
 void run(int64_t tasks, Body body, void* context) {
   if (tasks <= 0) return;
-  if (tasks > 1 && threads() > 1 && !inside_pool && the_pool().run(tasks, body, context)) return;
+  if (tasks > 1 && threads() > 1 && !inside_pool)
+    if (Pool* const p = the_pool(); p && p->run(tasks, body, context)) return;
   for (int64_t t = 0; t < tasks; ++t) body(context, t, 0);
 }
 

@@ -140,18 +140,21 @@ TEST_P(ThreadsDeathTest, Environment) {
   EXPECT_EXIT(
       {
         const int n = winnow::threads();
-        const bool right = want > 0 ? n == want : n >= 1;
+        cpu_set_t set;
+        sched_getaffinity(0, sizeof(set), &set);
+        const bool right = n == (want > 0 ? want : CPU_COUNT(&set));
         _exit(right && count(50) == std::vector<int>(50, 1) ? 0 : 1);
       },
       ::testing::ExitedWithCode(0), "");
   setenv("WINNOW_THREADS", "4", 1);
 }
 
-// 0 stands for "the cores of the process", whatever they are here.
+// 0 stands for "the cores of the process".
 INSTANTIATE_TEST_SUITE_P(Values, ThreadsDeathTest,
                          ::testing::Values(std::pair{"1", 1}, std::pair{"3", 3}, std::pair{"0", 0},
                                            std::pair{"-2", 0}, std::pair{"many", 0},
-                                           std::pair{"", 0}));
+                                           std::pair{"", 0}, std::pair{"7x", 0}, std::pair{" 7", 0},
+                                           std::pair{"+7", 0}));
 
 }  // namespace
 }  // namespace winnow::internal::cpu

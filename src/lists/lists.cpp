@@ -60,12 +60,16 @@ Tokens tokens_of(const Check& check, const Tensor& positions, const Tensor& requ
   return {positions.shape[0], ints(positions), ints(requests)};
 }
 
-// Table entries are data: kernels check each against `pages`.
-Table table_of(const Check& check, const Tensor& t, int32_t page, int64_t pages) {
+// Table entries are data: kernels check each against `pages`. Slots of it are below `most`.
+struct Pages {
+  int32_t page;
+  int64_t pages, most;
+};
+Table table_of(const Check& check, const Tensor& t, const Pages& cache) {
   check.tensor(t, "block_table", DType::kI32, {Check::kAny, Check::kAny});
-  check.range(page, "page", 1, INT32_MAX);
-  check.range(pages, "pages", 0, INT64_MAX / page);
-  return {ints(t), t.stride[0], t.shape[0], t.shape[1], page, pages};
+  check.range(cache.page, "page", 1, INT32_MAX);
+  check.pages(cache.pages, t, cache.most / cache.page);
+  return {ints(t), t.stride[0], t.shape[0], t.shape[1], cache.page, cache.pages};
 }
 
 struct Outputs {
@@ -86,12 +90,12 @@ Rows rows_of(const Check& check, const Outputs& o, int64_t tokens, int64_t least
 }  // namespace
 }  // namespace internal::lists
 
-void compressed_slots(const CompressedSlotsArgs& a) {
+void compressed_slots(const CompressedSlotsArgs& a) try {
   const Check check("compressed_slots");
   internal::lists::SlotsParams p;
   p.tokens = internal::lists::tokens_of(check, a.positions, a.requests);
   check.tensor(a.requests, "requests", DType::kI32, {p.tokens.count});
-  p.table = internal::lists::table_of(check, a.block_table, a.page, a.pages);
+  p.table = internal::lists::table_of(check, a.block_table, {a.page, a.pages, INT64_MAX});
   p.ratio = static_cast<int32_t>(check.range(a.ratio, "ratio", 1, INT32_MAX));
   check.output(a.slots, "slots", DType::kI64, {Check::kAny});
   check.tensor(a.slots, "slots", DType::kI64, {Check::kAny});
@@ -101,49 +105,57 @@ void compressed_slots(const CompressedSlotsArgs& a) {
   p.slots = static_cast<int64_t*>(a.slots.data);
   p.device = internal::lists::device_of(a.plan, a.target);
   internal::lists::run_list(a.plan, a.target, &internal::lists::ListsKernel::slots, p);
+} catch (const std::bad_alloc&) {
+  out_of_memory("compressed_slots");
 }
 
-void c128a_lists(const C128aListsArgs& a) {
+void c128a_lists(const C128aListsArgs& a) try {
   const Check check("c128a_lists");
   internal::lists::RunParams p;
   p.tokens = internal::lists::tokens_of(check, a.positions, a.requests);
   p.slot_rows = check.range(a.decode_tokens, "decode_tokens", 0, p.tokens.count);
   check.tensor(a.requests, "requests", DType::kI32, {p.tokens.count});
-  p.table = internal::lists::table_of(check, a.block_table, a.page, a.pages);
-  check.range(a.pages, "pages", 0, INT32_MAX / a.page);  // lists are int32
+  // Lists are int32.
+  p.table = internal::lists::table_of(check, a.block_table, {a.page, a.pages, INT32_MAX});
   p.ratio = static_cast<int32_t>(check.range(a.ratio, "ratio", 1, INT32_MAX));
   p.out = internal::lists::rows_of(check, {a.lists, a.lengths}, p.tokens.count, 0);
   p.device = internal::lists::device_of(a.plan, a.target);
   internal::lists::run_list(a.plan, a.target, &internal::lists::ListsKernel::runs, p);
+} catch (const std::bad_alloc&) {
+  out_of_memory("c128a_lists");
 }
 
-int32_t c128a_width(int32_t max_position, int32_t ratio) {
+int32_t c128a_width(int32_t max_position, int32_t ratio) try {
   const Check check("c128a_width");
   check.range(max_position, "max_position", -1, INT32_MAX);
   check.range(ratio, "ratio", 1, INT32_MAX);
   const int64_t width = ((int64_t{max_position} + 1) / ratio + 127) / 128 * 128;
   check.that(width <= INT32_MAX, "max_position", "a width within int32", cat(max_position));
   return static_cast<int32_t>(width);
+} catch (const std::bad_alloc&) {
+  out_of_memory("c128a_width");
 }
 
-void window_lists(const WindowListsArgs& a) {
+void window_lists(const WindowListsArgs& a) try {
   const Check check("window_lists");
   internal::lists::RunParams p;
   p.tokens = internal::lists::tokens_of(check, a.positions, a.requests);
   if (a.block_table) {
     check.tensor(a.requests, "requests", DType::kI32, {p.tokens.count});
-    p.table = internal::lists::table_of(check, a.block_table, a.page, a.pages);
-    check.range(a.pages, "pages", 0, INT32_MAX / a.page);  // lists are int32
+    // Lists are int32.
+    p.table = internal::lists::table_of(check, a.block_table, {a.page, a.pages, INT32_MAX});
     p.slot_rows = p.tokens.count;
   }
   p.window = static_cast<int32_t>(check.range(a.window, "window", 1, INT32_MAX));
   p.out = internal::lists::rows_of(check, {a.lists, a.lengths}, p.tokens.count, a.window);
   p.device = internal::lists::device_of(a.plan, a.target);
   internal::lists::run_list(a.plan, a.target, &internal::lists::ListsKernel::runs, p);
+} catch (const std::bad_alloc&) {
+  out_of_memory("window_lists");
 }
 
 // The width is padded to 128 as a whole, so that readers may take blocks of 128 columns.
-void combined_lists(const CombinedListsArgs& a) {
+void combined_lists(const CombinedListsArgs& a) try {
   const Check check("combined_lists");
   internal::lists::CombinedParams p;
   p.tokens = internal::lists::tokens_of(check, a.positions, a.requests);
@@ -165,6 +177,8 @@ void combined_lists(const CombinedListsArgs& a) {
                                    (p.topk_width + p.window + 127) / 128 * 128);
   p.device = internal::lists::device_of(a.plan, a.target);
   internal::lists::run_list(a.plan, a.target, &internal::lists::ListsKernel::combined, p);
+} catch (const std::bad_alloc&) {
+  out_of_memory("combined_lists");
 }
 
 }  // namespace winnow

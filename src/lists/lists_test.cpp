@@ -142,7 +142,7 @@ struct Drawn {
       : tokens(draw(rng, 0, 40)),
         requests(draw(rng, 0, 5)),
         table_width(draw(rng, 0, 6)),
-        pages(draw(rng, 0, 20)),
+        pages(draw(rng, 1, 20)),
         page(static_cast<int32_t>(draw(rng, 0, 1) ? 64 : draw(rng, 1, 70))),
         ratio(draw(rng, 0, 1) ? 4 : 128),
         positions(tokens),
@@ -157,8 +157,8 @@ struct Drawn {
       r = draw(rng, 0, 9) == 0 || requests == 0 ? bad[draw(rng, 0, bad.size() - 1)]
                                                 : static_cast<int32_t>(draw(rng, 0, requests - 1));
     for (int32_t& t : table)
-      t = draw(rng, 0, 9) == 0 || pages == 0 ? bad_pages[draw(rng, 0, bad_pages.size() - 1)]
-                                             : static_cast<int32_t>(draw(rng, 0, pages - 1));
+      t = draw(rng, 0, 9) == 0 ? bad_pages[draw(rng, 0, bad_pages.size() - 1)]
+                               : static_cast<int32_t>(draw(rng, 0, pages - 1));
   }
   Tensor table_view() { return tensor(table.data(), {requests, table_width}); }
   int64_t slot(int64_t t, int64_t index) const {
@@ -325,6 +325,7 @@ TEST(ListErrors, NameTheArgument) {
   slot_error([&](auto& a) { a.ratio = 0; }, {"ratio", "0"});
   slot_error([&](auto& a) { a.page = 0; }, {"page", "0"});
   slot_error([&](auto& a) { a.pages = -1; }, {"pages", "-1"});
+  slot_error([&](auto& a) { a.pages = 0; }, {"compressed_slots", "pages", "1 to", "found 0"});
   slot_error([&](auto& a) { a.slots = tensor(slots.data(), {2}); }, {"slots", "at least 3", "2"});
   slot_error([&](auto& a) { a.slots.dtype = DType::kI32; }, {"slots", "int64", "int32"});
   slot_error([&](auto& a) { a.block_table = {}; }, {"block_table", "nothing"});
@@ -346,6 +347,7 @@ TEST(ListErrors, NameTheArgument) {
   c128a_error([&](auto& a) { a.lists.stride[0] = 255; }, {"lists", "overlap"});
   c128a_error([&](auto& a) { a.lengths = vec(two); }, {"lengths", "[3]", "[2]"});
   c128a_error([&](auto& a) { a.pages = INT32_MAX; }, {"pages"});
+  c128a_error([&](auto& a) { a.pages = 0; }, {"c128a_lists", "pages", "1 to", "found 0"});
   expect_invalid([] { c128a_width(-2); }, {"c128a_width", "max_position", "-2"});
   expect_invalid([] { c128a_width(5, 0); }, {"ratio"});
   expect_invalid([] { c128a_width(INT32_MAX, 1); }, {"max_position", "2147483647"});
@@ -358,6 +360,8 @@ TEST(ListErrors, NameTheArgument) {
   window_error([&](auto& a) { a.window = 257; }, {"window_lists", "lists", "257 to", "256"});
   window_error([&](auto& a) { a.window = 0; }, {"window", "0"});
   window_error([&](auto& a) { a.block_table = t; }, {"requests", "nothing"});
+  window_error([&](auto& a) { a.block_table = t, a.requests = vec(three); },
+               {"window_lists", "pages", "1 to", "found 0"});
 
   const auto combined_error = [&](auto change, std::initializer_list<const char*> words) {
     CombinedListsArgs a{.topk = tensor(topk.data(), {3, 4}),

@@ -33,7 +33,7 @@ Params checked(const LocateArgs& a) {
   check.range(a.page, "page", 1, INT32_MAX);
   const int32_t rows_per_page = a.rows_per_page == 0 ? a.page : a.rows_per_page;
   check.range(rows_per_page, "rows_per_page", a.page, INT32_MAX);
-  check.range(a.pages, "pages", 0, INT32_MAX / rows_per_page);
+  check.pages(a.pages, a.block_table, INT32_MAX / rows_per_page);
   check.range(a.parallel.world, "parallel.world", 1, INT32_MAX);
   check.range(a.parallel.rank, "parallel.rank", 0, a.parallel.world - 1);
   check.range(a.parallel.interleave, "parallel.interleave", 1, INT32_MAX);
@@ -74,13 +74,15 @@ Params checked(const LocateArgs& a) {
 }  // namespace
 }  // namespace internal::locate
 
-void locate(const LocateArgs& args) {
+void locate(const LocateArgs& args) try {
   const internal::locate::Params params = internal::locate::checked(args);
   const auto& kernel =
       args.plan
           ? *pick<internal::locate::LocateKernel>(args.plan->usable(Stage::kLocate), {})
           : choose("locate", internal::locate::kernels(), internal::locate::Shape{}, args.target);
   run("locate", kernel, params);
+} catch (const std::bad_alloc&) {
+  out_of_memory("locate");
 }
 
 }  // namespace winnow

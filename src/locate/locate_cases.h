@@ -23,7 +23,7 @@ inline std::vector<Case> cases() {
       {"small", 3, 5, 4, 7, 2, 3},
       {"no_tokens", 0, 8, 64, 4, 1, 2},
       {"no_columns", 4, 0, 64, 4, 2, 2},
-      {"no_pages", 4, 9, 64, 0, 2, 2},
+      {"no_pages", 4, 9, 64, 0, 2, 0},
       {"empty_table", 4, 9, 64, 8, 2, 0},
       {"topk", 6, 2048, 64, 1000, 4, 32},
       {"odd_page", 5, 133, 3, 50, 3, 17},

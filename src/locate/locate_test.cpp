@@ -137,6 +137,7 @@ TEST(LocateErrors, NameTheArgument) {
   expect([](LocateArgs& a) { a.slots.stride[0] = 0; }, {"slots", "overlap"});
   expect([](LocateArgs& a) { a.page = 0; }, {"page", "found 0"});
   expect([](LocateArgs& a) { a.pages = int64_t{1} << 40; }, {"pages"});
+  expect([](LocateArgs& a) { a.pages = 0; }, {"locate", "pages", "1 to", "found 0"});  // forgotten
   expect([](LocateArgs& a) { a.parallel = {.world = 2, .rank = 2}; },
          {"parallel.rank", "0 to 1", "2"});
   expect([](LocateArgs& a) { a.target.kernel = "fastest"; },

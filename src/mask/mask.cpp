@@ -42,10 +42,12 @@ Params checked(const TopkMaskArgs& a) {
 }  // namespace
 }  // namespace internal::mask
 
-void topk_mask(const TopkMaskArgs& args) {
+void topk_mask(const TopkMaskArgs& args) try {
   const internal::mask::Params params = internal::mask::checked(args);
   run("topk_mask", choose("mask", internal::mask::kernels(), internal::mask::Shape{}, args.target),
       params);
+} catch (const std::bad_alloc&) {
+  out_of_memory("topk_mask");
 }
 
 }  // namespace winnow

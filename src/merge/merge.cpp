@@ -60,10 +60,12 @@ Params checked(const MergeArgs& a) {
 }  // namespace
 }  // namespace internal::merge
 
-void merge(const MergeArgs& args) {
+void merge(const MergeArgs& args) try {
   const internal::merge::Params params = internal::merge::checked(args);
   run("merge", choose("merge", internal::merge::kernels(), internal::merge::Shape{}, args.target),
       params);
+} catch (const std::bad_alloc&) {
+  out_of_memory("merge");
 }
 
 }  // namespace winnow

@@ -141,7 +141,7 @@ Params checked(const MhaArgs& a) {
 }  // namespace
 }  // namespace internal::mha
 
-void attend_mha(const MhaArgs& args) {
+void attend_mha(const MhaArgs& args) try {
   internal::mha::Params p = internal::mha::checked(args);
   const internal::mha::Shape shape = internal::mha::shape_of(p);
   const internal::mha::MhaKernel& kernel =
@@ -150,6 +150,8 @@ void attend_mha(const MhaArgs& args) {
   std::optional<OwnMemory> own;  // of a CPU kernel
   if (kernel.workspace) p.workspace = own.emplace("attend_mha", kernel.workspace(shape)).span();
   run("attend_mha", kernel, p);
+} catch (const std::bad_alloc&) {
+  out_of_memory("attend_mha");
 }
 
 }  // namespace winnow

@@ -5,6 +5,7 @@
 #include <array>
 
 #include "core/arena.h"
+#include "core/check.h"
 #include "cuda/device.h"
 #include "pipeline/pipeline_checks.h"
 
@@ -249,17 +250,21 @@ class Flow {
 
 }  // namespace
 
-void pipeline(const PipelineArgs& args) {
+void pipeline(const PipelineArgs& args) try {
   check_pipeline(args);
   Arena arena(args.workspace);
   const Memory memory(arena, *args.plan);
   Flow(args, memory).run();
+} catch (const std::bad_alloc&) {
+  out_of_memory("pipeline");
 }
 
-size_t pipeline_workspace_bytes(const Plan& plan) {
+size_t pipeline_workspace_bytes(const Plan& plan) try {
   Arena arena;
   Memory(arena, plan);
   return arena.bytes();
+} catch (const std::bad_alloc&) {
+  out_of_memory("pipeline");
 }
 
 }  // namespace winnow

@@ -19,7 +19,7 @@ struct Insertion {
 
 // All that write() could refuse; `tokens` slots, or any number.
 void check_insertion(const Check& check, const Insertion& in, CacheFormat format, int64_t tokens) {
-  const Cache cache = check.cache(in.cache, in.cache_name, true);
+  const Cache cache = check.cache(in.cache, in.cache_name, {in.device, true});
   check.that(cache.format == format, in.cache_name, cat("format ", name_of(format)),
              cat(name_of(cache.format)));
   check.tensor(in.slots, in.slots_name, DType::kI64, {tokens});
@@ -36,9 +36,18 @@ void check_insertion(const Check& check, const Insertion& in, CacheFormat format
   }
 }
 
-// Rows for every request; what the rows hold is checked where it is read.
-void check_table(const Check& check, const Tensor& table, const char* name, int64_t requests) {
+// Rows for every request, into a cache that has pages; what the rows hold is checked where it is
+// read.
+struct TableOf {
+  const Tensor& table;
+  const char* name;
+  const Cache& cache;
+};
+void check_table(const Check& check, const TableOf& in, int64_t requests) {
+  const auto& [table, name, cache] = in;
   check.tensor(table, name, DType::kI32, {Check::kAny, Check::kAny});
+  check.that(cache.pages > 0 || table.size() == 0, name, "pages of a cache that has some",
+             "a cache of 0 pages");
   check.that(table.shape[0] >= requests, name, cat("at least ", requests, " rows"),
              cat(table.shape[0]));
 }
@@ -52,7 +61,7 @@ void check_indexer(const Check& check, const Indexer& x, const Plan& plan) {
   check_insertion(check,
                   {x.k, x.slots, x.keys, "indexer.k", "indexer.slots", "indexer.keys", device},
                   CacheFormat::kIndexKeys, Layer(o).v4 ? Check::kAny : tokens);
-  check_table(check, x.block_table, "indexer.block_table", plan.requests());
+  check_table(check, {x.block_table, "indexer.block_table", x.keys}, plan.request_count());
 }
 
 void check_compressed(const Check& check, const PipelineArgs& a) {
@@ -61,7 +70,8 @@ void check_compressed(const Check& check, const PipelineArgs& a) {
                   {a.compressed_kv, a.compressed_slots, a.compressed, "compressed_kv",
                    "compressed_slots", "compressed", o.target.device.kind},
                   o.format, Check::kAny);
-  check_table(check, a.compressed_table, "compressed_table", a.plan->requests());
+  check_table(check, {a.compressed_table, "compressed_table", a.compressed},
+              a.plan->request_count());
   if (a.indexer.q) return;
   // All states are attended to: a list that is too narrow would drop some silently.
   for (const int32_t states : a.plan->key_ends())
@@ -81,11 +91,12 @@ void check_pipeline(const PipelineArgs& a) {
   const int64_t tokens = a.plan->tokens(), heads = o.heads;
   check_insertion(check, {a.kv, a.slots, a.cache, "kv", "slots", "cache", o.target.device.kind},
                   o.format, tokens);
-  check_table(check, a.block_table, "block_table", a.plan->requests());
+  check_table(check, {a.block_table, "block_table", a.cache}, a.plan->request_count());
   if (layer.compressed) check_compressed(check, a);
   else check.that(!a.compressed, "compressed", "none (the plan's extra_topk is 0)", "a cache");
   if (uses_indexer(a)) check_indexer(check, a.indexer, *a.plan);
   check.tensor(a.q, "q", DType::kBf16, {tokens, heads, o.model.d_qk});
+  check.scale(a.scale);
   check.optional(a.sink, "sink", DType::kF32, {heads});
   check.output(a.out, "out", DType::kBf16, {tokens, heads, o.model.d_v});
   check.tensor(a.out, "out", DType::kBf16, {tokens, heads, o.model.d_v});
@@ -94,9 +105,7 @@ void check_pipeline(const PipelineArgs& a) {
     check.rows_of_16(a.q, "q");
     check.rows_of_16(a.out, "out");
   }
-  const size_t bytes = pipeline_workspace_bytes(*a.plan);
-  check.that(a.workspace.size() >= bytes, "workspace", cat("at least ", bytes, " bytes"),
-             cat(a.workspace.size()));
+  check.workspace(a.workspace, pipeline_workspace_bytes(*a.plan));
 }
 
 }  // namespace winnow

@@ -73,7 +73,7 @@ void check_lens(std::span<const int32_t> lens, const char* argument, int64_t lo,
 
 }  // namespace
 
-void request_ids(std::span<const int32_t> query_starts, std::span<int32_t> out) {
+void request_ids(std::span<const int32_t> query_starts, std::span<int32_t> out) try {
   const int32_t requests = internal::plan::checked_requests(query_starts);
   Check("plan").that(out.size() >= static_cast<size_t>(query_starts.back()), "out",
                      cat("at least ", query_starts.back(), " entries"), std::to_string(out.size()));
@@ -81,10 +81,12 @@ void request_ids(std::span<const int32_t> query_starts, std::span<int32_t> out) 
   for (int32_t r = 0; r < requests; ++r)
     std::fill(out.begin() + query_starts[r], out.begin() + query_starts[r + 1], r);
   std::fill(out.begin() + query_starts.back(), out.end(), 0);
+} catch (const std::bad_alloc&) {
+  out_of_memory("plan");
 }
 
 BatchSplit split_batch(std::span<const int32_t> query_starts, int64_t tokens, int32_t threshold,
-                       bool uniform) {
+                       bool uniform) try {
   const int32_t requests = internal::plan::checked_requests(query_starts);
   const Check check("plan");
   check.range(tokens, "tokens", query_starts.back(), INT32_MAX);
@@ -111,18 +113,22 @@ BatchSplit split_batch(std::span<const int32_t> query_starts, int64_t tokens, in
   s.prefill_tokens = static_cast<int32_t>(tokens) - s.decode_tokens;
   for (int32_t r = 0; r < decodes; ++r) s.active_decodes += length(r) > 0;
   return s;
+} catch (const std::bad_alloc&) {
+  out_of_memory("plan");
 }
 
-std::vector<Chunk> prefill_chunks(std::span<const int32_t> seq_lens, int64_t rows) {
+std::vector<Chunk> prefill_chunks(std::span<const int32_t> seq_lens, int64_t rows) try {
   check_lens(seq_lens, "seq_lens", 0, rows);
   std::vector<Chunk> chunks;
   for (int32_t first = 0; first < static_cast<int32_t>(seq_lens.size()); first = chunks.back().last)
     chunks.push_back(internal::plan::next_chunk(seq_lens, first, rows));
   return chunks;
+} catch (const std::bad_alloc&) {
+  out_of_memory("plan");
 }
 
 void workspace_starts(std::span<const int32_t> seq_lens, std::span<const Chunk> chunks,
-                      std::span<int32_t> out) {
+                      std::span<int32_t> out) try {
   const Check check("plan");
   check_lens(seq_lens, "seq_lens", 0, INT32_MAX);
   check.that(out.size() >= seq_lens.size(), "out", cat("at least ", seq_lens.size(), " entries"),
@@ -137,10 +143,12 @@ void workspace_starts(std::span<const int32_t> seq_lens, std::span<const Chunk> 
   }
   for (const Chunk& c : chunks)
     for (int32_t r = c.first, row = 0; r < c.last; row += seq_lens[r++]) out[r] = row;
+} catch (const std::bad_alloc&) {
+  out_of_memory("plan");
 }
 
 void prefill_request_ids(std::span<const int32_t> query_starts, int32_t decodes,
-                         std::span<int32_t> out) {
+                         std::span<int32_t> out) try {
   const int32_t requests = internal::plan::checked_requests(query_starts);
   const Check check("plan");
   check.range(decodes, "decodes", 0, requests);
@@ -149,9 +157,11 @@ void prefill_request_ids(std::span<const int32_t> query_starts, int32_t decodes,
   std::fill(out.begin(), out.end(), -1);
   for (int32_t r = decodes; r < requests; ++r)
     std::fill(out.begin() + query_starts[r], out.begin() + query_starts[r + 1], r - decodes);
+} catch (const std::bad_alloc&) {
+  out_of_memory("plan");
 }
 
-std::vector<V4Chunk> v4_prefill_chunks(const V4ChunkArgs& a) {
+std::vector<V4Chunk> v4_prefill_chunks(const V4ChunkArgs& a) try {
   const Check check("plan");
   const size_t count = a.seq_lens.size();
   check.that(a.query_lens.size() == count, "query_lens", cat(count, " entries (as seq_lens)"),
@@ -170,6 +180,8 @@ std::vector<V4Chunk> v4_prefill_chunks(const V4ChunkArgs& a) {
   for (int32_t first = 0; first < static_cast<int32_t>(count); first = chunks.back().last)
     chunks.push_back(internal::plan::next_v4_chunk(a, first, internal::plan::v4_chunk_rows(a)));
   return chunks;
+} catch (const std::bad_alloc&) {
+  out_of_memory("plan");
 }
 
 }  // namespace winnow

@@ -116,8 +116,26 @@ bool chooses_routes(const PlanOptions& o) noexcept {
   return o.mha || (cuda && o.heads >= from) || o.route != prefill_route;
 }
 
+// Kernels are made for the known families: their sizes and formats cannot be mixed. Top-k and
+// window are the caller's to change.
+void check_model(const Check& check, const Model& m) {
+  const Model* known = m.name == kV32.name ? &kV32 : m.name == kV4.name ? &kV4 : nullptr;
+  check.that(known != nullptr, "model", "v32 or v4", cat("'", m.name, "'"));
+  check.that(m.d_qk == known->d_qk, "model.d_qk", cat(known->d_qk), cat(m.d_qk));
+  check.that(m.d_v == known->d_v, "model.d_v", cat(known->d_v), cat(m.d_v));
+  check.that(m.d_nope == known->d_nope, "model.d_nope", cat(known->d_nope), cat(m.d_nope));
+  check.that(m.d_rope == known->d_rope, "model.d_rope", cat(known->d_rope), cat(m.d_rope));
+  check.that(m.fp8 == known->fp8, "model.fp8", cat(name_of(known->fp8)), cat(name_of(m.fp8)));
+  check.that(m.bf16 == known->bf16, "model.bf16", cat(name_of(known->bf16)), cat(name_of(m.bf16)));
+  check.that(m.lists == known->lists, "model.lists", cat(known->lists), cat(m.lists));
+}
+
 PlanOptions resolve(PlanOptions o) {
   const Check check("plan");
+  check_model(check, o.model);
+  check.choice(o.mode, "mode", Mode::kDirect);
+  check.choice(o.split, "split", SplitPolicy::kFixed);
+  check.choice(o.target.device.kind, "target.device.kind", DeviceKind::kCuda);
   check.that(o.format == o.model.fp8 || o.format == o.model.bf16, "format",
              cat(name_of(o.model.fp8), " or ", name_of(o.model.bf16), " for model ", o.model.name),
              std::string(name_of(o.format)));
@@ -133,6 +151,7 @@ PlanOptions resolve(PlanOptions o) {
   check.range(o.pages, "pages", 0, INT32_MAX / o.page);  // slots are int32
   check.range(o.max_requests, "max_requests", 1, kMaxCapacity);
   check.range(o.max_tokens, "max_tokens", 1, kMaxCapacity);
+  check.that(o.pages > 0 || o.max_context != 0, "pages", "1 or more, or a max_context", "0");
   if (o.max_context == 0) o.max_context = static_cast<int32_t>(o.pages * o.page);
   check.range(o.max_context, "max_context (0: pages * page)", 1, v4 ? kMaxV4Context : INT32_MAX);
   check.range(o.decode_threshold, "decode_threshold", 0, INT32_MAX);

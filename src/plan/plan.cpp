@@ -78,7 +78,7 @@ void Plan::State::allocate() {
   parts.resize(most_parts), schedules.resize(most_parts);
 }
 
-Plan::Plan(const PlanOptions& asked) : state_(std::make_unique<State>()) {
+Plan::Plan(const PlanOptions& asked) try : state_(std::make_unique<State>()) {
   State& s = *state_;
   s.routed = internal::plan::chooses_routes(asked);
   s.options = internal::plan::resolve(asked);
@@ -90,6 +90,8 @@ Plan::Plan(const PlanOptions& asked) : state_(std::make_unique<State>()) {
   s.allocate();
   const int32_t no_requests[1] = {0};
   s.fill({no_requests, {}, 0});
+} catch (const std::bad_alloc&) {
+  out_of_memory("plan");
 }
 
 Plan::~Plan() = default;
@@ -120,8 +122,8 @@ Route Plan::State::way(int32_t prefill) const noexcept {
 }
 
 // All checks come first, so that a batch that is refused changes nothing.
-void Plan::refill(const Batch& batch) {
-  State& s = *state_;
+void Plan::refill(const Batch& batch) try {
+  State& s = state();
   const PlanOptions& o = s.options;
   const Check check("plan");
   const int32_t requests = internal::plan::checked_requests(batch.query_starts);
@@ -160,6 +162,8 @@ void Plan::refill(const Batch& batch) {
   s.tokens = static_cast<int32_t>(tokens);
   s.split = split;
   s.fill(batch);
+} catch (const std::bad_alloc&) {
+  out_of_memory("plan");
 }
 
 void Plan::State::fill(const Batch& batch) noexcept {
@@ -301,16 +305,23 @@ void Plan::State::fill_gather(const Part& part) noexcept {
   }
 }
 
-const PlanOptions& Plan::options() const noexcept { return state_->options; }
-Device Plan::device(const Target& call) const noexcept {
-  const Device &own = state_->options.target.device, &other = call.device;
+Plan::State& Plan::state() const {
+  Check("plan").that(state_ != nullptr, "plan", "a plan", "one that was moved from");
+  return *state_;
+}
+
+const PlanOptions& Plan::options() const { return state().options; }
+Device Plan::device(const Target& call) const {
+  const Device &own = state().options.target.device, &other = call.device;
+  Check("plan").that(own.kind != DeviceKind::kCpu || other.kind == own.kind, "target.device.kind",
+                     "the CPU, for which the plan was made", "another device");
   const bool same = own.kind == DeviceKind::kCuda && other.kind == own.kind;
   return same && other.index == own.index ? other : own;
 }
-Mode Plan::mode() const noexcept { return state_->options.mode; }
-int32_t Plan::requests() const noexcept { return state_->requests; }
-int32_t Plan::tokens() const noexcept { return state_->tokens; }
-const BatchSplit& Plan::split() const noexcept { return state_->split; }
+Mode Plan::mode() const { return state().options.mode; }
+int32_t Plan::request_count() const { return state().requests; }
+int32_t Plan::tokens() const { return state().tokens; }
+const BatchSplit& Plan::split() const { return state().split; }
 
 namespace {
 // The part of an array that counts; empty where the mode does not have it.
@@ -319,58 +330,55 @@ std::span<const int32_t> front(std::span<const int32_t> v, int32_t count) {
 }
 }  // namespace
 
-std::span<const int32_t> Plan::query_lens() const noexcept {
-  return front(state_->query_lens, state_->requests);
+std::span<const int32_t> Plan::query_lens() const {
+  return front(state().query_lens, state().requests);
 }
-std::span<const int32_t> Plan::seq_lens() const noexcept {
-  return front(state_->seq_lens, state_->requests);
+std::span<const int32_t> Plan::seq_lens() const {
+  return front(state().seq_lens, state().requests);
 }
-std::span<const int32_t> Plan::request_ids() const noexcept {
-  return front(state_->request_ids, state_->tokens);
+std::span<const int32_t> Plan::request_ids() const {
+  return front(state().request_ids, state().tokens);
 }
-std::span<const int32_t> Plan::positions() const noexcept {
-  return front(state_->positions, state_->tokens);
+std::span<const int32_t> Plan::positions() const {
+  return front(state().positions, state().tokens);
 }
-std::span<const int32_t> Plan::key_ends() const noexcept {
-  return front(state_->key_ends, state_->tokens);
+std::span<const int32_t> Plan::key_ends() const { return front(state().key_ends, state().tokens); }
+std::span<const int32_t> Plan::prefill_requests() const {
+  return front(state().prefill_requests, state().tokens);
 }
-std::span<const int32_t> Plan::prefill_requests() const noexcept {
-  return front(state_->prefill_requests, state_->tokens);
+std::span<const int32_t> Plan::workspace_starts() const {
+  return front(state().starts, state().split.prefills);
 }
-std::span<const int32_t> Plan::workspace_starts() const noexcept {
-  return front(state_->starts, state_->split.prefills);
+std::span<const int32_t> Plan::compressed_lens() const {
+  return front(state().compressed_lens, state().split.prefills);
 }
-std::span<const int32_t> Plan::compressed_lens() const noexcept {
-  return front(state_->compressed_lens, state_->split.prefills);
+std::span<const int32_t> Plan::gather_starts() const {
+  return front(state().gather_starts, state().split.prefills);
 }
-std::span<const int32_t> Plan::gather_starts() const noexcept {
-  return front(state_->gather_starts, state_->split.prefills);
+std::span<const int32_t> Plan::gather_lens() const {
+  return front(state().gather_lens, state().split.prefills);
 }
-std::span<const int32_t> Plan::gather_lens() const noexcept {
-  return front(state_->gather_lens, state_->split.prefills);
+std::span<const int32_t> Plan::gather_rows() const {
+  return front(state().gather_rows, state().split.prefills);
 }
-std::span<const int32_t> Plan::gather_rows() const noexcept {
-  return front(state_->gather_rows, state_->split.prefills);
+std::span<const int32_t> Plan::arrays() const { return state().staging.all(); }
+void Plan::upload(void* to, const Device& device) const { state().staging.send(to, device); }
+std::span<const Part> Plan::parts() const {
+  return std::span(state().parts).first(state().part_count);
 }
-std::span<const int32_t> Plan::arrays() const noexcept { return state_->staging.all(); }
-void Plan::upload(void* to, const Device& device) const noexcept {
-  state_->staging.send(to, device);
+std::span<const Chunk> Plan::chunks() const {
+  return std::span(state().chunks).first(state().chunk_count);
 }
-std::span<const Part> Plan::parts() const noexcept {
-  return std::span(state_->parts).first(state_->part_count);
-}
-std::span<const Chunk> Plan::chunks() const noexcept {
-  return std::span(state_->chunks).first(state_->chunk_count);
-}
-Schedule Plan::schedule(int32_t part) const noexcept {
-  return part >= 0 && static_cast<size_t>(part) < state_->part_count ? state_->schedules[part]
+Schedule Plan::schedule(int32_t part) const {
+  return part >= 0 && static_cast<size_t>(part) < state().part_count ? state().schedules[part]
                                                                      : Schedule{};
 }
-size_t Plan::workspace_bytes() const noexcept { return state_->choice.workspace_bytes; }
-size_t Plan::gather_bytes() const noexcept { return state_->gather_bytes; }
+size_t Plan::workspace_bytes() const { return state().choice.workspace_bytes; }
+size_t Plan::gather_bytes() const { return state().gather_bytes; }
 
-const char* Plan::kernel(Stage stage, int32_t part) const noexcept {
-  const State& s = *state_;
+const char* Plan::kernel(Stage stage, int32_t part) const {
+  Check("plan").choice(stage, "stage", Stage::kLists);
+  const State& s = state();
   const bool filled = part >= 0 && static_cast<size_t>(part) < s.part_count && s.tokens > 0;
   const Part& p = s.parts[filled ? part : 0];
   if (stage == Stage::kAttend && filled && p.mha) return "";
@@ -378,11 +386,13 @@ const char* Plan::kernel(Stage stage, int32_t part) const noexcept {
   if (stage == Stage::kAttend && filled) tokens = p.last_token - p.first_token;
   return internal::plan::kernel_for(s.choice, s.options, stage, tokens, filled && p.gathered);
 }
-const std::string& Plan::reasons(Stage stage) const noexcept {
-  return state_->choice.reasons[static_cast<size_t>(stage)];
+const std::string& Plan::reasons(Stage stage) const {
+  Check("plan").choice(stage, "stage", Stage::kLists);
+  return state().choice.reasons[static_cast<size_t>(stage)];
 }
-const Usable& Plan::usable(Stage stage) const noexcept {
-  return state_->choice.usable[static_cast<size_t>(stage)];
+const Usable& Plan::usable(Stage stage) const {
+  Check("plan").choice(stage, "stage", Stage::kLists);
+  return state().choice.usable[static_cast<size_t>(stage)];
 }
 
 }  // namespace winnow

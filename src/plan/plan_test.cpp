@@ -61,7 +61,7 @@ TEST(Plan, FillsTheBatch) {
   EXPECT_EQ(plan.parts().size(), 1u);
   const Lengths l({2, 2, 5}, {100, 2, 8});
   plan.refill(l.batch(12));
-  EXPECT_EQ(plan.requests(), 3);
+  EXPECT_EQ(plan.request_count(), 3);
   EXPECT_EQ(plan.tokens(), 12);
   EXPECT_EQ(plan.split(), (BatchSplit{2, 1, 4, 8, 2}));
   EXPECT_EQ(ints(plan.request_ids()), (Ints{0, 0, 1, 1, 2, 2, 2, 2, 2, 0, 0, 0}));
@@ -242,7 +242,7 @@ TEST(Plan, OptionErrorsNameTheOption) {
   expect([](auto& o) { o.ratio = 4; }, {"ratio", "1 to 1", "4"});
   expect([](auto& o) { o.page = 0; }, {"page", "0"});
   expect([](auto& o) { o.pages = int64_t{1} << 31; }, {"pages"});
-  expect([](auto& o) { o.pages = 0; }, {"max_context", "pages"});
+  expect([](auto& o) { o.pages = 0; }, {"plan: pages", "max_context", "found 0"});
   expect([](auto& o) { o.max_requests = 0; }, {"max_requests"});
   expect([](auto& o) { o.max_tokens = 0; }, {"max_tokens"});
   expect([](auto& o) { o.max_context = -1; }, {"max_context", "-1"});
@@ -253,6 +253,14 @@ TEST(Plan, OptionErrorsNameTheOption) {
          {"mode", "kBf16"});
   expect([](auto& o) { o.workspace_rows = int64_t{1} << 31; }, {"workspace_rows"});
   expect([](auto& o) { o.target.kernel = "fastest"; }, {"target.kernel", "fastest"});
+  expect([](auto& o) { o.mode = Mode(99); }, {"plan", "mode", "0 to 4", "99"});
+  expect([](auto& o) { o.split = SplitPolicy(99); }, {"plan", "split", "0 to 1", "99"});
+  expect([](auto& o) { o.target.device.kind = DeviceKind(9); }, {"target.device.kind", "9"});
+  expect([](auto& o) { o.model = Model{}; }, {"plan", "model", "v32 or v4"});
+  expect([](auto& o) { o.model.d_qk = 100; }, {"model.d_qk", "576", "100"});
+  expect([](auto& o) { o.model.name = "v4"; }, {"model.d_qk", "512", "576"});
+  expect([](auto& o) { o.model.bf16 = CacheFormat(77); }, {"model.bf16", "v32_bf16", "unknown"});
+  expect([](auto& o) { o.model.lists = 2; }, {"model.lists", "1", "2"});
   expect([](auto& o) { o.max_tokens = 1 << 24, o.split = SplitPolicy::kFixed, o.split_size = 1; },
          {"max_tokens", "tiles"});
 }
@@ -272,6 +280,23 @@ TEST(Plan, KernelsAreChosenOnce) {
     EXPECT_NE(moved.reasons(stage).find("was asked for"), std::string::npos);
     EXPECT_STRNE(Plan(small()).kernel(stage), "reference");
   }
+}
+
+TEST(Plan, MovedFromThrows) {
+  Plan plan(small());
+  const Plan moved = std::move(plan);
+  expect_invalid([&] { plan.refill(Lengths({1}, {9}).batch()); }, {"plan", "moved from"});
+  expect_invalid([&] { plan.tokens(); }, {"plan", "moved from"});
+  expect_invalid([&] { plan.kernel(Stage::kAttend); }, {"plan", "moved from"});
+  expect_invalid([&] { plan.device({}); }, {"plan", "moved from"});
+}
+
+TEST(Plan, RefusesAnotherDeviceAndUnknownStages) {
+  const Plan plan(small());
+  expect_invalid([&] { plan.device({.device = cuda()}); }, {"target.device.kind", "the CPU"});
+  expect_invalid([&] { plan.kernel(Stage(99)); }, {"plan", "stage", "0 to 6", "99"});
+  expect_invalid([&] { plan.reasons(Stage(99)); }, {"plan", "stage", "99"});
+  expect_invalid([&] { plan.usable(Stage(99)); }, {"plan", "stage", "99"});
 }
 
 TEST(Plan, FixedSplitDoesNotSeeTheBatch) {

@@ -86,7 +86,7 @@ void check_keys(const Check& check, const ScoreArgs& a, Params& p) {
     p.scale_stride = a.key_scales.stride[0];
     return;
   }
-  const Cache c = check.cache(a.keys, "keys", false);
+  const Cache c = check.cache(a.keys, "keys", {p.device.kind, false});
   check.that(c.format == CacheFormat::kIndexKeys, "keys", "a cache of index_keys",
              std::string(name_of(c.format)));
   check.tensor(a.block_table, "block_table", DType::kI32, {Check::kAny, Check::kAny});
@@ -106,6 +106,7 @@ void check_keys(const Check& check, const ScoreArgs& a, Params& p) {
 Params checked(const Check& check, const ScoreArgs& a) {
   check.tensor(a.q, "q", DType::kE4m3, {Check::kAny, Check::kAny, kIndexDim});
   Params p;
+  p.device = a.plan ? a.plan->device(a.target) : a.target.device;
   p.tokens = a.q.shape[0];
   p.heads = static_cast<int32_t>(check.range(a.q.shape[1], "q heads", kMinHeads, kMaxHeads));
   check.tensor(a.weights, "weights", DType::kF32, {p.tokens, p.heads});
@@ -124,7 +125,6 @@ Params checked(const Check& check, const ScoreArgs& a) {
   p.weights = static_cast<const float*>(a.weights.data), p.weight_stride = a.weights.stride[0];
   p.ranges = {static_cast<const int32_t*>(a.starts.data), a.starts.stride[0],
               static_cast<const int32_t*>(a.ends.data), a.ends.stride[0], key_limit(a)};
-  p.device = a.plan ? a.plan->device(a.target) : a.target.device;
   return p;
 }
 
@@ -147,7 +147,7 @@ Shape shape_for(const Params& p, int64_t topk) {
 }  // namespace
 }  // namespace internal::score
 
-void score(const ScoreArgs& args) {
+void score(const ScoreArgs& args) try {
   const Check check("score");
   internal::score::Params p = internal::score::checked(check, args);
   // Contiguous keys have a column each; paged ones are bounded by the columns given.
@@ -158,9 +158,11 @@ void score(const ScoreArgs& args) {
   p.logits = static_cast<float*>(args.logits.data), p.logit_stride = args.logits.stride[0];
   p.clean = args.clean;
   run("score", internal::score::kernel_for("score", args, internal::score::shape_for(p, 0)), p);
+} catch (const std::bad_alloc&) {
+  out_of_memory("score");
 }
 
-void score_select(const ScoreSelectArgs& args) {
+void score_select(const ScoreSelectArgs& args) try {
   const Check check("score_select");
   internal::score::SelectParams p;
   p.score = internal::score::checked(check, args.score);
@@ -191,16 +193,19 @@ void score_select(const ScoreSelectArgs& args) {
     // Lengths are on the device; the plan's capacity, or the table, bounds them.
     least = internal::score::smallest_workspace(std::max<int64_t>(p.score.ranges.limit, 1));
   }
-  check.that(p.workspace.size() >= least, "workspace", cat("at least ", least, " bytes"),
-             cat(p.workspace.size()));
+  check.workspace(p.workspace, least);
   launch("score_select", kernel, p.score.device, [&] { kernel.run_select(kernel, p); });
+} catch (const std::bad_alloc&) {
+  out_of_memory("score_select");
 }
 
-size_t score_select_workspace_bytes(const ScoreSelectArgs& args) {
+size_t score_select_workspace_bytes(const ScoreSelectArgs& args) try {
   const Check check("score_select");
   const internal::score::Params p = internal::score::checked(check, args.score);
   const internal::score::Shape shape = internal::score::shape_for(p, args.ids.shape[1]);
   return internal::score::kernel_for("score_select", args.score, shape).workspace(shape);
+} catch (const std::bad_alloc&) {
+  out_of_memory("score_select");
 }
 
 }  // namespace winnow

@@ -188,6 +188,11 @@ TEST(ScoreSelectErrors, NameTheArgument) {
         a.workspace = {workspace.data(), 40};
       },
       {"score_select", "workspace", "at least", "found 40"});
+  expect(
+      [](ScoreSelectArgs& a) {
+        a.workspace = {static_cast<std::byte*>(nullptr), size_t{1} << 20};
+      },
+      {"score_select", "workspace", "data", "null"});
   expect([](ScoreSelectArgs& a) { a.ids = {}; }, {"ids", "nothing"});
   expect([](ScoreSelectArgs& a) { a.ids.shape[0] = 2; }, {"ids", "[3", "[2"});
   expect([](ScoreSelectArgs& a) { a.score.logits = a.score.weights; }, {"logits", "none"});

@@ -56,7 +56,7 @@ Params checked(const SelectArgs& a) {
 }  // namespace
 }  // namespace internal::select
 
-void select(const SelectArgs& args) {
+void select(const SelectArgs& args) try {
   using namespace internal::select;
   const Params params = checked(args);
   const Shape shape{.tokens = params.tokens,
@@ -69,6 +69,8 @@ void select(const SelectArgs& args) {
                                    ? *pick<SelectKernel>(args.plan->usable(Stage::kSelect), shape)
                                    : choose("select", kernels(), shape, args.target);
   run("select", kernel, params);
+} catch (const std::bad_alloc&) {
+  out_of_memory("select");
 }
 
 }  // namespace winnow

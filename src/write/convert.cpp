@@ -62,7 +62,7 @@ void same_shape(const Check& check, const Tensor& t, const char* argument, DType
 }  // namespace
 }  // namespace internal::write
 
-void join(const JoinArgs& args) {
+void join(const JoinArgs& args) try {
   const Check check("join");
   check.strided(args.latent, "latent", DType::kBf16, {Check::kAny, Check::kAny, Check::kAny});
   const int64_t tokens = args.latent.shape[0], heads = args.latent.shape[1];
@@ -78,9 +78,11 @@ void join(const JoinArgs& args) {
   run("join",
       choose("join", internal::write::join_kernels(), internal::write::Shape{}, args.target),
       params);
+} catch (const std::bad_alloc&) {
+  out_of_memory("join");
 }
 
-void quantize(const QuantizeArgs& args) {
+void quantize(const QuantizeArgs& args) try {
   const Check check("quantize");
   check.that(static_cast<bool>(args.x), "x", "a tensor", "nothing");
   const bool is_bf16 = args.x.dtype == DType::kBf16;
@@ -100,6 +102,8 @@ void quantize(const QuantizeArgs& args) {
       choose("quantize", internal::write::quantize_kernels(), internal::write::Shape{},
              args.target),
       params);
+} catch (const std::bad_alloc&) {
+  out_of_memory("quantize");
 }
 
 }  // namespace winnow

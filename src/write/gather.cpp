@@ -23,7 +23,8 @@ namespace {
 
 GatherParams checked(const GatherArgs& a) {
   const Check check("gather");
-  const Cache cache = check.cache(a.cache, "cache", false);
+  const Device device = a.plan ? a.plan->device(a.target) : a.target.device;
+  const Cache cache = check.cache(a.cache, "cache", {device.kind, false});
   check.that(cache.format != CacheFormat::kIndexKeys, "cache", "a latent format", "index_keys");
   check.tensor(a.block_table, "block_table", DType::kI32, {Check::kAny, Check::kAny});
   const int64_t requests = a.block_table.shape[0];
@@ -45,20 +46,22 @@ GatherParams checked(const GatherArgs& a) {
   p.out_start_stride = a.out_starts.stride[0];
   p.out = static_cast<bf16*>(a.out.data), p.out_stride = a.out.stride[0];
   p.rows = a.out.shape[0];
-  p.device = a.plan ? a.plan->device(a.target) : a.target.device;
+  p.device = device;
   return p;
 }
 
 }  // namespace
 }  // namespace internal::write
 
-void gather(const GatherArgs& args) {
+void gather(const GatherArgs& args) try {
   const internal::write::GatherParams params = internal::write::checked(args);
   const auto& kernel =
       args.plan ? *pick<internal::write::GatherKernel>(args.plan->usable(Stage::kGather), {})
                 : choose("gather", internal::write::gather_kernels(), internal::write::Shape{},
                          args.target);
   run("gather", kernel, params);
+} catch (const std::bad_alloc&) {
+  out_of_memory("gather");
 }
 
 }  // namespace winnow

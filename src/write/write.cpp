@@ -48,7 +48,8 @@ Quantizer quantizer_of(const Check& check, CacheFormat format, ScaleMode mode) {
 
 Params checked(const WriteArgs& a) {
   const Check check("write");
-  const Cache cache = check.cache(a.cache, "cache", false);
+  const Device device = a.plan ? a.plan->device(a.target) : a.target.device;
+  const Cache cache = check.cache(a.cache, "cache", {device.kind, false});
   check.tensor(a.slots, "slots", DType::kI64, {Check::kAny});
   const int64_t tokens = a.slots.shape[0];
   const auto [nope, rope] = with_record(cache.format, [](auto r) {
@@ -65,7 +66,6 @@ Params checked(const WriteArgs& a) {
   }
   check.tensor(a.kv, "kv", DType::kBf16, {Check::kAny, a.rope ? nope : nope + rope});
   rows(a.kv, "kv");
-  const Device device = a.plan ? a.plan->device(a.target) : a.target.device;
 
   Params p;
   p.kv = static_cast<const bf16*>(a.kv.data), p.kv_stride = a.kv.stride[0];
@@ -89,13 +89,15 @@ Params checked(const WriteArgs& a) {
 }  // namespace
 }  // namespace internal::write
 
-void write(const WriteArgs& args) {
+void write(const WriteArgs& args) try {
   const internal::write::Params params = internal::write::checked(args);
   const auto& kernel =
       args.plan
           ? *pick<internal::write::WriteKernel>(args.plan->usable(Stage::kWrite), {})
           : choose("write", internal::write::kernels(), internal::write::Shape{}, args.target);
   run("write", kernel, params);
+} catch (const std::bad_alloc&) {
+  out_of_memory("write");
 }
 
 }  // namespace winnow
