@@ -26,9 +26,10 @@ static winnow_tensor vector(const void* data, winnow_dtype dtype, int64_t n) {
 static winnow_cache new_cache(winnow_format format) {
   int64_t shape[2];
   must(winnow_cache_shape(format, PAGES, PAGE, shape));
-  winnow_cache cache = {NULL, format, PAGE, PAGES, 0};
-  cache.data = calloc((size_t)shape[0], (size_t)shape[1]);
-  return cache;
+  return (winnow_cache){.data = calloc((size_t)shape[0], (size_t)shape[1]),
+                        .format = format,
+                        .pages = PAGES,
+                        .page = PAGE};
 }
 
 /* bf16 values between -1 and 1, from a small linear generator. */
@@ -123,7 +124,7 @@ int main(void) {
   attend.q = winnow_tensor_of(q, WINNOW_BF16, 3, (int64_t[]){1, HEADS, 576});
   attend.lists[0].cache = cache;
   attend.lists[0].indices = locate.slots;
-  attend.scale = 0.0721688f; /* 192^-1/2 */
+  attend.scale = 0.1352f; /* 192^-1/2 * (0.1 ln 40 + 1)^2 */
   attend.out = winnow_tensor_of(out, WINNOW_BF16, 3, (int64_t[]){1, HEADS, 512});
   attend.lse = view(lse, WINNOW_F32, 1, HEADS);
   attend.workspace_bytes = winnow_plan_workspace_bytes(plan);

@@ -66,13 +66,15 @@ static void decode_step(void) {
   batch.seq_lens = (winnow_ints){lens, 1};
   OK(winnow_plan_refill(plan, &batch));
 
-  CHECK(winnow_plan_tokens(plan) == 1 && winnow_plan_requests(plan) == 1);
+  CHECK(winnow_plan_tokens(plan) == 1 && winnow_plan_request_count(plan) == 1);
   CHECK(winnow_plan_split(plan).decodes == 1 && winnow_plan_split(plan).prefills == 0);
   CHECK(winnow_plan_positions(plan).count == 1 && winnow_plan_positions(plan).data[0] == KEYS - 1);
   CHECK(winnow_plan_arrays(plan).count > 0);
   CHECK(winnow_plan_schedule(plan, 0).split_starts.count == 2);
-  CHECK(winnow_plan_get_options(plan).max_context == PAGE * PAGES);
-  CHECK(strcmp(winnow_plan_get_options(plan).model, "v32") == 0);
+  winnow_plan_options resolved = WINNOW_PLAN_OPTIONS_INIT;
+  OK(winnow_plan_get_options(plan, &resolved));
+  CHECK(resolved.struct_size == sizeof resolved && resolved.max_context == PAGE * PAGES);
+  CHECK(strcmp(resolved.model, "v32") == 0);
   CHECK(winnow_plan_mode(plan) != WINNOW_AUTO);
   CHECK(strlen(winnow_plan_kernel(plan, WINNOW_ATTEND)) > 0);
   CHECK(winnow_plan_kernel(plan, 99) == NULL);
@@ -206,6 +208,7 @@ static void errors(void) {
   INVALID(winnow_score_select(&(winnow_score_select_args)WINNOW_SCORE_SELECT_ARGS_INIT),
           "score_select: score: expected a pointer, found null");
   winnow_attend_args attend = WINNOW_ATTEND_ARGS_INIT;
+  CHECK(isnan(attend.scale)); /* must be given */
   attend.lists[1].cache.format = 9;
   INVALID(winnow_attend(&attend), "attend: lists[1].cache.format: expected 0 to 4, found 9");
   INVALID(winnow_model_of("v5", NULL), "v5");
@@ -215,7 +218,8 @@ static void errors(void) {
 
   winnow_locate_args a = WINNOW_LOCATE_ARGS_INIT;
   a.struct_size -= 1;
-  INVALID(winnow_locate(&a), "locate: struct_size");
+  INVALID(winnow_locate(&a),
+          "locate: struct_size: expected 656, which WINNOW_LOCATE_ARGS_INIT sets, found 655");
   a.struct_size += 1;
   a.ids.rank = 5;
   INVALID(winnow_locate(&a), "locate: ids.rank: expected 0 to 4, found 5");
@@ -259,7 +263,11 @@ static void plan_with_mha(void) {
   winnow_plan* plan = NULL;
   OK(winnow_plan_create(&options, &plan));
   if (!plan) return;
-  CHECK(winnow_plan_get_options(plan).mha);
+  winnow_plan_options resolved = WINNOW_PLAN_OPTIONS_INIT;
+  OK(winnow_plan_get_options(plan, &resolved));
+  CHECK(resolved.mha);
+  resolved.struct_size = 1;
+  INVALID(winnow_plan_get_options(plan, &resolved), "WINNOW_PLAN_OPTIONS_INIT");
   const int32_t starts[2] = {0, 1024}, lens[1] = {1024};
   winnow_batch batch = WINNOW_BATCH_INIT;
   batch.query_starts = (winnow_ints){starts, 2};

@@ -4,8 +4,9 @@
  * be refilled or destroyed while another call uses it.
  *
  * Argument structs begin with struct_size and start from their _INIT macro, which also sets the
- * defaults. Later versions append fields to them and keep accepting the sizes of earlier ones; the
- * structs without struct_size stay as they are. */
+ * defaults. Later versions append members to them and keep accepting the sizes that were published,
+ * from 0.1 on: members that a caller's struct does not have take their defaults. The structs
+ * without struct_size stay as they are. */
 #ifndef WINNOW_C_H
 #define WINNOW_C_H
 
@@ -151,8 +152,8 @@ typedef struct winnow_attend_args {
   int32_t part;            /* of the plan */
   winnow_tensor q, q_rope; /* [T, H, d_qk] bf16, or d_nope and d_rope of it */
   winnow_kv_list lists[2];
-  winnow_tensor requests; /* [T] int32, with block tables */
-  float scale;
+  winnow_tensor requests;       /* [T] int32, with block tables */
+  float scale;                  /* no default: <winnow/attend.h> says what models have */
   winnow_tensor sink;           /* [H] f32, optional */
   winnow_tensor out;            /* [T, H, d_v] bf16 */
   winnow_tensor lse, max_logit; /* [T, H] f32, optional */
@@ -163,7 +164,7 @@ typedef struct winnow_attend_args {
   winnow_target target;
 } winnow_attend_args;
 #define WINNOW_ATTEND_ARGS_INIT \
-  { .struct_size = sizeof(winnow_attend_args), .scale = 1.0f }
+  { .struct_size = sizeof(winnow_attend_args), .scale = WINNOW_NOT_GIVEN }
 winnow_status winnow_attend(const winnow_attend_args* args);
 winnow_status winnow_attend_workspace_bytes(const winnow_attend_args* args, size_t* out);
 
@@ -267,15 +268,15 @@ typedef struct winnow_pipeline_args {
   winnow_cache compressed;                       /* V4 */
   winnow_tensor compressed_table;                /* V4: [R, W2] int32 */
   winnow_indexer indexer;
-  winnow_tensor q; /* [T, H, d_qk] bf16 */
-  float scale;
+  winnow_tensor q;              /* [T, H, d_qk] bf16 */
+  float scale;                  /* no default, as in winnow_attend_args */
   winnow_tensor sink, out, lse; /* [H] f32, [T, H, d_v] bf16, [T, H] f32; only out must be given */
   void* workspace;
   size_t workspace_bytes; /* winnow_pipeline_workspace_bytes() */
   winnow_target target;   /* the stream, if not the plan's */
 } winnow_pipeline_args;
 #define WINNOW_PIPELINE_ARGS_INIT \
-  { .struct_size = sizeof(winnow_pipeline_args), .scale = 1.0f }
+  { .struct_size = sizeof(winnow_pipeline_args), .scale = WINNOW_NOT_GIVEN }
 winnow_status winnow_pipeline(const winnow_pipeline_args* args);
 winnow_status winnow_pipeline_workspace_bytes(const winnow_plan* plan, size_t* out);
 

@@ -83,10 +83,12 @@ winnow_status winnow_plan_create(const winnow_plan_options* options, winnow_plan
 winnow_status winnow_plan_refill(winnow_plan* plan, const winnow_batch* batch);
 void winnow_plan_destroy(winnow_plan* plan); /* null is fine */
 
+/* The plan's options with defaults resolved, as many of them as out->struct_size covers. */
+winnow_status winnow_plan_get_options(const winnow_plan* plan, winnow_plan_options* out);
+
 /* Accessors of a living plan, which must not be null. Addresses stay the same across refills. */
-winnow_plan_options winnow_plan_get_options(const winnow_plan* plan); /* defaults resolved */
 winnow_mode winnow_plan_mode(const winnow_plan* plan);
-int32_t winnow_plan_requests(const winnow_plan* plan);
+int32_t winnow_plan_request_count(const winnow_plan* plan);
 int32_t winnow_plan_tokens(const winnow_plan* plan);
 winnow_batch_split winnow_plan_split(const winnow_plan* plan);
 winnow_ints winnow_plan_query_lens(const winnow_plan* plan);

@@ -2,6 +2,7 @@
 #ifndef WINNOW_C_TYPES_H
 #define WINNOW_C_TYPES_H
 
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -63,10 +64,13 @@ enum { WINNOW_V32_FP8, WINNOW_V32_BF16, WINNOW_V4_FP8, WINNOW_V4_BF16, WINNOW_IN
 typedef struct winnow_cache { /* all zero: not given */
   void* data;
   winnow_format format;
-  int32_t page; /* tokens per page */
   int64_t pages;
+  int32_t page;        /* tokens per page */
   int64_t page_stride; /* bytes; 0 means winnow_page_bytes() */
 } winnow_cache;
+
+/* A number that has no right default and was not given. */
+#define WINNOW_NOT_GIVEN NAN
 
 typedef int32_t winnow_device_kind;
 enum { WINNOW_CPU, WINNOW_CUDA };

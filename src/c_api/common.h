@@ -3,7 +3,10 @@
 // enumerators) are checked here; everything else is the stage's own business.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstring>
+#include <iterator>
 #include <span>
 
 #include "core/check.h"
@@ -16,6 +19,47 @@ struct winnow_plan {
 };
 
 namespace winnow::internal::c_api {
+
+// An argument struct in the versions that were published, smallest first: the sizes it had, and
+// what its members are where a caller's struct is too old to have them. A new member goes to the
+// end, not into the padding that the last size may end with, and adds a size here.
+template <class T>
+struct Published;
+
+#define WINNOW_PUBLISHED(type, init, ...)                         \
+  template <>                                                     \
+  struct Published<type> {                                        \
+    static constexpr const char* kMacro = #init;                  \
+    static constexpr size_t kSizes[] = {__VA_ARGS__};             \
+    static_assert(kSizes[std::size(kSizes) - 1] == sizeof(type)); \
+    static type defaults() { return init; }                       \
+  }
+// Since 0.1:
+WINNOW_PUBLISHED(winnow_plan_options, WINNOW_PLAN_OPTIONS_INIT, 128);
+WINNOW_PUBLISHED(winnow_batch, WINNOW_BATCH_INIT, 48);
+WINNOW_PUBLISHED(winnow_v4_chunk_args, WINNOW_V4_CHUNK_ARGS_INIT, 64);
+WINNOW_PUBLISHED(winnow_compressed_slots_args, WINNOW_COMPRESSED_SLOTS_ARGS_INIT, 376);
+WINNOW_PUBLISHED(winnow_c128a_lists_args, WINNOW_C128A_LISTS_ARGS_INIT, 464);
+WINNOW_PUBLISHED(winnow_window_lists_args, WINNOW_WINDOW_LISTS_ARGS_INIT, 456);
+WINNOW_PUBLISHED(winnow_combined_lists_args, WINNOW_COMBINED_LISTS_ARGS_INIT, 624);
+WINNOW_PUBLISHED(winnow_write_args, WINNOW_WRITE_ARGS_INIT, 328);
+WINNOW_PUBLISHED(winnow_gather_args, WINNOW_GATHER_ARGS_INIT, 480);
+WINNOW_PUBLISHED(winnow_join_args, WINNOW_JOIN_ARGS_INIT, 272);
+WINNOW_PUBLISHED(winnow_quantize_args, WINNOW_QUANTIZE_ARGS_INIT, 272);
+WINNOW_PUBLISHED(winnow_score_args, WINNOW_SCORE_ARGS_INIT, 808);
+WINNOW_PUBLISHED(winnow_score_select_args, WINNOW_SCORE_SELECT_ARGS_INIT, 120);
+WINNOW_PUBLISHED(winnow_select_args, WINNOW_SELECT_ARGS_INIT, 368);
+WINNOW_PUBLISHED(winnow_locate_args, WINNOW_LOCATE_ARGS_INIT, 656);
+WINNOW_PUBLISHED(winnow_attend_args, WINNOW_ATTEND_ARGS_INIT, 1200);
+WINNOW_PUBLISHED(winnow_mha_args, WINNOW_MHA_ARGS_INIT, 1008);
+WINNOW_PUBLISHED(winnow_topk_mask_args, WINNOW_TOPK_MASK_ARGS_INIT, 272);
+WINNOW_PUBLISHED(winnow_merge_args, WINNOW_MERGE_ARGS_INIT, 432);
+WINNOW_PUBLISHED(winnow_dequantize_weight_args, WINNOW_DEQUANTIZE_WEIGHT_ARGS_INIT, 272);
+WINNOW_PUBLISHED(winnow_split_kv_b_args, WINNOW_SPLIT_KV_B_ARGS_INIT, 272);
+WINNOW_PUBLISHED(winnow_absorb_query_args, WINNOW_ABSORB_QUERY_ARGS_INIT, 272);
+WINNOW_PUBLISHED(winnow_project_output_args, WINNOW_PROJECT_OUTPUT_ARGS_INIT, 272);
+WINNOW_PUBLISHED(winnow_decompress_args, WINNOW_DECOMPRESS_ARGS_INIT, 432);
+WINNOW_PUBLISHED(winnow_pipeline_args, WINNOW_PIPELINE_ARGS_INIT, 1384);
 
 // Views of one call; names stage and argument when one is not a view at all.
 class In {
@@ -46,12 +90,24 @@ class In {
     check_.that(pointer != nullptr, argument, "a pointer", "null");
     return *pointer;
   }
+  // An argument struct of any published size; members behind its end take their defaults.
   template <class T>
-  const T& sized(const T* args, const char* name = "args") const {
-    given(args, name);
-    check_.that(args->struct_size == sizeof(T), "struct_size", cat(sizeof(T)),
-                cat(args->struct_size));
-    return *args;
+  T sized(const T* args, const char* name = "args") const {
+    T own = Published<T>::defaults();
+    std::memcpy(&own, args, size_of(args, name));
+    own.struct_size = sizeof(T);
+    return own;
+  }
+  // The size that the caller's struct says it has, which is a published one.
+  template <class T>
+  size_t size_of(const T* args, const char* name = "args") const {
+    size_t size = 0;
+    std::memcpy(&size, &given(args, name), sizeof(size));
+    const auto& sizes = Published<T>::kSizes;
+    check_.that(std::find(std::begin(sizes), std::end(sizes), size) != std::end(sizes),
+                "struct_size", cat(sizeof(T), ", which ", Published<T>::kMacro, " sets"),
+                cat(size));
+    return size;
   }
   static const Plan* plan(const winnow_plan* p) { return p ? &p->plan : nullptr; }
   static std::span<std::byte> bytes(void* data, size_t size) {

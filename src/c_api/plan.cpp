@@ -48,6 +48,32 @@ winnow::PlanOptions plan_options(const winnow_plan_options& o, const In& in) {
           .target = in(o.target)};
 }
 
+winnow_plan_options c_options(const winnow::PlanOptions& o) {
+  const winnow::Device& d = o.target.device;
+  winnow_plan_options r = WINNOW_PLAN_OPTIONS_INIT;
+  r.model = winnow::model_of(o.model.name).name.data();  // a literal, so it ends in a zero
+  r.format = static_cast<winnow_format>(o.format);
+  r.heads = o.heads;
+  r.topk = o.topk;
+  r.extra_topk = o.extra_topk;
+  r.ratio = o.ratio;
+  r.index_heads = o.index_heads;
+  r.page = o.page;
+  r.pages = o.pages;
+  r.max_requests = o.max_requests;
+  r.max_tokens = o.max_tokens;
+  r.max_context = o.max_context;
+  r.decode_threshold = o.decode_threshold;
+  r.uniform_decode = o.uniform_decode;
+  r.mode = static_cast<winnow_mode>(o.mode);
+  r.workspace_rows = o.workspace_rows;
+  r.split = static_cast<winnow_split_policy>(o.split);
+  r.split_size = o.split_size;
+  r.mha = o.mha;
+  r.target = {{static_cast<winnow_device_kind>(d.kind), d.index, d.stream}, o.target.kernel};
+  return r;
+}
+
 winnow_ints ints(std::span<const int32_t> s) { return {s.data(), static_cast<int64_t>(s.size())}; }
 
 winnow_batch_split c_split(const winnow::BatchSplit& s) {
@@ -85,28 +111,18 @@ winnow_status winnow_plan_refill(winnow_plan* plan, const winnow_batch* batch) {
 
 void winnow_plan_destroy(winnow_plan* plan) { delete plan; }
 
-winnow_plan_options winnow_plan_get_options(const winnow_plan* plan) {
-  const winnow::PlanOptions& o = plan->plan.options();
-  const winnow::Device& d = o.target.device;
-  winnow_plan_options r = WINNOW_PLAN_OPTIONS_INIT;
-  r.model = winnow::model_of(o.model.name).name.data();  // a literal, so it ends in a zero
-  r.format = static_cast<winnow_format>(o.format);
-  r.heads = o.heads, r.topk = o.topk, r.extra_topk = o.extra_topk;
-  r.ratio = o.ratio, r.index_heads = o.index_heads;
-  r.page = o.page, r.pages = o.pages;
-  r.max_requests = o.max_requests, r.max_tokens = o.max_tokens, r.max_context = o.max_context;
-  r.decode_threshold = o.decode_threshold, r.uniform_decode = o.uniform_decode;
-  r.mode = static_cast<winnow_mode>(o.mode), r.workspace_rows = o.workspace_rows;
-  r.split = static_cast<winnow_split_policy>(o.split), r.split_size = o.split_size;
-  r.mha = o.mha;
-  r.target = {{static_cast<winnow_device_kind>(d.kind), d.index, d.stream}, o.target.kernel};
-  return r;
+winnow_status winnow_plan_get_options(const winnow_plan* plan, winnow_plan_options* out) {
+  return guarded("plan", [&](const In& in) {
+    const size_t size = in.size_of(out, "out");
+    winnow_plan_options options = c_options(in.given(plan, "plan").plan.options());
+    options.struct_size = size;
+    std::memcpy(out, &options, size);
+  });
 }
-
 winnow_mode winnow_plan_mode(const winnow_plan* plan) {
   return static_cast<winnow_mode>(plan->plan.mode());
 }
-int32_t winnow_plan_requests(const winnow_plan* plan) { return plan->plan.request_count(); }
+int32_t winnow_plan_request_count(const winnow_plan* plan) { return plan->plan.request_count(); }
 int32_t winnow_plan_tokens(const winnow_plan* plan) { return plan->plan.tokens(); }
 winnow_batch_split winnow_plan_split(const winnow_plan* plan) {
   return c_split(plan->plan.split());
