@@ -31,8 +31,10 @@ struct Layer {
       std::vector<std::byte>(kPages * page_bytes(CacheFormat::kV32Fp8, kPage));
   std::vector<std::byte> key_bytes =
       std::vector<std::byte>(kPages * page_bytes(CacheFormat::kIndexKeys, kPage));
-  Cache cache{records.data(), CacheFormat::kV32Fp8, kPages, kPage};
-  Cache keys{key_bytes.data(), CacheFormat::kIndexKeys, kPages, kPage};
+  Cache cache{
+      .data = records.data(), .format = CacheFormat::kV32Fp8, .pages = kPages, .page = kPage};
+  Cache keys{
+      .data = key_bytes.data(), .format = CacheFormat::kIndexKeys, .pages = kPages, .page = kPage};
 
   // Stores tokens [first, last) of a request, as its prefill (or one decode step) would.
   void store(const std::vector<int32_t>& table, int request, int64_t first, int64_t last) {
@@ -113,7 +115,7 @@ int main() try {
     const std::vector<bf16> q = random_bf16(T * kHeads * kV32.d_qk);
     AttendArgs attention{.plan = &plan,
                          .q = tensor(q.data(), {T, kHeads, kV32.d_qk}),
-                         .scale = 1 / std::sqrt(192.0f),
+                         .scale = 0.1352f,  // 192^-1/2 * (0.1 ln 40 + 1)^2
                          .out = tensor(out.data(), {T, kHeads, kV32.d_v}),
                          .lse = tensor(lse.data(), {T, kHeads}),
                          .workspace = workspace};

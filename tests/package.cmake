@@ -33,12 +33,22 @@ foreach(header ${headers})
   endforeach()
 endforeach()
 
+# A plugin that holds winnow, loaded and unloaded by a program that knows nothing of it.
+add_library(test_plugin MODULE plugin/plugin.cpp)
+set_target_properties(test_plugin PROPERTIES CXX_VISIBILITY_PRESET hidden)
+target_link_options(test_plugin PRIVATE -Wl,--exclude-libs,ALL)
+target_link_libraries(test_plugin PRIVATE winnow winnow_warnings)
+add_executable(plugin_host plugin/host.cpp)
+target_link_libraries(plugin_host PRIVATE ${CMAKE_DL_LIBS} winnow_warnings)
+add_test(NAME plugin_unloads COMMAND plugin_host $<TARGET_FILE:test_plugin>)
+set_tests_properties(plugin_unloads PROPERTIES ENVIRONMENT WINNOW_THREADS=4)
+
 # A project that finds the installed package, builds and runs against it.
 add_test(NAME consumer
          COMMAND ${CMAKE_COMMAND} -Dbuild=${PROJECT_BINARY_DIR}
                  -Dsource=${CMAKE_CURRENT_SOURCE_DIR}/consumer -Dgenerator=${CMAKE_GENERATOR}
                  -Dsanitize=${WINNOW_SANITIZE} -Dversion=${PROJECT_VERSION}
-                 "-Dprefix_path=${CMAKE_PREFIX_PATH}"
+                 "-Dprefix_path=${CMAKE_PREFIX_PATH}" -Dcc=${CMAKE_C_COMPILER} -Dcxx=${CMAKE_CXX_COMPILER}
                  -P ${CMAKE_CURRENT_SOURCE_DIR}/consumer/try.cmake)
 set_tests_properties(consumer PROPERTIES TIMEOUT 300)
 
@@ -85,8 +95,9 @@ if(TARGET winnow-cli AND NOT WINNOW_CUDA)
 endif()
 
 if(WINNOW_EXAMPLES)
-  add_test(NAME example_cpp COMMAND example_cpp)
-  add_test(NAME example_c COMMAND example_c)
+  foreach(name decode v4 prefill c)
+    add_test(NAME example_${name} COMMAND example_${name})
+  endforeach()
 endif()
 
 add_test(NAME files_under_500_lines

@@ -20,6 +20,7 @@ missing() {
     echo "g++ (a C++20 compiler)"
     return
   fi
+  command -v pkg-config >/dev/null || echo "pkg-config (pkg-config)"
   if [ "${1:-}" = python ] || [ "${1:-}" = tools ]; then
     local python=${PYTHON:-python3} header
     "$python" -c 'import ensurepip, venv' 2>/dev/null || echo "python3-venv (python3 -m venv)"

@@ -21,3 +21,32 @@ step(${CMAKE_COMMAND} -S ${source} -B ${work}/build -G ${generator} "-DCMAKE_PRE
 step(${CMAKE_COMMAND} --build ${work}/build)
 step(${work}/build/use_cpp)
 step(${work}/build/use_c)
+
+# A project in C alone.
+step(${CMAKE_COMMAND} -S ${source}/c_only -B ${work}/c_only -G ${generator} "-DCMAKE_PREFIX_PATH=${prefix_path}"
+     -DWINNOW_WANTED=${version} -DCMAKE_C_FLAGS=${flags})
+step(${CMAKE_COMMAND} --build ${work}/c_only)
+step(${work}/c_only/use_c)
+
+# No CMake at all: compilers and pkg-config, with and without --static.
+find_program(PKG_CONFIG NAMES pkg-config pkgconf)
+if(NOT PKG_CONFIG)
+  message(STATUS "there is no pkg-config here: winnow.pc was not tried")
+  return()
+endif()
+file(GLOB_RECURSE pc ${work}/prefix/winnow.pc)
+get_filename_component(pc_folder ${pc} DIRECTORY)
+set(ENV{PKG_CONFIG_PATH} ${pc_folder})
+foreach(static "" --static)
+  execute_process(COMMAND ${PKG_CONFIG} ${static} --cflags --libs winnow OUTPUT_VARIABLE options
+                  OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  separate_arguments(options UNIX_COMMAND "${options}")
+  foreach(place ${prefix_path})
+    list(APPEND options -L${place}/lib)
+  endforeach()
+  list(APPEND options -Wl,-rpath,${pc_folder}/..)
+  step(${cc} -std=c11 ${flags} ${source}/use.c ${options} -o ${work}/pc_c)
+  step(${work}/pc_c)
+  step(${cxx} -std=c++20 ${flags} ${source}/use.cpp ${options} -o ${work}/pc_cpp)
+  step(${work}/pc_cpp)
+endforeach()
