@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "table.h"
@@ -95,7 +96,16 @@ std::vector<std::string> header_lines(const json& h) {
   return lines;
 }
 
-std::vector<std::string> row_of(const json& r) {
+// Whether something else ran beside this row. A CPU's time is then too long, or, where it was the
+// roof's turn, beyond the roof.
+bool under_load(const json& header, const json& r) {
+  const bool beyond = r.at("roof_share").is_number() && r["roof_share"].get<double>() > 1;
+  if (beyond || r.at("device") != "cpu") return beyond;
+  const double load = std::atof(header.at("load").get<std::string>().c_str());  // of one minute
+  return load > 0.25 * header.at("cores").get<int>();
+}
+
+std::vector<std::string> row_of(const json& header, const json& r) {
   const auto text = [&](const char* key) {
     return r.at(key).is_string() ? r[key].get<std::string>() : "";
   };
@@ -110,11 +120,32 @@ std::vector<std::string> row_of(const json& r) {
               : "",
           text("peer"),
           cell(r.at("peer_us"), "{:.1f}"),
-          cell(r.at("ratio"), "{:.2f}×")};
+          cell(r.at("ratio"), "{:.2f}×"),
+          under_load(header, r) ? "under load" : ""};
 }
 
-const std::vector<std::string> kColumns = {"stage", "case",  "kernel", ">µs",      ">TFLOP/s",
-                                           ">GB/s", ">roof", "peer",   ">peer µs", ">ratio"};
+const std::vector<std::string> kColumns = {"stage",      "case",           "kernel", ">µs",
+                                           ">TFLOP/s",   ">GB/s",          ">roof",  "stored peer",
+                                           ">stored µs", ">stored / here", "note"};
+
+// What the columns leave open, a line each.
+std::vector<std::string> notes_of(const json& header, const json& results) {
+  bool peers = false, load = false;
+  for (const json& r : results) {
+    peers |= r.at("peer").is_string();
+    load |= under_load(header, r);
+  }
+  std::vector<std::string> notes;
+  if (peers)
+    notes.push_back(
+        "stored: a peer's time from bench/peers, measured earlier on a machine of this kind, not "
+        "in this run; stored / here divides it by this run's time");
+  if (load)
+    notes.push_back(
+        "under load: the roof share is above 100 %, or the load average before the run above a "
+        "quarter of the cores; measure such rows again on an idle machine");
+  return notes;
+}
 
 }  // namespace
 
@@ -124,17 +155,20 @@ std::string header_text(const Machine& machine, const Roofs& roofs) {
   return out;
 }
 
-std::string table_text(const std::vector<Result>& results) {
+std::string table_text(const Machine& machine, const std::vector<Result>& results) {
+  const json header = header_of(machine, {});
   std::vector<std::string> columns = kColumns;
   columns.insert(columns.begin() + 4, {">median", ">spread"});
   tools::Table table(columns);
   for (const Result& r : results) {
-    std::vector<std::string> row = row_of(object_of(r));
+    std::vector<std::string> row = row_of(header, object_of(r));
     row.insert(row.begin() + 4,
                {fmt::format("{:.1f}", r.median), fmt::format("{:.0f} %", 100 * r.spread)});
     table.add(std::move(row));
   }
-  return table.text();
+  std::string out = table.text();
+  for (const std::string& note : notes_of(header, array_of(results))) out += "\n" + note + "\n";
+  return out;
 }
 
 std::string json_text(const std::vector<Result>& results) {
@@ -152,8 +186,11 @@ std::string markdown_of(const std::string& stored, const std::string& file_name)
     std::string out;
     for (const std::string& line : header_lines(file.at("header"))) out += "* " + line + "\n";
     tools::Table table(kColumns);
-    for (const json& r : file.at("results")) table.add(row_of(r));
-    return out + "\n" + table.markdown();
+    for (const json& r : file.at("results")) table.add(row_of(file.at("header"), r));
+    out += "\n" + table.markdown();
+    for (const std::string& note : notes_of(file.at("header"), file.at("results")))
+      out += "\n" + note + "\n";
+    return out;
   } catch (const json::exception& e) {
     throw Error(ErrorCode::kInvalidArgument,
                 "bench: " + file_name + ": not a stored result: " + e.what());

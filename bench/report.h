@@ -11,7 +11,7 @@ namespace winnow::bench {
 
 // The header's lines: machine, commit, roofs.
 std::string header_text(const Machine& machine, const Roofs& roofs);
-std::string table_text(const std::vector<Result>& results);
+std::string table_text(const Machine& machine, const std::vector<Result>& results);
 
 // An array of objects with the fields stage, case, kernel, device, model, heads, topk, extra,
 // batch, s_q, context, us, tflops, gbps, roof_share, peer, peer_us, ratio; null where not

@@ -70,7 +70,8 @@ void run_bench(BenchOptions o) {
   if (results.empty())
     throw Error(ErrorCode::kUnsupported,
                 "bench: no case of set '" + o.options.set + "' matches what was asked for");
-  fmt::print("{}\n{}", bench::header_text(machine, runner.roofs()), bench::table_text(results));
+  fmt::print("{}\n{}", bench::header_text(machine, runner.roofs()),
+             bench::table_text(machine, results));
   if (!o.json.empty()) write_file(o.json, bench::json_text(results));
   if (!o.save.empty()) {
     const std::string stored = bench::stored_text(machine, runner.roofs(), results);

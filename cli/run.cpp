@@ -27,6 +27,9 @@ struct RunOptions {
 
 struct Counts {
   int64_t tokens = 0, decode = 0, arrived = 0, finished = 0, checked = 0;
+  // Sums over tokens: keys (V4: states) that the indexer scored, those of them that it picked, and
+  // all that were attended to (V4: the window, too).
+  int64_t scored = 0, picked = 0, attended = 0;
   double seconds = 0;  // wall clock, inputs and checks included
 };
 
@@ -42,6 +45,30 @@ LayerOptions layer_options(const RunOptions& o) {
   return l;
 }
 
+void count_keys(const Layer& layer, const LayerOptions& o, Counts& n) {
+  const Plan& plan = layer.plan();
+  for (size_t t = 0; t < plan.key_ends().size(); ++t) {
+    const int32_t scored = plan.key_ends()[t], picked = std::min(scored, o.topk);
+    n.scored += scored;
+    n.picked += picked;
+    n.attended += picked + std::min(plan.positions()[t] + 1, o.model.window);
+  }
+}
+
+// Keys per token of a stage; "" where it has none.
+std::string keys_of(Timed stage, const Counts& n) {
+  const auto mean = [&](int64_t keys) {
+    return fmt::format("{:.0f}", static_cast<double>(keys) / static_cast<double>(n.tokens));
+  };
+  switch (stage) {
+    case kScoreTime: return mean(n.scored);
+    case kSelectTime:
+    case kLocateTime: return mean(n.picked);
+    case kAttendTime: return mean(n.attended);
+    default: return "";
+  }
+}
+
 std::string deviation_of(Timed stage, const StageCheck& c) {
   if (stage == kPlanTime) return "-";
   if (c.compared == 0) return "not checked";
@@ -54,24 +81,32 @@ std::string deviation_of(Timed stage, const StageCheck& c) {
 void print_table(const Layer& layer, const Counts& n, int64_t steps) {
   double all = 0;
   for (const StageTotal& t : layer.totals()) all += t.seconds;
-  tools::Table table({"stage", "kernel", ">ms/step", ">share", ">tokens/s", ">GFLOP/s", ">GB/s",
-                      "deviation from the reference"});
+  tools::Table table({"stage", "kernel", ">ms/step", ">share", ">keys/token", ">tokens/s",
+                      ">GFLOP/s", ">GB/s", "deviation from the reference"});
   for (int s = 0; s < kTimed; ++s) {
     const StageTotal& t = layer.totals()[s];
     table.add({kTimedNames[s], layer.plan().kernel(kPlanned[s]),
                fmt::format("{:.3f}", 1e3 * t.seconds / static_cast<double>(steps)),
-               fmt::format("{:.0f} %", 100 * t.seconds / all),
+               fmt::format("{:.0f} %", 100 * t.seconds / all), keys_of(static_cast<Timed>(s), n),
                fmt::format("{:.0f}", static_cast<double>(n.tokens) / t.seconds),
                t.flops > 0 ? fmt::format("{:.1f}", 1e-9 * t.flops / t.seconds) : "",
                t.bytes > 0 ? fmt::format("{:.2f}", 1e-9 * t.bytes / t.seconds) : "",
                deviation_of(static_cast<Timed>(s), layer.checks()[s])});
   }
-  table.add({"all", "", fmt::format("{:.3f}", 1e3 * all / static_cast<double>(steps)), "100 %",
+  table.add({"all", "", fmt::format("{:.3f}", 1e3 * all / static_cast<double>(steps)), "100 %", "",
              fmt::format("{:.0f}", static_cast<double>(n.tokens) / all)});
   fmt::print(
       "{} tokens in {} steps ({} decoded, {} prefilled); {} requests arrived, {} finished\n\n",
       n.tokens, steps, n.decode, n.tokens - n.decode, n.arrived, n.finished);
   fmt::print("{}", table.text());
+  const auto each = static_cast<double>(n.tokens);
+  fmt::print(
+      "\nkeys/token: scored by the indexer, kept by select, attended to. Of the {:.0f} {} that a "
+      "token sees, {:.0f} ({:.0f} %) are kept.\nof its bound: the largest error as a share of what "
+      "rounding may cost at that place; above 1 is a failure.\n",
+      static_cast<double>(n.scored) / each, layer.plan().options().ratio > 1 ? "states" : "keys",
+      static_cast<double>(n.picked) / each,
+      100 * static_cast<double>(n.picked) / static_cast<double>(std::max<int64_t>(n.scored, 1)));
 }
 
 void print_json(const RunOptions& o, const Layer& layer, const Counts& n, bool ok) {
@@ -96,6 +131,9 @@ void print_json(const RunOptions& o, const Layer& layer, const Counts& n, bool o
                           {"context", o.limits.context},
                           {"steps", o.steps},
                           {"tokens", n.tokens},
+                          {"keys_scored", n.scored},
+                          {"keys_kept", n.picked},
+                          {"keys_attended", n.attended},
                           {"decoded", n.decode},
                           {"arrived", n.arrived},
                           {"finished", n.finished},
@@ -119,6 +157,7 @@ int run_loop(const RunOptions& o) {
       layer.run(step);
       if (o.check || s + 1 == o.steps) layer.check(step), ++n.checked;
       requests.done();
+      count_keys(layer, options, n);
       n.tokens += step.tokens(), n.decode += layer.plan().split().decode_tokens;
       n.arrived += static_cast<int64_t>(step.arrived.size()), n.finished += step.finished;
       const std::string at = fmt::format("step {}/{}  {} decodes, {} prefills, {} tokens", s + 1,
@@ -186,7 +225,9 @@ void add_run(CLI::App& app, Outcome& outcome) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
   cmd->add_option("--kernel", o->kernel, "Kernel of every stage that has it (the fastest)");
-  cmd->add_option("--seed", o->seed, "Of the random inputs")->capture_default_str();
+  cmd->add_option("--seed", o->seed, "Of the random inputs")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   cmd->add_flag("--check", o->check, "Compare every step with the reference (else the last)");
   cmd->add_flag("--json", o->json, "Print JSON");
   cmd->callback([o, &outcome] { outcome.code = run_loop(*o); });

@@ -25,7 +25,9 @@ void add_common(CLI::App& cmd, VerbOptions& o) {
   cmd.add_option("--page", o.sizes.page, "Tokens per page")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  cmd.add_option("--seed", o.sizes.seed, "Of the random inputs")->capture_default_str();
+  cmd.add_option("--seed", o.sizes.seed, "Of the random inputs")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   cmd.add_option("--kernel", o.kernel, "Kernel to run (the fastest that fits)");
   cmd.add_option("--repeat", o.repeat, "Runs; the best is printed")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))

@@ -71,11 +71,11 @@ int run_verify(const std::vector<std::string>& paths, bool json) {
       unreadable = true;
     }
   }
-  if (json)
-    fmt::print(
-        "{}\n",
-        nlohmann::ordered_json{{"passed", passed}, {"failed", failed}, {"checks", list}}.dump(1));
-  else {
+  if (json) {
+    const nlohmann::ordered_json all{{"passed", passed}, {"failed", failed}, {"checks", list}};
+    // A file's name may be any bytes; JSON is UTF-8.
+    fmt::print("{}\n", all.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  } else {
     print_skipped();
     fmt::print("{} passed, {} failed\n", passed, failed);
   }

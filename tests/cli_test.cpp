@@ -93,6 +93,8 @@ TEST_F(Cli, BadUsageIsNamed) {
   expect("plan --query-lens 4 --seq-lens 2", {"plan", "seq_lens"});
   expect("plan --model v4 --mha", {"plan", "mha"});
   expect("verify", {"path"});
+  expect("run --steps 1 --seed -1", {"--seed", "-1"});
+  expect("attend --seed -1", {"--seed", "-1"});
   expect("bench locate --after code", {"after", "CUDA"});
   expect("bench --runs 0", {"--runs", "not in range"});
   expect("locate --repeat 0", {"--repeat", "not in range"});
@@ -135,6 +137,33 @@ TEST_F(Cli, VerifyFailsOnAWrongResult) {
   EXPECT_EQ(o.code, 1) << o.out;
   expect_in(o.out, {"FAIL  bent", "[0, 24, 57]", "1 of 196608 outside"});
   EXPECT_EQ(o.out.find(", 0 failed"), std::string::npos);
+}
+
+// A stored length counts for all query tokens of its request.
+TEST_F(Cli, VerifyTakesLengthsOfSeveralQueryTokens) {
+  auto golden = tools::Safetensors::read(kGolden + "/decode_v32_h64_mtp_sink.safetensors");
+  std::vector<std::pair<std::string, Tensor>> tensors(golden.tensors().begin(),
+                                                      golden.tensors().end());
+  const Tensor& indices = golden.at("indices_physical");
+  ASSERT_GT(indices.shape[1], 1);
+  std::vector<int32_t> lengths(indices.shape[0], static_cast<int32_t>(indices.shape[2]));
+  tensors.push_back({"topk_length", tensor(lengths.data(), {indices.shape[0]})});
+  tools::write_safetensors(path("whole.safetensors"), tensors, golden.metadata());
+  const Output whole = run("verify '" + path("whole.safetensors") + "'");
+  EXPECT_EQ(whole.code, 0) << whole.out << whole.err;
+  lengths[0] = 1;
+  tools::write_safetensors(path("short.safetensors"), tensors, golden.metadata());
+  EXPECT_EQ(run("verify '" + path("short.safetensors") + "'").code, 1);
+}
+
+TEST_F(Cli, VerifyJsonOfAnyFileName) {
+  const std::string file = path("na\xffme.safetensors");
+  std::filesystem::copy_file(kGolden + "/prefill_v32_h64.safetensors", file);
+  const Output o = run("verify --json '" + file + "'");
+  EXPECT_EQ(o.code, 0) << o.err;
+  const json j = json::parse(o.out);
+  EXPECT_EQ(j.at("failed"), 0);
+  EXPECT_EQ(j.at("checks")[0].at("file"), "na\xef\xbf\xbdme");  // U+FFFD for what is no UTF-8
 }
 
 TEST_F(Cli, VerifyUnreadableInput) {
@@ -184,9 +213,19 @@ TEST_F(Cli, RunChecksItself) {
   }
   const Output o = run("run --kernel reference --heads 1" + small);
   EXPECT_EQ(o.code, 0);
-  expect_in(o.out,
-            {"attend  reference", "largest deviation from the reference", "3 steps checked"});
+  expect_in(o.out, {"attend  reference", "largest deviation from the reference", "3 steps checked",
+                    "keys/token: ", "of its bound: "});
   expect_in(o.err, {"step 3/3"});
+}
+
+// By default contexts are longer than what is kept of them: something is selected.
+TEST_F(Cli, RunSelects) {
+  for (const char* model : {"v32", "v4"}) {
+    const json j =
+        run_json("run --json --steps 1 --heads 1 --index-heads 1 --model " + std::string(model));
+    EXPECT_GT(j.at("keys_scored").get<int64_t>(), 2 * j.at("keys_kept").get<int64_t>()) << j;
+    EXPECT_GE(j.at("keys_attended"), j.at("keys_kept")) << j;
+  }
 }
 
 TEST_F(Cli, VerbsAgreeWithTheReference) {
@@ -230,7 +269,7 @@ TEST_F(Cli, BenchWritesItsFields) {
   const Output o = run("bench locate --quick --cache warm --filter '16 tokens' --json '" +
                        path("bench.json") + "' --save '" + path("saved.json") + "' --commit abc");
   EXPECT_EQ(o.code, 0) << o.err;
-  expect_in(o.out, {"roofs: ", "16 tokens topk 2048 warm", "simd"});
+  expect_in(o.out, {"roofs: ", "16 tokens topk 2048 warm", "simd", "stored / here"});
   const auto results = nlohmann::ordered_json::parse(text_of(path("bench.json")));
   ASSERT_FALSE(results.empty());
   const std::vector<std::string> fields = {"stage",      "case", "kernel",  "device", "model",

@@ -34,7 +34,8 @@ constexpr int kPoison = 0xcd;
 struct List {
   std::string prefix;  // "" or "extra_"
   Cache cache;         // the file's pages
-  Tensor k, cache_bytes, table, logical, physical, lengths;
+  Tensor k, cache_bytes, table, logical, physical;
+  Tensor lengths;  // [requests]: of all query tokens of a request
 };
 
 struct Golden {
@@ -98,11 +99,8 @@ struct Golden {
                .pages = l.cache_bytes.shape[0],
                .page = static_cast<int32_t>(page),
                .page_stride = l.cache_bytes.shape[1]};
-    // A stored length holds for all query tokens of its request.
-    if (data.has(prefix + "topk_length")) {
+    if (data.has(prefix + "topk_length"))
       l.lengths = typed(prefix + "topk_length", DType::kI32, {requests});
-      require(s_q == 1, prefix + "topk_length", "one query token per request");
-    }
     return l;
   }
   // [requests, s_q, heads]; decode files store [requests, heads, s_q].
@@ -242,6 +240,14 @@ class Checks {
     return requests;
   }
 
+  // A list's lengths by token, or nothing; `memory` keeps them.
+  Tensor lengths_of(const List& l, Buffer<int32_t>& memory) const {
+    if (!l.lengths) return {};
+    const auto* by_request = static_cast<const int32_t*>(l.lengths.data);
+    for (int64_t t = 0; t < golden_.tokens(); ++t) memory[t] = by_request[t / golden_.s_q];
+    return tensor(memory.data(), {golden_.tokens()});
+  }
+
   // locate: logical ids through the block table.
   void locate_slots(Verdict& v) const {
     const Buffer<int32_t> requests = request_of_token();
@@ -295,6 +301,7 @@ class Checks {
     const Buffer<bf16> out(tokens * g.heads * g.model->d_v);
     const Buffer<float> lse(tokens * g.heads), max_logit(tokens * g.heads);
     const Buffer<int32_t> requests = request_of_token();
+    Buffer<int32_t> lengths[2] = {Buffer<int32_t>(tokens), Buffer<int32_t>(tokens)};
     const Tensor& q = g.data.at("q");
     AttendArgs a{.q = tensor(static_cast<bf16*>(q.data), {tokens, g.heads, g.model->d_qk}),
                  .scale = g.scale,
@@ -306,7 +313,7 @@ class Checks {
     if (g.decode) {
       for (size_t i = 0; i < g.lists.size(); ++i) {
         const List& l = g.lists[i];
-        a.lists[i] = {l.cache, logical ? l.logical : l.physical, l.lengths,
+        a.lists[i] = {l.cache, logical ? l.logical : l.physical, lengths_of(l, lengths[i]),
                       logical ? l.table : Tensor{}};
       }
       if (logical) a.requests = tensor(requests.data(), {tokens});
