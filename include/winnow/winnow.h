@@ -2,16 +2,20 @@
 // flow.
 #pragma once
 
-#include "winnow/absorb.h"    // projections into and out of the latent space
-#include "winnow/attend.h"    // queries x selected records -> output
-#include "winnow/error.h"     // Error, the one exception
-#include "winnow/lists.h"     // V4's index lists
-#include "winnow/locate.h"    // ids -> slots
+// clang-format off
+#include "winnow/tensor.h"    // views: Tensor, Cache, Device
 #include "winnow/model.h"     // V3.2 and V4 as data; cache shapes
-#include "winnow/pipeline.h"  // all of it in one call
+#include "winnow/error.h"     // Error, the one exception
+#include "winnow/support.h"   // what runs here
+
+#include "winnow/write.h"     // latent KV -> paged cache, and back
 #include "winnow/plan.h"      // batch -> split, chunks, schedule, workspace, kernels
 #include "winnow/score.h"     // indexer queries x keys -> logits
 #include "winnow/select.h"    // logits -> top-k ids
-#include "winnow/support.h"   // what runs here
-#include "winnow/tensor.h"    // views: Tensor, Cache, Device
-#include "winnow/write.h"     // latent KV -> paged cache, and back
+#include "winnow/locate.h"    // ids -> slots
+#include "winnow/attend.h"    // queries x selected records -> output
+
+#include "winnow/lists.h"     // V4's index lists
+#include "winnow/absorb.h"    // projections into and out of the latent space
+#include "winnow/pipeline.h"  // all of it in one call
+// clang-format on
