@@ -99,6 +99,7 @@ struct Chooser {
     std::vector<const K*> rows;
     Usable& usable = choice.usable[s];
     usable = usable_rows(name, table, bound);
+    rows.reserve(usable.rows.size());
     for (const detail::KernelEntry* row : usable.rows) rows.push_back(static_cast<const K*>(row));
     return rows;
   }
