@@ -36,7 +36,7 @@ def test_hostile_calls(tmp_path):
         [sys.executable, "-X", "faulthandler", SCRIPT, *map(str, options)],
         capture_output=True,
         text=True,
-        # One malloc arena: the limit is on address space, of which each thread's arena reserves 64 MB.
+        # One malloc arena: the limit is on address space, and each thread's arena reserves 64 MB.
         env=os.environ
         | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "MALLOC_ARENA_MAX": "1"},
         timeout=seconds + 300,
