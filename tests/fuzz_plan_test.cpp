@@ -191,7 +191,7 @@ void expect_lists(int64_t tokens, int64_t width, F&& call) {
 TEST(Fuzz, Lists) {
   fuzz(10, [](Rng& rng) {
     const int64_t T = draw(rng, 0, 8), R = draw(rng, 0, 4), W = draw(rng, 0, 6);
-    const int64_t pages = draw(rng, 0, 20), K = draw(rng, 0, 40);
+    const int64_t pages = draw(rng, 1, 20), K = draw(rng, 0, 40);
     const int32_t page = page_size(rng), ratio = static_cast<int32_t>(draw(rng, 1, 9));
     const int32_t window = static_cast<int32_t>(draw(rng, 1, 70));
     auto positions = indices(rng, T, 600), requests = indices(rng, T, R);

@@ -28,7 +28,7 @@ TEST(Fuzz, Locate) {
     const int64_t T = draw(rng, 0, 9), K = draw(rng, 0, 200), R = draw(rng, 0, 4);
     const int64_t W = draw(rng, 0, 12), P = draw(rng, 0, 3);
     const int32_t page = page_size(rng), world = static_cast<int32_t>(draw(rng, 1, 4));
-    const int64_t pages = draw(rng, 0, 40);
+    const int64_t pages = draw(rng, 1, 40);
     auto ids = indices(rng, T * K, W * page), requests = indices(rng, T, R);
     auto table = indices(rng, R * W, pages), prefills = indices(rng, T, P, 50);
     auto starts = indices(rng, P, 500);
