@@ -74,7 +74,8 @@ std::vector<double> time_on_cpu(const std::function<void()>& run, const Method& 
     best = best > 0 ? std::min(best, us.back()) : us.back();
     if (!method.between || seconds_since(slice) < kSlice) continue;
     method.between(best);
-    best = 0, slice = Clock::now();
+    best = 0;
+    slice = Clock::now();
   }
   return us;
 }
@@ -202,7 +203,8 @@ const std::vector<Result>& Runner::finish() {
     unit = std::max(unit, r.roof);
     std::sort(row.us.begin(), row.us.end());
     std::sort(row.shares.begin(), row.shares.end());
-    r.best = row.us.front(), r.median = percentile(row.us, 0.5);
+    r.best = row.us.front();
+    r.median = percentile(row.us, 0.5);
     r.spread = (percentile(row.us, 0.9) - percentile(row.us, 0.1)) / r.median;
     r.us = backend_->use_median ? r.median : r.best;
     r.runs = static_cast<int64_t>(row.us.size());
@@ -243,7 +245,8 @@ void Runner::measure(const Case& c, const std::function<void()>& run) {
       method.between = [&](double slice_us) {
         const double now = backend_->roof(c.kernel), roof = std::max(last, now);
         if (slice_us > 0 && roof > 0) shares.push_back(c.flops / roof / (1e-6 * slice_us));
-        last = now, best = std::max(best, now);
+        last = now;
+        best = std::max(best, now);
       };
     try {
       us = backend_->time(run, method);

@@ -53,7 +53,8 @@ Machine describe_machine() {
   m.cpu = cpu_name();
   m.cores = static_cast<int>(std::thread::hardware_concurrency());
   m.threads = threads();
-  m.gpu = gpu_model(), m.driver = gpu_driver();
+  m.gpu = gpu_model();
+  m.driver = gpu_driver();
   m.commit = WINNOW_COMMIT;
   const std::time_t now = std::time(nullptr);
   char text[64];

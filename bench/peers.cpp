@@ -62,8 +62,10 @@ void find_peer(Result& result) {
   const auto [found, fresh] = known.try_emplace(result.device);
   if (fresh) found->second = figures_of(result.device);
   for (const Figure& f : found->second)
-    if (matches(f.fields, result) && (result.peer.empty() || f.us < result.peer_us))
-      result.peer = f.peer, result.peer_us = f.us;
+    if (matches(f.fields, result) && (result.peer.empty() || f.us < result.peer_us)) {
+      result.peer = f.peer;
+      result.peer_us = f.us;
+    }
 }
 
 }  // namespace winnow::bench

@@ -20,7 +20,8 @@ void renew(std::span<int32_t> row, int64_t context, int32_t overlap, tools::Rand
     if (static_cast<int32_t>(random.draw(0, 99)) < overlap) continue;
     int64_t next = random.draw(0, context - 1);
     while (taken[next]) next = (next + 1) % context;
-    taken[next] = true, id = static_cast<int32_t>(next);
+    taken[next] = true;
+    id = static_cast<int32_t>(next);
   }
 }
 
@@ -113,7 +114,8 @@ GatherProblem::GatherProblem(const Sizes& s, void* rows)
       cache(placement, shape_of(s, paging.pages), s.seed),
       lengths(s.batch) {
   std::ranges::fill(lengths, static_cast<int32_t>(s.context));
-  args.cache = cache.cache, args.block_table = paging.table_view;
+  args.cache = cache.cache;
+  args.block_table = paging.table_view;
   args.lengths = placement.copied(lengths, {s.batch});
   args.out = tensor(static_cast<bf16*>(rows), {s.batch * s.context, s.model.d_qk});
   args.target.device = s.device;

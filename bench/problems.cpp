@@ -129,7 +129,8 @@ ScoreProblem::ScoreProblem(const Sizes& s)
     args.key_scales = placement.normals(scales, {s.context}, random, 0.1f);
   } else {
     args.keys = keys.cache;
-    args.block_table = paging.table_view, args.requests = paging.request_view;
+    args.block_table = paging.table_view;
+    args.requests = paging.request_view;
   }
   args.ends = placement.copied(ends, {s.tokens()});
   args.logits = placement.room(logits, {s.tokens(), s.context});
@@ -172,8 +173,10 @@ LocateProblem::LocateProblem(const Sizes& s)
   tools::Random random(s.seed);
   for (int64_t t = 0; t < s.tokens(); ++t) random.choose(ids.span(t * s.topk, s.topk), s.context);
   args.ids = placement.copied(ids, {s.tokens(), s.topk});
-  args.requests = paging.request_view, args.block_table = paging.table_view;
-  args.page = s.page, args.pages = paging.pages;
+  args.requests = paging.request_view;
+  args.block_table = paging.table_view;
+  args.page = s.page;
+  args.pages = paging.pages;
   args.slots = placement.room(slots, {s.tokens(), s.topk});
   args.counts = placement.room(counts, {s.tokens()});
   args.target.device = s.device;

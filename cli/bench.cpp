@@ -59,7 +59,8 @@ void run_bench(BenchOptions o) {
   }
   if (!o.json.empty()) check_place(o.json);
   if (!o.save.empty()) check_place(o.save), check_place(beside(o.save));
-  o.options.cold = o.cache != "warm", o.options.warm = o.cache != "cold";
+  o.options.cold = o.cache != "warm";
+  o.options.warm = o.cache != "cold";
   if (o.quick) o.options.method = {.min_runs = 3, .max_runs = 10, .seconds = 0.05};
   o.options.method.after_code = o.after == "code";
   if (o.quick && o.options.rounds == 0) o.options.rounds = 1;

@@ -19,10 +19,14 @@ Cache cache_of(const tools::Buffer<std::byte>& memory, CacheFormat format, const
 PlanOptions plan_of(const LayerOptions& o, const Requests& requests) {
   const bool v4 = o.model.lists == 2;
   PlanOptions p{.model = o.model, .format = o.model.fp8, .heads = o.heads};
-  p.topk = v4 ? o.model.window : o.topk, p.extra_topk = v4 ? o.topk : 0;
-  p.ratio = o.limits.ratio, p.index_heads = o.index_heads;
-  p.page = o.limits.page, p.pages = requests.pages();
-  p.max_requests = o.limits.requests, p.max_tokens = o.limits.step_tokens;
+  p.topk = v4 ? o.model.window : o.topk;
+  p.extra_topk = v4 ? o.topk : 0;
+  p.ratio = o.limits.ratio;
+  p.index_heads = o.index_heads;
+  p.page = o.limits.page;
+  p.pages = requests.pages();
+  p.max_requests = o.limits.requests;
+  p.max_tokens = o.limits.step_tokens;
   p.max_context = o.limits.context;
   p.target.kernel = o.kernel.empty() ? nullptr : o.kernel.c_str();
   return p;
@@ -71,7 +75,8 @@ Layer::Layer(const LayerOptions& o, const Requests& r)
   slots_ = tools::Buffer<int64_t>(std::max<int64_t>(most, o.limits.context));
   state_slots_ = tools::Buffer<int64_t>(static_cast<int64_t>(slots_.size()));
   logits_ = tools::Buffer<float>(most * keys_);
-  ids_ = tools::Buffer<int32_t>(most * o.topk), picked_ = tools::Buffer<int32_t>(most * o.topk);
+  ids_ = tools::Buffer<int32_t>(most * o.topk);
+  picked_ = tools::Buffer<int32_t>(most * o.topk);
   window_ = tools::Buffer<int32_t>(most * o.model.window);
   window_lengths_ = tools::Buffer<int32_t>(most);
   out_ = tools::Buffer<bf16>(most * o.heads * o.model.d_v);
@@ -95,7 +100,8 @@ void Layer::write_both(const WriteArgs& args, std::byte* shadow) {
   totals_[kWriteTime].bytes += static_cast<double>(args.slots.shape[0]) *
                                (record + 2.0 * static_cast<double>(args.kv.shape[1]));
   WriteArgs reference = args;
-  reference.plan = nullptr, reference.cache.data = shadow;
+  reference.plan = nullptr;
+  reference.cache.data = shadow;
   reference.target.kernel = "reference";
   write(reference);
 }
@@ -128,7 +134,8 @@ void Layer::write_prefix(const Request& r) {
 
 void Layer::draw_inputs(const Step& step) {
   const LayerOptions& o = options_;
-  tokens_ = step.tokens(), rows_ = static_cast<int64_t>(step.requests.size());
+  tokens_ = step.tokens();
+  rows_ = static_cast<int64_t>(step.requests.size());
   random_.normals(kv_.span(0, tokens_ * o.model.d_qk), tools::kLatentSigma);
   if (v4()) random_.normals(state_kv_.span(0, tokens_ * o.model.d_qk), tools::kLatentSigma);
   random_.normals(index_k_.span(0, tokens_ * kIndexDim), 1.0f);

@@ -56,9 +56,12 @@ void Layer::check_score(int64_t token) {
   tools::Buffer<float> want(keys_);
   const ScoreArgs all = score_args();
   ScoreArgs a = all;
-  a.plan = nullptr, a.target.kernel = "reference";
-  a.q = rows(a.q, token, 1), a.weights = rows(a.weights, token, 1);
-  a.requests = rows(a.requests, token, 1), a.ends = rows(a.ends, token, 1);
+  a.plan = nullptr;
+  a.target.kernel = "reference";
+  a.q = rows(a.q, token, 1);
+  a.weights = rows(a.weights, token, 1);
+  a.requests = rows(a.requests, token, 1);
+  a.ends = rows(a.ends, token, 1);
   a.logits = tensor(want.data(), {1, keys_});
   score(a);
   record(checks_[kScoreTime],
@@ -72,14 +75,17 @@ void Layer::check_attend(int64_t token) {
   tools::Buffer<float> lse(heads);
   const AttendArgs all = attend_args();
   AttendArgs a = all;
-  a.plan = nullptr, a.workspace = {}, a.target.kernel = "reference";
+  a.plan = nullptr;
+  a.workspace = {};
+  a.target.kernel = "reference";
   a.q = some_heads(rows(a.q, token, 1), first, heads);
   if (a.sink) a.sink = rows(a.sink, first, heads);
   for (KvList& list : a.lists) {
     if (list.indices) list.indices = rows(list.indices, token, 1);
     if (list.lengths) list.lengths = rows(list.lengths, token, 1);
   }
-  a.out = tensor(out.data(), {1, heads, d_v}), a.lse = tensor(lse.data(), {1, heads});
+  a.out = tensor(out.data(), {1, heads, d_v});
+  a.lse = tensor(lse.data(), {1, heads});
   attend(a);
   const bool decode = token < plan_.split().decode_tokens;
   const Tensor got = some_heads(rows(all.out, token, 1), first, heads);
@@ -96,12 +102,16 @@ void Layer::check(const Step& step) {
   tools::Buffer<int32_t> want(tokens * options_.topk);
   SelectArgs s = select_args();
   const Tensor ids = s.ids, expected = tensor(want.data(), {tokens, options_.topk});
-  s.plan = nullptr, s.target.kernel = "reference", s.ids = expected;
+  s.plan = nullptr;
+  s.target.kernel = "reference";
+  s.ids = expected;
   select(s);
   check_exact(kSelectTime, ids, expected);
   LocateArgs l = locate_args();
   const Tensor slots = l.slots;
-  l.plan = nullptr, l.target.kernel = "reference", l.slots = expected;
+  l.plan = nullptr;
+  l.target.kernel = "reference";
+  l.slots = expected;
   locate(l);
   check_exact(kLocateTime, slots, expected);
   // The first token is a decode when there is one, the last a prefill.

@@ -47,8 +47,10 @@ int run(int argc, char** argv) {
   if (argc > 1 && argv[1][0] != '-') {
     std::string known;
     bool found = false;
-    for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; }))
-      known += " " + sub->get_name(), found |= sub->get_name() == argv[1];
+    for (const CLI::App* sub : app.get_subcommands([](const CLI::App*) { return true; })) {
+      known += " " + sub->get_name();
+      found |= sub->get_name() == argv[1];
+    }
     if (!found) return fail(fmt::format("unknown command '{}'; there are:{}", argv[1], known));
   }
   try {

@@ -40,7 +40,9 @@ constexpr Stage kPlanned[kTimed] = {Stage::kWrite,  Stage::kLists,  Stage::kScor
 LayerOptions layer_options(const RunOptions& o) {
   LayerOptions l{.model = model_of(o.model), .heads = o.heads, .index_heads = o.index_heads};
   l.topk = o.topk > 0 ? o.topk : l.model.default_topk;
-  l.limits = o.limits, l.kernel = o.kernel, l.seed = o.seed;
+  l.limits = o.limits;
+  l.kernel = o.kernel;
+  l.seed = o.seed;
   l.limits.ratio = l.model.lists == 2 ? 4 : 1;
   return l;
 }
@@ -158,8 +160,10 @@ int run_loop(const RunOptions& o) {
       if (o.check || s + 1 == o.steps) layer.check(step), ++n.checked;
       requests.done();
       count_keys(layer, options, n);
-      n.tokens += step.tokens(), n.decode += layer.plan().split().decode_tokens;
-      n.arrived += static_cast<int64_t>(step.arrived.size()), n.finished += step.finished;
+      n.tokens += step.tokens();
+      n.decode += layer.plan().split().decode_tokens;
+      n.arrived += static_cast<int64_t>(step.arrived.size());
+      n.finished += step.finished;
       const std::string at = fmt::format("step {}/{}  {} decodes, {} prefills, {} tokens", s + 1,
                                          o.steps, step.decodes, step.prefills, step.tokens());
       s + 1 < o.steps ? progress.at(at) : progress.done(at);

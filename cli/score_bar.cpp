@@ -21,7 +21,8 @@ double bound(const ScoreArgs& a, int64_t t, const float* key, float scale) {
     double dot = 0, magnitude = 0;
     for (int i = 0; i < kIndexDim; ++i) {
       const double product = static_cast<double>(to_float(q[h * a.q.stride[1] + i])) * key[i];
-      dot += product, magnitude += std::abs(product);
+      dot += product;
+      magnitude += std::abs(product);
     }
     sum += std::abs(w[h]) *
            (kIndexDim * magnitude + static_cast<double>(heads + 2) * std::max(0.0, dot));

@@ -28,12 +28,14 @@ void check_attend(Trial& trial, const bench::AttendProblem& p) {
   tools::Buffer<bf16> out(n * heads * d_v);
   tools::Buffer<float> lse(n * heads), max_logit(n * heads);
   AttendArgs a = p.args;
-  a.target.kernel = "reference", a.workspace = {};
+  a.target.kernel = "reference";
+  a.workspace = {};
   a.q = front(a.q, n);
   for (KvList& list : a.lists)
     if (list.indices) list.indices = front(list.indices, n);
   a.out = tensor(out.data(), {n, heads, d_v});
-  a.lse = tensor(lse.data(), {n, heads}), a.max_logit = tensor(max_logit.data(), {n, heads});
+  a.lse = tensor(lse.data(), {n, heads});
+  a.max_logit = tensor(max_logit.data(), {n, heads});
   attend(a);
   const auto o = tools::compare(front(p.args.out, n), a.out, tools::kDecodeOut);
   const auto l = tools::compare(front(p.args.lse, n), a.lse, tools::kDecodeLse);

@@ -33,7 +33,8 @@ int run_select(VerbOptions o) {
   if (o.check) {
     tools::Buffer<int32_t> want(static_cast<int64_t>(p.ids.size()));
     SelectArgs a = p.args;
-    a.ids.data = want.data(), a.target.kernel = "reference";
+    a.ids.data = want.data();
+    a.target.kernel = "reference";
     select(a);
     compare_exactly(trial, p.args.ids, a.ids);
   }
@@ -57,7 +58,9 @@ int run_locate(VerbOptions o) {
   if (o.check) {
     tools::Buffer<int32_t> want(static_cast<int64_t>(p.slots.size()));
     LocateArgs a = p.args;
-    a.slots.data = want.data(), a.counts = {}, a.target.kernel = "reference";
+    a.slots.data = want.data();
+    a.counts = {};
+    a.target.kernel = "reference";
     locate(a);
     compare_exactly(trial, p.args.slots, a.slots);
   }

@@ -51,10 +51,13 @@ PlanOptions options_of(const PlanCommand& c, int32_t tokens, int32_t longest) {
                 .extra_topk = model.lists == 2 ? model.default_topk : 0,
                 .page = c.page};
   o.pages = (int64_t{longest} + c.page - 1) / c.page * static_cast<int64_t>(c.query_lens.size());
-  o.max_requests = static_cast<int32_t>(c.query_lens.size()), o.max_tokens = std::max(tokens, 1);
+  o.max_requests = static_cast<int32_t>(c.query_lens.size());
+  o.max_tokens = std::max(tokens, 1);
   o.max_context = std::max(longest, 1);
-  o.decode_threshold = c.threshold, o.uniform_decode = c.uniform;
-  o.mha = c.mha, o.workspace_rows = c.workspace_rows;
+  o.decode_threshold = c.threshold;
+  o.uniform_decode = c.uniform;
+  o.mha = c.mha;
+  o.workspace_rows = c.workspace_rows;
   o.split = c.split == "fixed" ? SplitPolicy::kFixed : SplitPolicy::kBalanced;
   o.split_size = c.split_size;
   for (const auto& [name, value] : kModes)

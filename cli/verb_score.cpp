@@ -28,7 +28,8 @@ void check_score(Trial& trial, const bench::ScoreProblem& p) {
     score(a);
     const auto d = compare_scores(p.args, t, a.logits, std::max<int64_t>(keys / 2000, 1));
     trial.ok &= d.ok;
-    worst = std::max(worst, d.worst), largest = std::max(largest, d.largest);
+    worst = std::max(worst, d.worst);
+    largest = std::max(largest, d.largest);
   }
   trial.deviation = fmt::format("{:.3f} of its bound (|Δ| {:.2g})", worst, largest);
 }

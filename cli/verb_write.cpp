@@ -38,7 +38,8 @@ int run_write(WriteOptions o) {
   if (o.check) {
     tools::Buffer<std::byte> want(size);
     WriteArgs a = p.args;
-    a.cache.data = want.data(), a.target.kernel = "reference";
+    a.cache.data = want.data();
+    a.target.kernel = "reference";
     write(a);
     const tools::Deviation d =
         tools::compare(pages, tensor(want.data(), {pages.shape[0], pages.shape[1]}), tools::kExact);
@@ -56,7 +57,8 @@ void add_write(CLI::App& app, Outcome& outcome) {
       "Examples:\n  winnow write --batch 256 --format v4_fp8\n"
       "  winnow write --format index_keys --scale amax --json");
   auto o = std::make_shared<WriteOptions>();
-  o->sizes.batch = 64, o->sizes.context = 4096;
+  o->sizes.batch = 64;
+  o->sizes.context = 4096;
   add_common(*cmd, *o);
   std::vector<std::string> formats;
   for (const CacheFormat f : cache_formats()) formats.emplace_back(name_of(f));

@@ -147,7 +147,9 @@ static void decode_step(void) {
   double sum = 0, value = 0, most = -INFINITY;
   for (int k = 0; k < TOPK; ++k) {
     const double v = latent_of(ids[k]), s = 0.25 * 576 * v / 64;
-    sum += exp(s), value += exp(s) * v, most = fmax(most, s);
+    sum += exp(s);
+    value += exp(s) * v;
+    most = fmax(most, s);
   }
   for (int h = 0; h < HEADS; ++h) {
     CHECK(fabs(lse[h] - log(sum)) < 1e-3 && fabs(max_logit[h] - most) < 1e-3);

@@ -197,7 +197,8 @@ inline VerbPtr score_verb(bool selected) {
               .ends = tensor(
                   v->input<int32_t>({400, 576, 0, 100, INT32_MAX}, {10, 500, -3, 64, 333}), {t})};
   if (!selected) {
-    a.logits = tensor(v->output<float>(t * 576), {t, 576}), a.clean = true;
+    a.logits = tensor(v->output<float>(t * 576), {t, 576});
+    a.clean = true;
     v->run = [=](const Device& d) mutable { a.target.device = d, score(a); };
     return v;
   }

@@ -198,7 +198,8 @@ class World {
     if (layout.extra > 0) {
       a.compressed_kv = tensor(state_kv.data(), {tokens, d});
       a.compressed_slots = tensor(state_slots.data(), {tokens});
-      a.compressed = states.cache(), a.compressed_table = states.view();
+      a.compressed = states.cache();
+      a.compressed_table = states.view();
     }
     if (layout.indexed)
       a.indexer = {.k = tensor(index_k.data(), {tokens, kIndexDim}),
@@ -287,7 +288,8 @@ class World {
       index_q[t * kIndexHeads * kIndexDim + j] = to_e4m3(static_cast<float>(index_query(i, p, j)));
     if ((p + 1) % layout.ratio() != 0) return;  // this token ends no state
     const int64_t s = p / layout.ratio();
-    state_slots[t] = states.slot(i, s), index_slots[t] = keys.slot(i, s);
+    state_slots[t] = states.slot(i, s);
+    index_slots[t] = keys.slot(i, s);
     for (int64_t j = 0; j < d; ++j) state_kv[t * d + j] = value(i, kState, s, j);
     for (int64_t j = 0; j < kIndexDim; ++j) index_k[t * kIndexDim + j] = value(i, kKey, s, j);
   }
@@ -319,7 +321,8 @@ class World {
       double terms = 0;
       for (int64_t i = 0; i < d; ++i) {
         const double term = static_cast<double>(to_float(q[(t * kHeads + h) * d + i])) * list[j][i];
-        s[j] += term, terms += std::abs(term);
+        s[j] += term;
+        terms += std::abs(term);
       }
       s[j] *= scale();
       float& most = rounding[t * kHeads + h];

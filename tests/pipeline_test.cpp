@@ -89,15 +89,18 @@ void expect_right(Done& done) {
   done.world.expected(done.plan, want, want_lse);
   const PipelineArgs a = done.args();
   Tensor like = a.out;
-  like.data = want.data(), like.dtype = DType::kF32;
+  like.data = want.data();
+  like.dtype = DType::kF32;
   const tools::Deviation out = tools::compare(a.out, like, kOutBar);
   EXPECT_TRUE(out.ok) << "out: " << out.text(like);
   like = a.lse;
   like.data = want_lse.data();
   Tensor rounding;
   for (float& x : done.world.rounding) x /= tools::kCancellation;
-  if (done.plan.options().target.device.kind == DeviceKind::kCuda)
-    rounding = like, rounding.data = done.world.rounding.data();
+  if (done.plan.options().target.device.kind == DeviceKind::kCuda) {
+    rounding = like;
+    rounding.data = done.world.rounding.data();
+  }
   const tools::Deviation lse = tools::compare(a.lse, like, tools::kDecodeLse, rounding);
   EXPECT_TRUE(lse.ok) << "lse: " << lse.text(like);
 }
@@ -270,7 +273,8 @@ TEST(PipelineErrors, NameTheArgumentAndWriteNothing) {
     expect([&](Args a) { a.plan = &other; }, {"slots", "[1]", "[49]"});
     if (!s.v4()) {
       PlanOptions with_mha = w.options(nullptr);
-      with_mha.mode = Mode::kAuto, with_mha.mha = true;
+      with_mha.mode = Mode::kAuto;
+      with_mha.mha = true;
       Plan decompressing(with_mha);
       decompressing.refill(w.batch());
       expect([&](Args a) { a.plan = &decompressing; }, {"pipeline", "plan", "mha"});

@@ -98,7 +98,8 @@ class Routes : public ::testing::TestWithParam<bool> {
     if (gathered) {
       list.cache = {rows.data(), CacheFormat::kV32Bf16, 1, kContext};
     } else {
-      list.cache = cache, list.block_table = tensor(table.data(), {1, kPages});
+      list.cache = cache;
+      list.block_table = tensor(table.data(), {1, kPages});
       a.requests = tensor(requests.data(), {kTokens});
     }
     Guarded<std::byte> workspace(attend_workspace_bytes(a));

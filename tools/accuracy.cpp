@@ -77,7 +77,8 @@ Deviation compare(const Tensor& got, const Tensor& want, const Bar& bar, const T
       share = std::min(d / bar.absolute, d / (bar.relative * std::abs(b)));
       if (magnitude) share = std::min(share, d / (kCancellation * element(magnitude, i)));
       r.largest = std::max(r.largest, d);
-      dot += a * b, norms += a * a + b * b;
+      dot += a * b;
+      norms += a * a + b * b;
     }
     r.wrong += !(share < 1);
     if (r.at < 0 || share > r.worst) r.worst = share, r.at = i, r.got = a, r.want = b;

@@ -54,7 +54,8 @@ struct Golden {
     decode = data.has("cache");
     if (!decode) {
       const Tensor& q = typed("q", DType::kBf16, {kAny, kAny, model->d_qk});
-      s_q = q.shape[0], heads = q.shape[1];
+      s_q = q.shape[0];
+      heads = q.shape[1];
       typed("out", DType::kBf16, {s_q, heads, model->d_v});
       typed("lse", DType::kF32, {s_q, heads});
       typed("kv", DType::kBf16, {kAny, model->d_qk});
@@ -62,7 +63,9 @@ struct Golden {
       return;
     }
     const Tensor& q = typed("q", DType::kBf16, {kAny, kAny, kAny, model->d_qk});
-    requests = q.shape[0], s_q = q.shape[1], heads = q.shape[2];
+    requests = q.shape[0];
+    s_q = q.shape[1];
+    heads = q.shape[2];
     typed("out", DType::kBf16, {requests, s_q, heads, model->d_v});
     typed("lse", DType::kF32, {requests, heads, s_q});
     lists.push_back(list("", "block_size"));
@@ -164,7 +167,8 @@ class Checks {
     } catch (const Error& e) {
       v.skipped =
           e.code() == ErrorCode::kUnsupported && target_of(v).device.kind == DeviceKind::kCuda;
-      v.ok = v.skipped, v.deviation = e.what();
+      v.ok = v.skipped;
+      v.deviation = e.what();
     }
     verdicts_.push_back(std::move(v));
   }
@@ -264,7 +268,8 @@ class Checks {
               .target = target_of(v)});
       wait_for_device();
       const Deviation d = compare(got, l.physical, kExact);
-      wrong += d.wrong, count += d.count;
+      wrong += d.wrong;
+      count += d.count;
     }
     v.ok = wrong == 0;
     v.deviation = fmt::format("{} of {} slots differ (0 allowed)", wrong, count);

@@ -252,8 +252,10 @@ void read_capsule(Array& a, nb::handle object, const std::string& what) {
   set_dtype(a, t->dtype());
   set_device(a, t->device_type(), t->device_id(), what);
   a.tensor.data = const_cast<void*>(static_cast<const void*>(t->data()));
-  for (int i = 0; i < a.tensor.rank; ++i)
-    a.tensor.shape[i] = static_cast<int64_t>(t->shape(i)), a.tensor.stride[i] = t->stride(i);
+  for (int i = 0; i < a.tensor.rank; ++i) {
+    a.tensor.shape[i] = static_cast<int64_t>(t->shape(i));
+    a.tensor.stride[i] = t->stride(i);
+  }
   a.read_only = true;
   a.keep = t;
 }

@@ -201,7 +201,8 @@ std::string Call::text(std::string_view name, const char* otherwise) const {
 
 void Call::same_device(std::string_view name, const Origin& origin) {
   if (!has_origin_) {
-    origin_ = origin, has_origin_ = true;
+    origin_ = origin;
+    has_origin_ = true;
     return;
   }
   if (origin.device != origin_.device || origin.index != origin_.index)

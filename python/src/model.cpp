@@ -99,8 +99,10 @@ void make_cache(PyCache* self, nb::object data, std::string_view format,
                 std::optional<int64_t> page) {
   Array a = view_of(data, "Cache: data");
   // Bytes by another name, which FlashMLA takes as well.
-  if (a.other_dtype && std::string_view(a.other_dtype) == "int8")
-    a.other_dtype = nullptr, a.tensor.dtype = DType::kU8;
+  if (a.other_dtype && std::string_view(a.other_dtype) == "int8") {
+    a.other_dtype = nullptr;
+    a.tensor.dtype = DType::kU8;
+  }
   static std::byte nothing alignas(64);  // an empty cache is a cache, though its data may be null
   if (!a.tensor.data && a.tensor.size() == 0 && a.origin.device == DeviceKind::kCpu)
     a.tensor.data = &nothing;

@@ -53,10 +53,20 @@ void output(const Check& check, const Tensor& t, const char* argument,
 Product product(const Tensor& a, const Tensor& b, const Tensor& out, bool b_transposed) {
   const int k = b_transposed ? 2 : 0, col = b_transposed ? 0 : 2;
   Product p;
-  p.a = bf16s(a), p.a_row = a.stride[0], p.a_head = a.stride[1];
-  p.b = bf16s(b), p.b_k = b.stride[k], p.b_head = b.stride[1], p.b_col = b.stride[col];
-  p.out = static_cast<bf16*>(out.data), p.out_row = out.stride[0], p.out_head = out.stride[1];
-  p.rows = out.shape[0], p.heads = b.shape[1], p.depth = b.shape[k], p.cols = b.shape[col];
+  p.a = bf16s(a);
+  p.a_row = a.stride[0];
+  p.a_head = a.stride[1];
+  p.b = bf16s(b);
+  p.b_k = b.stride[k];
+  p.b_head = b.stride[1];
+  p.b_col = b.stride[col];
+  p.out = static_cast<bf16*>(out.data);
+  p.out_row = out.stride[0];
+  p.out_head = out.stride[1];
+  p.rows = out.shape[0];
+  p.heads = b.shape[1];
+  p.depth = b.shape[k];
+  p.cols = b.shape[col];
   return p;
 }
 
@@ -65,8 +75,11 @@ Copy copy(const Tensor& from, int64_t skip, const Tensor& to) {
   Copy c;
   c.from = from.data ? bf16s(from) + skip * from.stride[2] : nullptr;
   c.to = static_cast<bf16*>(to.data);
-  for (int i = 0; i < 3; ++i)
-    c.from_stride[i] = from.stride[i], c.to_stride[i] = to.stride[i], c.shape[i] = to.shape[i];
+  for (int i = 0; i < 3; ++i) {
+    c.from_stride[i] = from.stride[i];
+    c.to_stride[i] = to.stride[i];
+    c.shape[i] = to.shape[i];
+  }
   return c;
 }
 
@@ -90,13 +103,18 @@ void dequantize_weight(const DequantizeWeightArgs& args) try {
   } else {
     check.strided(args.scale, "scale", DType::kF32,
                   {(rows + kBlock - 1) / kBlock, (cols + kBlock - 1) / kBlock});
-    p.scale_row = args.scale.stride[0], p.scale_col = args.scale.stride[1];
+    p.scale_row = args.scale.stride[0];
+    p.scale_col = args.scale.stride[1];
   }
   output(check, args.out, "out", {rows, cols});
-  p.weight = static_cast<const e4m3*>(args.weight.data), p.weight_row = args.weight.stride[0];
+  p.weight = static_cast<const e4m3*>(args.weight.data);
+  p.weight_row = args.weight.stride[0];
   p.scale = static_cast<const float*>(args.scale.data);
-  p.out = static_cast<bf16*>(args.out.data), p.out_row = args.out.stride[0];
-  p.rows = rows, p.cols = cols, p.device = args.target.device;
+  p.out = static_cast<bf16*>(args.out.data);
+  p.out_row = args.out.stride[0];
+  p.rows = rows;
+  p.cols = cols;
+  p.device = args.target.device;
   run("dequantize_weight", choose("dequantize_weight", dequantize_kernels(), p, args.target), p);
 } catch (const std::bad_alloc&) {
   out_of_memory("dequantize_weight");
@@ -172,7 +190,8 @@ void decompress(const DecompressArgs& args) try {
   p.products = {product(latent, args.w_uk, args.k, false),
                 product(latent, args.w_uv, args.v, false)};
   p.copies[0] = copy(latent, w[0], k_pe);
-  p.product_count = 2, p.copy_count = 1;
+  p.product_count = 2;
+  p.copy_count = 1;
   start(p, args.target);
 } catch (const std::bad_alloc&) {
   out_of_memory("decompress");

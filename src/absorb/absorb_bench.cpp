@@ -13,7 +13,8 @@ constexpr int64_t kLatent = 512, kNope = 128, kRope = 64;
 
 void measure(bench::Runner& runner, int64_t heads, int64_t tokens) {
   bench::Case query{.name = fmt::format("query h{} {} tokens", heads, tokens)};
-  query.heads = heads, query.batch = tokens;
+  query.heads = heads;
+  query.batch = tokens;
   query.flops = 2.0 * static_cast<double>(tokens * heads * kLatent * kNope);
   query.bytes = 2.0 * static_cast<double>(heads * (kLatent * kNope + tokens * (kLatent + kNope)));
   bench::Case output = query;
@@ -43,7 +44,8 @@ void measure(bench::Runner& runner, int64_t heads, int64_t tokens) {
 void measure_decompress(bench::Runner& runner, int64_t heads, int64_t rows) {
   constexpr int64_t kKey = kNope + kRope;
   bench::Case c{.name = fmt::format("decompress h{} {} rows", heads, rows)};
-  c.heads = heads, c.batch = rows;
+  c.heads = heads;
+  c.batch = rows;
   c.flops = 4.0 * static_cast<double>(rows * heads * kLatent * kNope);
   c.bytes = 2.0 * static_cast<double>(rows * (kLatent + kRope + heads * (kKey + kNope)) +
                                       2 * heads * kLatent * kNope);

@@ -30,7 +30,8 @@ struct Sum {
     double magnitude = 0;
     for (int64_t k = 0; k < depth; ++k) {
       const double term = static_cast<double>(a(k)) * b(k);
-      value += term, magnitude += std::fabs(term);
+      value += term;
+      magnitude += std::fabs(term);
     }
     bound = 2 * depth * 0x1p-24 * magnitude + 0x1p-8 * std::fabs(value);
   }

@@ -75,7 +75,8 @@ struct Tile {
   __device__ bool more() const { return share < t.row_tiles * t.splits; }
   __device__ void enter() {
     const int part = share / t.row_tiles, heads = static_cast<int>(t.p[0].heads);
-    head = part * heads / t.splits, end = (part + 1) * heads / t.splits;
+    head = part * heads / t.splits;
+    end = (part + 1) * heads / t.splits;
     row = (int64_t{share % t.row_tiles} * kBlocks + blockIdx.x % kBlocks) * kRows;
     fresh = true;
   }
@@ -128,7 +129,8 @@ struct Results {
 #pragma unroll
     for (int i = 0; i < 64; i++)
       (&x[0][0][0][0])[(i / 8 * 2 + i % 2) * 4 + i / 2 % 4] = pack<true>(d[2 * i], d[2 * i + 1]);
-    row = first, head = at;
+    row = first;
+    head = at;
   }
   // Part `part`, as store_rows() of wgmma_bf16_128.h.
   template <int kParts>
@@ -182,7 +184,9 @@ __device__ void consume(SharedMemory& sm, const Expand& t) {
     at.next();
   };
   Results results;
-  results.row = t.p[0].rows, results.head = 0;  // none yet
+  // none yet
+  results.row = t.p[0].rows;
+  results.head = 0;
 #pragma unroll 1
   for (Tile tile(t); tile.more(); tile.next()) {
 #pragma unroll

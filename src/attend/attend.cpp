@@ -124,11 +124,15 @@ ListView checked_list(const Check& check, const KvList& a, const Names& names, c
   if (a.lengths) check.strided(a.lengths, names.lengths, DType::kI32, {tokens});
   ListView v;
   v.data = static_cast<const std::byte*>(cache.data);
-  v.page_stride = cache.page_stride, v.pages = cache.pages, v.page = cache.page;
+  v.page_stride = cache.page_stride;
+  v.pages = cache.pages;
+  v.page = cache.page;
   v.format = cache.format;
-  v.indices = static_cast<const int32_t*>(a.indices.data), v.index_stride = a.indices.stride[0];
+  v.indices = static_cast<const int32_t*>(a.indices.data);
+  v.index_stride = a.indices.stride[0];
   v.width = static_cast<int32_t>(a.indices.shape[1]);
-  v.lengths = static_cast<const int32_t*>(a.lengths.data), v.length_stride = a.lengths.stride[0];
+  v.lengths = static_cast<const int32_t*>(a.lengths.data);
+  v.length_stride = a.lengths.stride[0];
   if (check.optional(a.block_table, names.block_table, DType::kI32, {Check::kAny, Check::kAny})) {
     // An empty table has no data; a table of no rows rejects every id all the same.
     static constexpr int32_t kNone = 0;
@@ -147,15 +151,19 @@ void check_query(const Check& check, const AttendArgs& a, Params& p) {
   check.tensor(a.q, "q", DType::kBf16, {Check::kAny, Check::kAny, d});
   const int64_t tokens = check.range(a.q.shape[0], "q (tokens)", 0, INT32_MAX - 1);
   const int64_t heads = check.range(a.q.shape[1], "q (heads)", kMinHeads, kMaxHeads);
-  p.tokens = static_cast<int32_t>(tokens), p.heads = static_cast<int32_t>(heads);
+  p.tokens = static_cast<int32_t>(tokens);
+  p.heads = static_cast<int32_t>(heads);
   p.q = static_cast<const bf16*>(a.q.data);
-  p.q_token_stride = a.q.stride[0], p.q_head_stride = a.q.stride[1];
+  p.q_token_stride = a.q.stride[0];
+  p.q_head_stride = a.q.stride[1];
   if (check.optional(a.q_rope, "q_rope", DType::kBf16, {tokens, heads, model.d_rope})) {
     p.q_rope = static_cast<const bf16*>(a.q_rope.data);
-    p.rope_token_stride = a.q_rope.stride[0], p.rope_head_stride = a.q_rope.stride[1];
+    p.rope_token_stride = a.q_rope.stride[0];
+    p.rope_head_stride = a.q_rope.stride[1];
   } else {
     p.q_rope = p.q ? p.q + model.d_nope : nullptr;
-    p.rope_token_stride = p.q_token_stride, p.rope_head_stride = p.q_head_stride;
+    p.rope_token_stride = p.q_token_stride;
+    p.rope_head_stride = p.q_head_stride;
   }
 }
 
@@ -185,16 +193,19 @@ void check_results(const Check& check, const AttendArgs& a, Params& p) {
   check.output(a.out, "out", DType::kBf16, {tokens, heads, kValueDim});
   check.tensor(a.out, "out", DType::kBf16, {tokens, heads, kValueDim});
   p.out = static_cast<bf16*>(a.out.data);
-  p.out_token_stride = a.out.stride[0], p.out_head_stride = a.out.stride[1];
+  p.out_token_stride = a.out.stride[0];
+  p.out_head_stride = a.out.stride[1];
   if (a.lse) {
     check.output(a.lse, "lse", DType::kF32, {tokens, heads});
     p.lse = static_cast<float*>(a.lse.data);
-    p.lse_token_stride = a.lse.stride[0], p.lse_head_stride = a.lse.stride[1];
+    p.lse_token_stride = a.lse.stride[0];
+    p.lse_head_stride = a.lse.stride[1];
   }
   if (a.max_logit) {
     check.output(a.max_logit, "max_logit", DType::kF32, {tokens, heads});
     p.max_logit = static_cast<float*>(a.max_logit.data);
-    p.max_token_stride = a.max_logit.stride[0], p.max_head_stride = a.max_logit.stride[1];
+    p.max_token_stride = a.max_logit.stride[0];
+    p.max_head_stride = a.max_logit.stride[1];
   }
   p.empty_lse = a.empty_lse_negative ? -std::numeric_limits<float>::infinity()
                                      : std::numeric_limits<float>::infinity();

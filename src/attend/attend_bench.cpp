@@ -29,8 +29,12 @@ std::string name_of_case(const bench::Sizes& s) {
 
 bench::Case case_of(const bench::Sizes& s, const std::string& name) {
   bench::Case c{.name = name, .model = std::string(s.model.name)};
-  c.heads = s.heads, c.topk = s.topk, c.extra = s.extra;
-  c.batch = s.batch, c.s_q = s.s_q, c.context = s.context;
+  c.heads = s.heads;
+  c.topk = s.topk;
+  c.extra = s.extra;
+  c.batch = s.batch;
+  c.s_q = s.s_q;
+  c.context = s.context;
   return c;
 }
 
@@ -45,10 +49,12 @@ void measure(bench::Runner& runner, bench::Sizes sizes, const char* note = "",
   bench::AttendProblem problem(sizes);
   // As the peers' calls: a decode returns output and lse, a prefill the maximum as well.
   if (sizes.s_q < kPrefill) problem.args.max_logit = {};
-  c.flops = problem.flops(), c.bytes = problem.bytes();
+  c.flops = problem.flops();
+  c.bytes = problem.bytes();
   std::optional<bench::GatherProblem> before;
   if (gathered) {
-    sizes.bf16_cache = false, sizes.page = 64;
+    sizes.bf16_cache = false;
+    sizes.page = 64;
     before.emplace(sizes, problem.cache.cache.data);
   }
   for (const std::string& kernel : runner.kernels()) {
@@ -137,7 +143,8 @@ const bench::Suite flashmla("attend", "flashmla", [](bench::Runner& runner) {
   // From fp8 pages: directly, and by gathering them into bf16 rows first.
   const auto from_pages = [&](const bench::Sizes& s) {
     bench::Sizes direct = s;
-    direct.page = 64, direct.bf16_cache = false;
+    direct.page = 64;
+    direct.bf16_cache = false;
     measure(runner, direct, ", fp8 pages");
     measure(runner, s, ", fp8 pages gathered", true);
   };
@@ -148,7 +155,8 @@ const bench::Suite flashmla("attend", "flashmla", [](bench::Runner& runner) {
 // Decode at any batch: what a batch costs that does not fill the machine's multiprocessors evenly.
 const bench::Suite batches("attend", "batches", [](bench::Runner& runner) {
   const auto run = [&](bench::Sizes s) {
-    s.context = 16384, s.shuffled = true;
+    s.context = 16384;
+    s.shuffled = true;
     for (const int64_t batch :
          {1,  2,  3,  4,  6,  8,  12,  16,  20,  24,  28,  32,  40,  48,  56,
           64, 66, 68, 72, 80, 96, 112, 128, 132, 136, 144, 160, 192, 224, 256})
@@ -174,7 +182,8 @@ const bench::Suite batches("attend", "batches", [](bench::Runner& runner) {
             ", every second -1");
   // The block table read by the kernel, to hold against the same with slots.
   const auto logical = [&](bench::Sizes s) {
-    s.context = 16384, s.shuffled = s.logical = true;
+    s.context = 16384;
+    s.shuffled = s.logical = true;
     for (const int64_t batch : {8, 64, 128, 256})
       s.batch = batch, measure(runner, s, ", logical ids");
   };

@@ -190,11 +190,17 @@ void run_with_workers(const std::string& name, Problem& p, const ScheduleShape& 
                      .page_stride = p.lists[0]->cache.page_stride,
                      .pages = c.list[0].pages,
                      .format = c.list[0].format};
-  params.tokens = static_cast<int32_t>(c.tokens), params.heads = static_cast<int32_t>(c.heads);
+  params.tokens = static_cast<int32_t>(c.tokens);
+  params.heads = static_cast<int32_t>(c.heads);
   params.scale = c.scale;
-  params.out = r.out.data(), params.out_token_stride = r.token, params.out_head_stride = r.head;
-  params.lse = r.lse.data(), params.lse_token_stride = c.heads, params.lse_head_stride = 1;
-  params.max_logit = r.max_logit.data(), params.max_token_stride = c.heads;
+  params.out = r.out.data();
+  params.out_token_stride = r.token;
+  params.out_head_stride = r.head;
+  params.lse = r.lse.data();
+  params.lse_token_stride = c.heads;
+  params.lse_head_stride = 1;
+  params.max_logit = r.max_logit.data();
+  params.max_token_stride = c.heads;
   params.max_head_stride = 1;
   params.fixed_split = s.split == SplitPolicy::kFixed;
   params.schedule = make_schedule(s, {}, {tiles, worker_starts, split_starts});

@@ -233,7 +233,8 @@ struct Problem {
       double dot = 0, each = 0;
       for (int32_t d = 0; d < model.d_qk; ++d) {
         const double product = row_q[d] * key[d];
-        dot += product, each += product * product;
+        dot += product;
+        each += product * product;
       }
       s[j] = dot * c.scale;
       max = std::max(max, s[j]);

@@ -87,7 +87,8 @@ winnow_status winnow_cache_shape(winnow_format format, int64_t pages, int64_t pa
   return guarded("cache_shape", [&](const In& in) {
     const auto shape = winnow::cache_shape(checked(format, in), pages, page);
     in.given(out, "out");
-    out[0] = shape[0], out[1] = shape[1];
+    out[0] = shape[0];
+    out[1] = shape[1];
   });
 }
 

@@ -57,7 +57,9 @@ Schedule make_schedule(const ScheduleShape& s, std::span<const int32_t> ends,
   memory.worker_starts[0] = 0;
   for (int64_t t = 0; t < s.tokens; ++t) {
     memory.split_starts[t] = tiler.count;
-    tiler.token = static_cast<int32_t>(t), tiler.begin = 0, tiler.split = 0;
+    tiler.token = static_cast<int32_t>(t);
+    tiler.begin = 0;
+    tiler.split = 0;
     const int64_t cost = idle ? 1 : blocks(t);
     for (; worker < s.workers; ++worker) {
       int64_t inside = boundary(worker) - before;

@@ -25,7 +25,8 @@ constexpr Bf16Bytes bf16_bytes() {
         if (mantissa << shift & 4) bits = (120 - shift) << 7 | (mantissa << (shift + 1) & 7) << 4;
     }
     if (code == 127) bits = 0x7fc0;
-    t.low[code] = static_cast<uint8_t>(bits), t.high[code] = static_cast<uint8_t>(bits >> 8);
+    t.low[code] = static_cast<uint8_t>(bits);
+    t.high[code] = static_cast<uint8_t>(bits >> 8);
   }
   return t;
 }

@@ -75,7 +75,9 @@ class Pool {
   // False if another thread is using the pool.
   bool run(int64_t tasks, detail::Body body, void* context) {
     if (busy_.exchange(true, std::memory_order_acquire)) return false;
-    body_ = body, context_ = context, tasks_ = tasks;
+    body_ = body;
+    context_ = context;
+    tasks_ = tasks;
     claimed_.store(0, std::memory_order_relaxed);
     next_.store(0, std::memory_order_relaxed);
     gate_.fetch_or(kOpen, std::memory_order_release);

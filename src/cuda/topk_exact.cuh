@@ -98,7 +98,8 @@ __device__ __forceinline__ void select_exactly(const Job& job, uint32_t width, E
       cluster_sync();
     }
     const Found found = find(kCluster ? sm.all[round] : sm.own[round], wanted, sm.scan);
-    prefix |= found.digit << shift, mask |= digits << shift;
+    prefix |= found.digit << shift;
+    mask |= digits << shift;
     wanted -= found.above;
     whole = found.count == wanted;
   }
@@ -112,7 +113,8 @@ __device__ __forceinline__ void select_exactly(const Job& job, uint32_t width, E
     above += (k.x >= cut) + (k.y >= cut) + (k.z >= cut) + (k.w >= cut);
     tied += (k.x == tie) + (k.y == tie) + (k.z == tie) + (k.w == tie);
   });
-  above = __reduce_add_sync(~0u, above), tied = __reduce_add_sync(~0u, tied);
+  above = __reduce_add_sync(~0u, above);
+  tied = __reduce_add_sync(~0u, tied);
   if (lane == 0) sm.warp_above[warp] = above, sm.warp_ties[warp] = tied;
   if constexpr (kCluster) {
     if (lane < blocks) {
@@ -126,8 +128,10 @@ __device__ __forceinline__ void select_exactly(const Job& job, uint32_t width, E
   }
   uint32_t above_before = lane < warp ? sm.warp_above[lane] : 0;
   uint32_t ties_before = lane < warp ? sm.warp_ties[lane] : 0;
-  if (kCluster && lane < rank)
-    above_before += sm.block_above[lane], ties_before += sm.block_ties[lane];
+  if (kCluster && lane < rank) {
+    above_before += sm.block_above[lane];
+    ties_before += sm.block_ties[lane];
+  }
   above_before = __reduce_add_sync(~0u, above_before);
   ties_before = __reduce_add_sync(~0u, ties_before);
 
@@ -140,14 +144,16 @@ __device__ __forceinline__ void select_exactly(const Job& job, uint32_t width, E
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint32_t a = __ballot_sync(~0u, key[i] >= cut);
-      over += __popc(a & below), above_before += __popc(a);
+      over += __popc(a & below);
+      above_before += __popc(a);
       given |= a != 0;
     }
     if (ties > 0) {  // the same in all lanes
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint32_t t = __ballot_sync(~0u, key[i] == tie);
-        equal += __popc(t & below), ties_before += __popc(t);
+        equal += __popc(t & below);
+        ties_before += __popc(t);
         given |= t != 0;
       }
     }

@@ -95,7 +95,8 @@ __device__ __forceinline__ float bar_of(const Sample<kEach>& sample, uint32_t wa
       if ((key & mask) == prefix) count(bins, key >> shift & 0x7ff);
     __syncthreads();
     const Found found = find(counts, rank, scan);
-    prefix |= found.digit << shift, mask |= 0x7ffu << shift;
+    prefix |= found.digit << shift;
+    mask |= 0x7ffu << shift;
     rank -= found.above;
   }
   return value_of(prefix);
@@ -190,7 +191,8 @@ __device__ __forceinline__ void mark(uint32_t listed, uint32_t wanted, uint32_t*
     }
     __syncthreads();
     const Found found = find(sm.bins, wanted, sm.scan);
-    prefix |= found.digit << shift, mask |= digits << shift;
+    prefix |= found.digit << shift;
+    mask |= digits << shift;
     wanted -= found.above;
     whole = found.count == wanted;  // at the latest when a single column is left
   }

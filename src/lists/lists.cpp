@@ -164,9 +164,11 @@ void combined_lists(const CombinedListsArgs& a) try {
   check.tensor(a.topk, "topk", DType::kI32, {tokens, Check::kAny});
   check.tensor(a.seq_lens, "seq_lens", DType::kI32, {Check::kAny});
   check.tensor(a.gather_lens, "gather_lens", DType::kI32, {a.seq_lens.shape[0]});
-  p.topk = internal::lists::ints(a.topk), p.topk_stride = a.topk.stride[0];
+  p.topk = internal::lists::ints(a.topk);
+  p.topk_stride = a.topk.stride[0];
   p.topk_width = check.range(a.topk.shape[1], "topk (columns)", 0, INT32_MAX / 2);
-  p.first_request = a.first_request, p.requests = a.seq_lens.shape[0];
+  p.first_request = a.first_request;
+  p.requests = a.seq_lens.shape[0];
   p.seq_lens = internal::lists::ints(a.seq_lens),
   p.gather_lens = internal::lists::ints(a.gather_lens);
   p.ratio = static_cast<int32_t>(check.range(a.ratio, "ratio", 1, INT32_MAX));

@@ -236,8 +236,10 @@ TEST_P(Lists, DrawnC128aAndWindow) {
     window_lists(args);
     ASSERT_TRUE(testing::device_finished());
     expect(position, length, "positions");
-    args.requests = vec(d.ids), args.block_table = d.table_view();
-    args.page = d.page, args.pages = d.pages;
+    args.requests = vec(d.ids);
+    args.block_table = d.table_view();
+    args.page = d.page;
+    args.pages = d.pages;
     window_lists(args);
     ASSERT_TRUE(testing::device_finished());
     expect([&](int64_t t, int64_t k) { return d.slot(t, position(t, k)); }, length, "slots");

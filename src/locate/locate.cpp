@@ -51,22 +51,30 @@ Params checked(const LocateArgs& a) {
   }
 
   Params p;
-  p.ids = static_cast<const int32_t*>(a.ids.data), p.id_stride = a.ids.stride[0];
-  p.tokens = tokens, p.width = a.ids.shape[1];
+  p.ids = static_cast<const int32_t*>(a.ids.data);
+  p.id_stride = a.ids.stride[0];
+  p.tokens = tokens;
+  p.width = a.ids.shape[1];
   p.requests = static_cast<const int32_t*>(a.requests.data),
   p.request_stride = a.requests.stride[0];
   p.table = static_cast<const int32_t*>(a.block_table.data),
   p.table_stride = a.block_table.stride[0];
-  p.table_rows = a.block_table.shape[0], p.table_width = a.block_table.shape[1];
-  p.page = a.page, p.rows_per_page = rows_per_page, p.pages = a.pages;
+  p.table_rows = a.block_table.shape[0];
+  p.table_width = a.block_table.shape[1];
+  p.page = a.page;
+  p.rows_per_page = rows_per_page;
+  p.pages = a.pages;
   p.prefill_requests = static_cast<const int32_t*>(a.prefill_requests.data);
   p.prefill_stride = a.prefill_requests.stride[0];
   p.workspace_starts = static_cast<const int32_t*>(a.workspace_starts.data);
-  p.starts_stride = a.workspace_starts.stride[0], p.prefills = a.workspace_starts.shape[0];
+  p.starts_stride = a.workspace_starts.stride[0];
+  p.prefills = a.workspace_starts.shape[0];
   p.workspace_rows = a.workspace_rows;
   p.parallel = a.parallel;
-  p.slots = static_cast<int32_t*>(a.slots.data), p.slot_stride = a.slots.stride[0];
-  p.counts = static_cast<int32_t*>(a.counts.data), p.count_stride = a.counts.stride[0];
+  p.slots = static_cast<int32_t*>(a.slots.data);
+  p.slot_stride = a.slots.stride[0];
+  p.counts = static_cast<int32_t*>(a.counts.data);
+  p.count_stride = a.counts.stride[0];
   p.device = a.plan ? a.plan->device(a.target) : a.target.device;
   return p;
 }

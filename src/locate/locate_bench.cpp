@@ -11,7 +11,10 @@ void measure(bench::Runner& runner, int64_t tokens) {
   const bench::Sizes sizes{
       .topk = 2048, .batch = tokens, .context = 32768, .device = runner.device()};
   bench::Case c{.name = fmt::format("{} tokens topk {}", tokens, sizes.topk)};
-  c.topk = sizes.topk, c.batch = tokens, c.s_q = 1, c.context = sizes.context;
+  c.topk = sizes.topk;
+  c.batch = tokens;
+  c.s_q = 1;
+  c.context = sizes.context;
   if (!runner.wants(c)) return;
   bench::LocateProblem problem(sizes);
   c.bytes = problem.bytes();

@@ -40,7 +40,9 @@ struct Problem {
                                    : draw(rng, 0, c.pages - 1));
     for (int64_t t = 0; t < c.tokens; ++t)
       prefill_requests[t] = static_cast<int32_t>(t % 5) - 1;  // 3 is too large
-    starts[0] = 0, starts[1] = 100, starts[2] = -7;
+    starts[0] = 0;
+    starts[1] = 100;
+    starts[2] = -7;
   }
 
   LocateArgs args() {

@@ -69,7 +69,8 @@ void simd(const Params& p) noexcept {
       } else {
         Params one = p;
         one.tokens = 1;
-        one.ids += t * p.id_stride, one.slots += t * p.slot_stride;
+        one.ids += t * p.id_stride;
+        one.slots += t * p.slot_stride;
         one.requests += t * p.request_stride;
         if (one.prefill_requests) one.prefill_requests += t * p.prefill_stride;
         if (one.counts) one.counts += t * p.count_stride;

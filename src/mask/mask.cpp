@@ -30,10 +30,14 @@ Params checked(const TopkMaskArgs& a) {
   check.range(a.mask.shape[1], "mask (bytes of a row)", 0, INT64_MAX / 16);
 
   Params p;
-  p.ids = static_cast<const int32_t*>(a.ids.data), p.id_stride = a.ids.stride[0];
-  p.tokens = tokens, p.topk = a.ids.shape[1];
-  p.lengths = static_cast<const int32_t*>(a.lengths.data), p.length_stride = a.lengths.stride[0];
-  p.mask = static_cast<uint8_t*>(a.mask.data), p.mask_stride = a.mask.stride[0];
+  p.ids = static_cast<const int32_t*>(a.ids.data);
+  p.id_stride = a.ids.stride[0];
+  p.tokens = tokens;
+  p.topk = a.ids.shape[1];
+  p.lengths = static_cast<const int32_t*>(a.lengths.data);
+  p.length_stride = a.lengths.stride[0];
+  p.mask = static_cast<uint8_t*>(a.mask.data);
+  p.mask_stride = a.mask.stride[0];
   p.bytes = a.mask.shape[1];
   p.device = a.target.device;
   return p;

@@ -10,7 +10,10 @@ namespace {
 void measure_mask(bench::Runner& runner, int64_t tokens, int64_t keys) {
   constexpr int64_t kTopk = 2048;
   bench::Case c{.name = fmt::format("{} tokens of {}k", tokens, keys / 1024)};
-  c.topk = kTopk, c.batch = 1, c.s_q = tokens, c.context = keys;
+  c.topk = kTopk;
+  c.batch = 1;
+  c.s_q = tokens;
+  c.context = keys;
   const int64_t row_bytes = 4 * kTopk + keys / 8;
   c.bytes = static_cast<double>(tokens * row_bytes);
   if (!runner.wants(c)) return;

@@ -41,18 +41,27 @@ Params checked(const MergeArgs& a) {
   check.optional(a.sink, "sink", DType::kF32, {heads});
 
   Params p;
-  p.partial_out = a.partial_out.data, p.partial_bf16 = in == DType::kBf16;
-  p.part_stride = a.partial_out.stride[0], p.token_stride = a.partial_out.stride[1];
+  p.partial_out = a.partial_out.data;
+  p.partial_bf16 = in == DType::kBf16;
+  p.part_stride = a.partial_out.stride[0];
+  p.token_stride = a.partial_out.stride[1];
   p.head_stride = a.partial_out.stride[2];
   p.partial_lse = static_cast<const float*>(a.partial_lse.data);
-  p.lse_part_stride = a.partial_lse.stride[0], p.lse_token_stride = a.partial_lse.stride[1];
+  p.lse_part_stride = a.partial_lse.stride[0];
+  p.lse_token_stride = a.partial_lse.stride[1];
   p.lse_head_stride = a.partial_lse.stride[2];
-  p.parts = parts, p.tokens = tokens, p.heads = heads, p.d_v = d_v;
+  p.parts = parts;
+  p.tokens = tokens;
+  p.heads = heads;
+  p.d_v = d_v;
   p.sink = static_cast<const float*>(a.sink.data);
-  p.out = a.out.data, p.out_bf16 = out == DType::kBf16;
-  p.out_token_stride = a.out.stride[0], p.out_head_stride = a.out.stride[1];
+  p.out = a.out.data;
+  p.out_bf16 = out == DType::kBf16;
+  p.out_token_stride = a.out.stride[0];
+  p.out_head_stride = a.out.stride[1];
   p.lse = static_cast<float*>(a.lse.data);
-  p.out_lse_token_stride = a.lse.stride[0], p.out_lse_head_stride = a.lse.stride[1];
+  p.out_lse_token_stride = a.lse.stride[0];
+  p.out_lse_head_stride = a.lse.stride[1];
   p.device = a.target.device;
   return p;
 }

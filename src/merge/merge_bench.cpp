@@ -10,7 +10,9 @@ namespace {
 void measure_merge(bench::Runner& runner, int64_t tokens) {
   constexpr int64_t kHeads = 128, kValue = 512;
   bench::Case c{.name = fmt::format("2 parts {} tokens", tokens)};
-  c.heads = kHeads, c.batch = 1, c.s_q = tokens;
+  c.heads = kHeads;
+  c.batch = 1;
+  c.s_q = tokens;
   c.bytes = static_cast<double>(tokens * kHeads * (3 * 2 * kValue + 3 * 4));
   if (!runner.wants(c)) return;
   bench::Placement placement(runner.device());

@@ -72,7 +72,8 @@ __device__ void find_ranges(SharedMemory<Set>& sm, const Params& p, int64_t toke
   if (threadIdx.x < kTokens) {
     const int64_t t = token + threadIdx.x;
     const Range r = t < p.tokens ? range_of(p, t) : Range{0, 0};
-    sm.first[threadIdx.x] = r.first, sm.last[threadIdx.x] = r.last;
+    sm.first[threadIdx.x] = r.first;
+    sm.last[threadIdx.x] = r.last;
     if (r.last > r.first) atomicMin(&sm.low, r.first), atomicMax(&sm.high, r.last);
   }
   __syncthreads();
@@ -115,7 +116,9 @@ __device__ void produce(SharedMemory<Set>& sm, const Task& task, const Place& at
     copy_commit();
     copy_wait<2>();
     if (b > 0) announce(2 * b - 1);
-    k += kKeys * p.k_row_stride, v += kKeys * p.v_row_stride, rows -= kKeys;
+    k += kKeys * p.k_row_stride;
+    v += kKeys * p.v_row_stride;
+    rows -= kKeys;
   }
   copy_wait<0>();
   announce(2 * blocks - 2);
@@ -237,7 +240,8 @@ __device__ void consume(SharedMemory<Set>& sm, const Task& task, const Place& at
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     rows.token[i] = at.token + mine + 8 * i;
-    rows.first[i] = sm.first[mine + 8 * i], rows.last[i] = sm.last[mine + 8 * i];
+    rows.first[i] = sm.first[mine + 8 * i];
+    rows.last[i] = sm.last[mine + 8 * i];
     const bool there = rows.token[i] < p.tokens;
     const bf16* from = p.q + at.head * p.q_head_stride + lane % 4 * 2;
     if (there) from += rows.token[i] * p.q_token_stride;
@@ -408,7 +412,8 @@ void launch(const Task& task, unsigned cluster) {
   config.blockDim = {kConsumers + kProducers, 1, 1};
   config.dynamicSmemBytes = kBytes;
   config.stream = static_cast<cudaStream_t>(task.p.device.stream);
-  config.attrs = &attribute, config.numAttrs = cluster > 1;
+  config.attrs = &attribute;
+  config.numAttrs = cluster > 1;
   cudaLaunchKernelEx(&config, attend_dense<Set>, task);
 }
 

@@ -75,29 +75,35 @@ void check_ids(const Check& check, const MhaArgs& a, Params& p) {
   if (check.optional(a.ids, "ids", DType::kI32, {p.tokens, Check::kAny})) {
     static constexpr int32_t kNone = 0;  // no columns: an empty set, not "every key"
     p.ids = a.ids.data ? static_cast<const int32_t*>(a.ids.data) : &kNone;
-    p.id_stride = a.ids.stride[0], p.topk = a.ids.shape[1];
+    p.id_stride = a.ids.stride[0];
+    p.topk = a.ids.shape[1];
   }
   if (a.starts) {
     check.strided(a.starts, "starts", DType::kI32, {p.tokens});
-    p.starts = static_cast<const int32_t*>(a.starts.data), p.start_stride = a.starts.stride[0];
+    p.starts = static_cast<const int32_t*>(a.starts.data);
+    p.start_stride = a.starts.stride[0];
   }
   if (a.lengths) {
     check.strided(a.lengths, "lengths", DType::kI32, {p.tokens});
-    p.lengths = static_cast<const int32_t*>(a.lengths.data), p.length_stride = a.lengths.stride[0];
+    p.lengths = static_cast<const int32_t*>(a.lengths.data);
+    p.length_stride = a.lengths.stride[0];
   }
   if (check.optional(a.mask, "mask", DType::kU8, {p.tokens, Check::kAny})) {
     static constexpr uint8_t kNone = 0;
     p.mask = a.mask.data ? static_cast<const uint8_t*>(a.mask.data) : &kNone;
-    p.mask_stride = a.mask.stride[0], p.mask_width = a.mask.shape[1];
+    p.mask_stride = a.mask.stride[0];
+    p.mask_width = a.mask.shape[1];
   }
   if (check.optional(a.bits, "bits", DType::kU8, {p.tokens, Check::kAny})) {
     static constexpr uint8_t kNone = 0;
     p.bits = a.bits.data ? static_cast<const uint8_t*>(a.bits.data) : &kNone;
-    p.bits_stride = a.bits.stride[0], p.bits_width = a.bits.shape[1];
+    p.bits_stride = a.bits.stride[0];
+    p.bits_width = a.bits.shape[1];
   }
   if (check.optional(a.bias, "bias", DType::kF32, {p.tokens, Check::kAny})) {
     p.bias = static_cast<const float*>(a.bias.data);
-    p.bias_stride = a.bias.stride[0], p.bias_width = a.bias.shape[1];
+    p.bias_stride = a.bias.stride[0];
+    p.bias_width = a.bias.shape[1];
   }
 }
 
@@ -112,13 +118,20 @@ Params checked(const MhaArgs& a) {
   check.range(d_qk, "q (d_qk)", 1, kMaxDim);
   const int64_t d_v = check.range(a.v.shape[2], "v (d_v)", 1, kMaxDim);
   Params p;
-  p.tokens = tokens, p.heads = heads, p.rows = rows, p.d_qk = d_qk, p.d_v = d_v;
+  p.tokens = tokens;
+  p.heads = heads;
+  p.rows = rows;
+  p.d_qk = d_qk;
+  p.d_v = d_v;
   p.q = static_cast<const bf16*>(a.q.data);
-  p.q_token_stride = a.q.stride[0], p.q_head_stride = a.q.stride[1];
+  p.q_token_stride = a.q.stride[0];
+  p.q_head_stride = a.q.stride[1];
   p.k = static_cast<const bf16*>(a.k.data);
-  p.k_row_stride = a.k.stride[0], p.k_head_stride = a.k.stride[1];
+  p.k_row_stride = a.k.stride[0];
+  p.k_head_stride = a.k.stride[1];
   p.v = static_cast<const bf16*>(a.v.data);
-  p.v_row_stride = a.v.stride[0], p.v_head_stride = a.v.stride[1];
+  p.v_row_stride = a.v.stride[0];
+  p.v_head_stride = a.v.stride[1];
   check_ids(check, a, p);
   p.scale = a.scale;
   if (check.optional(a.sink, "sink", DType::kF32, {heads}))
@@ -126,11 +139,13 @@ Params checked(const MhaArgs& a) {
   check.output(a.out, "out", DType::kBf16, {tokens, heads, d_v});
   check.tensor(a.out, "out", DType::kBf16, {tokens, heads, d_v});
   p.out = static_cast<bf16*>(a.out.data);
-  p.out_token_stride = a.out.stride[0], p.out_head_stride = a.out.stride[1];
+  p.out_token_stride = a.out.stride[0];
+  p.out_head_stride = a.out.stride[1];
   if (a.lse) {
     check.output(a.lse, "lse", DType::kF32, {tokens, heads});
     p.lse = static_cast<float*>(a.lse.data);
-    p.lse_token_stride = a.lse.stride[0], p.lse_head_stride = a.lse.stride[1];
+    p.lse_token_stride = a.lse.stride[0];
+    p.lse_head_stride = a.lse.stride[1];
   }
   constexpr float kInf = std::numeric_limits<float>::infinity();
   p.empty_lse = a.empty_lse_negative ? -kInf : kInf;

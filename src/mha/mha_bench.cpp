@@ -14,7 +14,10 @@ namespace {
 void measure(bench::Runner& runner, int64_t heads, int64_t rows, int64_t topk) {
   constexpr int64_t kKey = 192, kValue = 128;
   bench::Case c{.name = fmt::format("{} h{} {} tokens", topk > 0 ? "topk" : "causal", heads, rows)};
-  c.heads = heads, c.topk = topk, c.batch = 1, c.s_q = c.context = rows;
+  c.heads = heads;
+  c.topk = topk;
+  c.batch = 1;
+  c.s_q = c.context = rows;
   if (!runner.wants(c)) return;
   bench::Placement placement(runner.device());
   tools::Random random(1);

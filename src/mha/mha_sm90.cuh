@@ -62,8 +62,10 @@ class Walk {
     const int word = threadIdx.x;
     if (word < kChunk / 64) {
       uint32_t low = 0, high = 0;
-      for (int t = 0; t < kTokens; ++t)
-        low |= m_.bits[t][2 * word], high |= m_.bits[t][2 * word + 1];
+      for (int t = 0; t < kTokens; ++t) {
+        low |= m_.bits[t][2 * word];
+        high |= m_.bits[t][2 * word + 1];
+      }
       m_.merged[word] = low | static_cast<uint64_t>(high) << 32;
     }
     __syncthreads();

@@ -219,7 +219,8 @@ struct Problem {
           sum += w;
           for (int64_t d = 0; d < c.d_v; ++d) {
             const double x = w * to_float(v[(r * kv_heads + kh) * (c.d_v + gap) + d]);
-            o[d] += x, m[d] += std::fabs(x);
+            o[d] += x;
+            m[d] += std::fabs(x);
           }
         }
         double factor = sum > 0 ? 1 / sum : 0;

@@ -107,9 +107,11 @@ __device__ inline void set_listed(const Params& p, const Tokens& tokens, const I
     for (int token = 0; token < count;) {
       const Ids in = ids_of(mine, token);
       uint32_t* const at = words;
-      left -= 32 * kAhead, from += 32 * kAhead;
+      left -= 32 * kAhead;
+      from += 32 * kAhead;
       if (left + lane <= 0) {  // the next token's
-        from += p.id_stride / 4 - (vectors - lane - left), left = vectors - lane;
+        from += p.id_stride / 4 - (vectors - lane - left);
+        left = vectors - lane;
         ++token, words += tokens.pitch;
       }
       load(next, token < count ? left : 0);

@@ -78,8 +78,10 @@ class Union {
   uint64_t joined(int64_t w) {
     uint64_t any = 0;
     all_ = ~uint64_t{0};
-    for (int32_t i = 0; i < count_; ++i)
-      any |= sets_[i * words_ + w], all_ &= sets_[i * words_ + w];
+    for (int32_t i = 0; i < count_; ++i) {
+      any |= sets_[i * words_ + w];
+      all_ &= sets_[i * words_ + w];
+    }
     return any;
   }
   const uint64_t* sets_;

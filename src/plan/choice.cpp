@@ -168,12 +168,14 @@ PlanOptions resolve(PlanOptions o) {
 ScheduleShape schedule_shape(const PlanOptions& o, bool gathered, int64_t tokens) noexcept {
   ScheduleShape s;
   s.tokens = tokens;
-  s.widths[0] = o.topk, s.widths[1] = o.extra_topk;
+  s.widths[0] = o.topk;
+  s.widths[1] = o.extra_topk;
   // V4's gathered chunks attend to combined lists, padded to 128 columns.
   if (gathered && o.model.lists == 2) s.widths[0] = ceil128(o.topk + o.extra_topk) - o.extra_topk;
   s.ratio = o.ratio;
   s.workers = o.target.device.kind == DeviceKind::kCpu ? cpu::threads() : 1;
-  s.split = o.split, s.split_size = o.split_size;
+  s.split = o.split;
+  s.split_size = o.split_size;
   return s;
 }
 

@@ -51,7 +51,8 @@ class Prefill {
     };
     const Tensor w_uk = weight(2, kNope), w_uv = weight(3, kValue);
     Tensor nope = q, rope = q;
-    nope.shape[2] = kNope, rope.shape[2] = kRope;
+    nope.shape[2] = kNope;
+    rope.shape[2] = kRope;
     rope.data = static_cast<bf16*>(q.data) + kNope;
     const Tensor latent = placement_.room(buffers_[4], {s.tokens, s.heads, kLatent});
     const Tensor attended = placement_.room(buffers_[5], {s.tokens, s.heads, kLatent});
@@ -70,9 +71,11 @@ class Prefill {
                      .v = placement_.room(buffers_[8], {s.context, s.heads, kValue}),
                      .target = target};
       mha_ = {.q = q, .k = decompress_.k, .v = decompress_.v, .scale = 0.072f, .out = out};
-      mha_.lengths = placement_.copied(ends_, {s.tokens}), mha_.target = target;
+      mha_.lengths = placement_.copied(ends_, {s.tokens});
+      mha_.target = target;
       if (s.context > kTopk) {
-        bits_.ids = placement_.copied(ids_, {s.tokens, width_}), bits_.target = target;
+        bits_.ids = placement_.copied(ids_, {s.tokens, width_});
+        bits_.target = target;
         mha_.bits = bits_.mask = placement_.room(mask_, {s.tokens, s.context / 8});
       }
     }
@@ -88,7 +91,8 @@ class Prefill {
     KvList& list = attend_.lists[0];
     c.flops = projections + 2 * h * keys * (2 * kLatent + kRope);
     c.name = name + " direct";
-    list.cache = gather_.cache.cache, list.indices = placement_.copied(slots_, {s_.tokens, width_});
+    list.cache = gather_.cache.cache;
+    list.indices = placement_.copied(slots_, {s_.tokens, width_});
     run(runner, c, [&] { attend(attend_); });
     c.name = name + " gathered";
     list.cache = {rows_.data, kV32.bf16, 1, static_cast<int32_t>(s_.context)};
@@ -124,11 +128,13 @@ class Prefill {
     width_ = std::min(kTopk, s_.context);
     ids_ = tools::Buffer<int32_t>(s_.tokens * width_);
     slots_ = tools::Buffer<int32_t>(s_.tokens * width_);
-    lengths_ = tools::Buffer<int32_t>(s_.tokens), ends_ = tools::Buffer<int32_t>(s_.tokens);
+    lengths_ = tools::Buffer<int32_t>(s_.tokens);
+    ends_ = tools::Buffer<int32_t>(s_.tokens);
     internal::cpu::parallel_for(s_.tokens, [&](int64_t t, int) {
       tools::Random random(2 + t);
       const int64_t end = s_.context - s_.tokens + t + 1, count = std::min(end, width_);
-      ends_[t] = static_cast<int32_t>(end), lengths_[t] = static_cast<int32_t>(count);
+      ends_[t] = static_cast<int32_t>(end);
+      lengths_[t] = static_cast<int32_t>(count);
       std::ranges::fill(ids_.span(t * width_, width_), -1);
       std::ranges::fill(slots_.span(t * width_, width_), -1);
       for (int64_t i = 0, first = 0, next = 0; i < count; ++i, first = next) {
@@ -163,18 +169,26 @@ void measure_v4(bench::Runner& runner, bench::Case c, const Shape& s) {
   const std::string name = c.name;
   constexpr int64_t kWindow = 128;
   const int64_t states = s.context / 4, reached = s.tokens + kWindow - 1;
-  c.extra = s.heads * 8, c.topk = kWindow, c.model = std::string(kV4.name);
+  c.extra = s.heads * 8;
+  c.topk = kWindow;
+  c.model = std::string(kV4.name);
   bench::Sizes sizes{.model = kV4, .heads = s.heads, .topk = kWindow, .extra = c.extra};
-  sizes.s_q = s.tokens, sizes.context = s.context, sizes.device = runner.device();
+  sizes.s_q = s.tokens;
+  sizes.context = s.context;
+  sizes.device = runner.device();
   {
     bench::AttendProblem direct(sizes);
     direct.use(c.kernel.c_str());
-    c.name = name + " direct", c.flops = direct.flops();
+    c.name = name + " direct";
+    c.flops = direct.flops();
     runner.measure(c, [&] { attend(direct.args); });
   }
   bench::Sizes rows = sizes;
-  rows.topk += rows.extra, rows.extra = 0, rows.context = states + reached;
-  rows.page = static_cast<int32_t>(rows.context), rows.bf16_cache = true;
+  rows.topk += rows.extra;
+  rows.extra = 0;
+  rows.context = states + reached;
+  rows.page = static_cast<int32_t>(rows.context);
+  rows.bf16_cache = true;
   bench::AttendProblem attention(rows);
   attention.use(c.kernel.c_str());
   auto* memory = static_cast<bf16*>(attention.cache.cache.data);
@@ -193,8 +207,13 @@ void measure_v4(bench::Runner& runner, bench::Case c, const Shape& s) {
 const bench::Suite suite("plan", "routes", [](bench::Runner& runner) {
   const auto run = [&](const Shape& s) {
     bench::Case c{.name = fmt::format("h{} {} of {}", s.heads, s.tokens, s.context)};
-    c.kernel = runner.on_cuda() ? "sm90 stages" : "cpu", c.model = std::string(kV32.name);
-    c.heads = s.heads, c.topk = kTopk, c.batch = 1, c.s_q = s.tokens, c.context = s.context;
+    c.kernel = runner.on_cuda() ? "sm90 stages" : "cpu";
+    c.model = std::string(kV32.name);
+    c.heads = s.heads;
+    c.topk = kTopk;
+    c.batch = 1;
+    c.s_q = s.tokens;
+    c.context = s.context;
     if (runner.wants(c)) Prefill(runner.device(), s).measure(runner, c);
   };
   const bool cuda = runner.on_cuda();

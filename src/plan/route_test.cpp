@@ -155,7 +155,11 @@ TEST(RoutedPlan, TooLongForTheWorkspaceReadsThePages) {
 
 TEST(RoutedPlan, V4ReadsPagesBeforeAllElse) {
   PlanOptions o = options();
-  o.model = kV4, o.format = CacheFormat::kV4Fp8, o.topk = 8, o.extra_topk = 16, o.mha = false;
+  o.model = kV4;
+  o.format = CacheFormat::kV4Fp8;
+  o.topk = 8;
+  o.extra_topk = 16;
+  o.mha = false;
   Plan plan(o);
   plan.refill(Lengths({1, 4, 3, 10, 5}, {50, 9, 0, 40, 30}).batch());
   ASSERT_EQ(plan.parts().size(), 2u);
@@ -186,9 +190,12 @@ TEST(RoutedPlan, AskedModesStay) {
   EXPECT_EQ(separate.parts()[0], (Part{0, 24, 0, 2, true}));
   o.mode = Mode::kDirect;
   EXPECT_EQ(Plan(o).parts().size(), 1u);
-  o.mode = Mode::kAuto, o.format = CacheFormat::kV32Bf16;
+  o.mode = Mode::kAuto;
+  o.format = CacheFormat::kV32Bf16;
   EXPECT_EQ(Plan(o).mode(), Mode::kBf16);
-  o = options(), o.mha = false, o.route = prefill_route;
+  o = options();
+  o.mha = false;
+  o.route = prefill_route;
   EXPECT_EQ(Plan(o).mode(), Mode::kMixed);  // the CPU, 16 heads
   o.mha = true;
   EXPECT_EQ(Plan(o).mode(), Mode::kSeparate);
@@ -208,7 +215,11 @@ TEST(RoutedPlan, FixedSplitsGoOneWay) {
   EXPECT_EQ(plan.parts()[0], (Part{0, 35, 0, 4}));
   o.heads = 128;
   EXPECT_EQ(Plan(o).mode(), Mode::kDirect);
-  o.model = kV4, o.format = CacheFormat::kV4Fp8, o.topk = 8, o.extra_topk = 16, o.mha = false;
+  o.model = kV4;
+  o.format = CacheFormat::kV4Fp8;
+  o.topk = 8;
+  o.extra_topk = 16;
+  o.mha = false;
   EXPECT_EQ(Plan(o).mode(), Mode::kDirect);
   o.mode = Mode::kSeparate;
   EXPECT_EQ(Plan(o).mode(), Mode::kSeparate);

@@ -35,8 +35,10 @@ class Call {
     const int64_t blocks = (p.tokens + per_block_ - 1) / per_block_;
     first_ = p.ranges.limit;
     for (int64_t t = 0; t < p.tokens; ++t)
-      if (const Range r = p.ranges.of(t); r.first < r.last)
-        first_ = std::min(first_, r.first), last_ = std::max(last_, r.last);
+      if (const Range r = p.ranges.of(t); r.first < r.last) {
+        first_ = std::min(first_, r.first);
+        last_ = std::max(last_, r.last);
+      }
     if (first_ >= last_) return;
     const int64_t wanted = (kTasksPerThread * cpu::threads() + blocks - 1) / blocks;
     piece_ = std::max(kMinPiece, (last_ - first_ + wanted - 1) / wanted);

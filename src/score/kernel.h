@@ -86,8 +86,10 @@ WINNOW_HD inline Run run_in(const Params& p, int64_t found, int64_t offset, int6
 WINNOW_HD inline Run run_of(const Params& p, int32_t request, int64_t first, int64_t limit) {
   Run r;
   if (!p.requests) {
-    r.rows = p.rows + first * p.row_stride, r.row_stride = p.row_stride;
-    r.scales = p.scales + first * p.scale_stride, r.scale_stride = p.scale_stride;
+    r.rows = p.rows + first * p.row_stride;
+    r.row_stride = p.row_stride;
+    r.scales = p.scales + first * p.scale_stride;
+    r.scale_stride = p.scale_stride;
     r.count = limit;
     return r;
   }
@@ -142,7 +144,8 @@ void amx(const Params& p) noexcept;
 inline Params wave_of(const Params& p, int64_t first, int64_t count) {
   Params wave = p;
   wave.tokens = count;
-  wave.q += first * wave.q_token_stride, wave.weights += first * wave.weight_stride;
+  wave.q += first * wave.q_token_stride;
+  wave.weights += first * wave.weight_stride;
   if (wave.requests) wave.requests += first * wave.request_stride;
   if (wave.ranges.starts) wave.ranges.starts += first * wave.ranges.start_stride;
   if (wave.ranges.ends) wave.ranges.ends += first * wave.ranges.end_stride;

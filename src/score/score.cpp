@@ -81,7 +81,8 @@ void check_keys(const Check& check, const ScoreArgs& a, Params& p) {
     check.tensor(a.key_scales, "key_scales", DType::kF32, {a.key_rows.shape[0]});
     check.that(!a.block_table, "block_table", "none with key_rows", shape_of(a.block_table));
     check.that(!a.requests, "requests", "none with key_rows", shape_of(a.requests));
-    p.rows = static_cast<const uint8_t*>(a.key_rows.data), p.row_stride = a.key_rows.stride[0];
+    p.rows = static_cast<const uint8_t*>(a.key_rows.data);
+    p.row_stride = a.key_rows.stride[0];
     p.scales = static_cast<const float*>(a.key_scales.data);
     p.scale_stride = a.key_scales.stride[0];
     return;
@@ -92,11 +93,14 @@ void check_keys(const Check& check, const ScoreArgs& a, Params& p) {
   check.tensor(a.block_table, "block_table", DType::kI32, {Check::kAny, Check::kAny});
   check.tensor(a.requests, "requests", DType::kI32, {p.tokens});
   check.that(!a.key_scales, "key_scales", "none with a cache", shape_of(a.key_scales));
-  p.cache = static_cast<const std::byte*>(c.data), p.page_stride = c.page_stride;
-  p.pages = c.pages, p.page = c.page;
+  p.cache = static_cast<const std::byte*>(c.data);
+  p.page_stride = c.page_stride;
+  p.pages = c.pages;
+  p.page = c.page;
   p.table = static_cast<const int32_t*>(a.block_table.data);
   p.table_stride = a.block_table.stride[0];
-  p.table_rows = a.block_table.shape[0], p.table_width = a.block_table.shape[1];
+  p.table_rows = a.block_table.shape[0];
+  p.table_width = a.block_table.shape[1];
   static constexpr int32_t kNoToken = 0;  // paged keys show by `requests`, with no tokens too
   p.requests = p.tokens > 0 ? static_cast<const int32_t*>(a.requests.data) : &kNoToken;
   p.request_stride = a.requests.stride[0];
@@ -121,8 +125,10 @@ Params checked(const Check& check, const ScoreArgs& a) {
                cat("one for ", a.plan->options().index_heads));
   }
   p.q = static_cast<const uint8_t*>(a.q.data);
-  p.q_token_stride = a.q.stride[0], p.q_head_stride = a.q.stride[1];
-  p.weights = static_cast<const float*>(a.weights.data), p.weight_stride = a.weights.stride[0];
+  p.q_token_stride = a.q.stride[0];
+  p.q_head_stride = a.q.stride[1];
+  p.weights = static_cast<const float*>(a.weights.data);
+  p.weight_stride = a.weights.stride[0];
   p.ranges = {static_cast<const int32_t*>(a.starts.data), a.starts.stride[0],
               static_cast<const int32_t*>(a.ends.data), a.ends.stride[0], key_limit(a)};
   return p;
@@ -155,7 +161,8 @@ void score(const ScoreArgs& args) try {
   check.output(args.logits, "logits", DType::kF32, {p.tokens, columns});
   check.tensor(args.logits, "logits", DType::kF32, {p.tokens, columns});
   p.ranges.limit = check.range(args.logits.shape[1], "logits columns", 0, INT32_MAX);
-  p.logits = static_cast<float*>(args.logits.data), p.logit_stride = args.logits.stride[0];
+  p.logits = static_cast<float*>(args.logits.data);
+  p.logit_stride = args.logits.stride[0];
   p.clean = args.clean;
   run("score", internal::score::kernel_for("score", args, internal::score::shape_for(p, 0)), p);
 } catch (const std::bad_alloc&) {
@@ -169,7 +176,8 @@ void score_select(const ScoreSelectArgs& args) try {
   check.that(!args.score.logits, "logits", "none", shape_of(args.score.logits));
   check.output(args.ids, "ids", DType::kI32, {p.score.tokens, Check::kAny});
   check.tensor(args.ids, "ids", DType::kI32, {p.score.tokens, Check::kAny});
-  p.ids = static_cast<int32_t*>(args.ids.data), p.id_stride = args.ids.stride[0];
+  p.ids = static_cast<int32_t*>(args.ids.data);
+  p.id_stride = args.ids.stride[0];
   p.width = args.ids.shape[1];
   p.relative = args.relative;
   if (args.score.plan && p.score.device.kind == DeviceKind::kCuda)

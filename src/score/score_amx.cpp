@@ -100,7 +100,8 @@ void block(const Block& b) noexcept {
                                           b.keys + k * kTileRows * kKeyBytes, dots[turn], before);
       before = {sums + k * kTileRows, dots[turn],   weights + panel * kPanelHeads,
                 tiles * kTileRows,    wide ? 2 : 1, panel == 0};
-      turn ^= 1, k += tiles;
+      turn ^= 1;
+      k += tiles;
     }
   }
   for (int step = 0; step < kSteps; ++step) before.weigh(step);

@@ -16,12 +16,16 @@ std::string shape_of(const bench::Sizes& s) {
 }
 
 void measure(bench::Runner& runner, bench::Sizes sizes) {
-  sizes.topk = 2048, sizes.device = runner.device();
+  sizes.topk = 2048;
+  sizes.device = runner.device();
   bench::Case logits{.name = "logits " + shape_of(sizes), .fp8 = true};
-  logits.heads = sizes.index_heads, logits.batch = sizes.batch, logits.s_q = sizes.s_q;
+  logits.heads = sizes.index_heads;
+  logits.batch = sizes.batch;
+  logits.s_q = sizes.s_q;
   logits.context = sizes.context;
   bench::Case fused = logits;
-  fused.name = fmt::format("topk {} {}", sizes.topk, shape_of(sizes)), fused.topk = sizes.topk;
+  fused.name = fmt::format("topk {} {}", sizes.topk, shape_of(sizes));
+  fused.topk = sizes.topk;
   if (!runner.wants(logits) && !runner.wants(fused)) return;
 
   bench::ScoreProblem problem(sizes);

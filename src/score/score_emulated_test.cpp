@@ -41,7 +41,10 @@ TEST_P(EmulatedTest, UnitsMatchTheFormula) {
   for (float& s : scales) s = std::exp2(testing::normal(rng));
 
   Params p;
-  p.q = q.data(), p.q_head_stride = kDim, p.weights = weights.data(), p.heads = heads;
+  p.q = q.data();
+  p.q_head_stride = kDim;
+  p.weights = weights.data();
+  p.heads = heads;
   testing::Guarded<std::byte> query(bf16_query_bytes(heads)), keys(kBlockKeys * kKeyBytes);
   pack_bf16(p, 0, query.data());
   dequantize_bf16({.rows = rows.data(), .count = kBlockKeys}, keys.data());
@@ -55,7 +58,8 @@ TEST_P(EmulatedTest, UnitsMatchTheFormula) {
         for (int i = 0; i < kDim; ++i) {
           const double product = static_cast<double>(to_float(e4m3{q[h * kDim + i]})) *
                                  to_float(e4m3{rows[j * kDim + i]});
-          dot += product, size += std::fabs(product);
+          dot += product;
+          size += std::fabs(product);
         }
         sum += weights[h] * std::max(dot, 0.0);
         loss += std::fabs(weights[h]) * (128 * size + (heads + 2) * std::max(dot, 0.0));

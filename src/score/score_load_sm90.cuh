@@ -168,7 +168,8 @@ struct Queries {
       const int row = first + (from + k) * (kWorkers / 8), h = row % C::kHeads;
       const int u = row / C::kHeads;
       const int64_t t = token0 + u;
-      bytes[k] = {}, weights[k] = 0;
+      bytes[k] = {};
+      weights[k] = 0;
       if (from + k >= kEach || u >= step_of<C>(p) || h >= p.heads || t >= p.tokens) continue;
       const uint8_t* at = p.q + t * p.q_token_stride + h * p.q_head_stride + part * 16;
       if (__builtin_expect(aligned, 1)) bytes[k] = *reinterpret_cast<const uint4*>(at);

@@ -112,7 +112,8 @@ struct Problem {
       double dot = 0, size = 0, largest = 0;
       for (int64_t i = 0; i < kDim; ++i) {
         const double product = value[row_q[i]] * key_row[i], magnitude = std::fabs(product);
-        dot += product, size += magnitude;
+        dot += product;
+        size += magnitude;
         largest = std::max(largest, std::max(magnitude, std::fabs(dot)));
       }
       const double w = weights[t * (c.heads + c.padding) + h], relu = dot > 0 ? dot : 0;

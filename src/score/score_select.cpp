@@ -49,8 +49,10 @@ void in_waves(const ScoreKernel& kernel, const SelectParams& p) noexcept {
 
   for (int64_t first = 0; first < p.score.tokens; first += rows) {
     Params wave = wave_of(p.score, first, std::min(rows, p.score.tokens - first));
-    wave.logits = logits, wave.logit_stride = longest;
-    wave.clean = false, wave.from_start = true;
+    wave.logits = logits;
+    wave.logit_stride = longest;
+    wave.clean = false;
+    wave.from_start = true;
     kernel.run(wave);
 
     const bool split = wave.tokens < cpu::threads();

@@ -48,7 +48,8 @@ int32_t chunk_for(const Params& p) {
     const int64_t chunks = std::clamp<int64_t>(round * slots / groups, 1, tiles);
     const int64_t each = (tiles + chunks - 1) / chunks;
     if (cost(each) > (decode ? least * 26 / 25 : least - 1)) continue;
-    best = each, least = C::kBlocks == 2 ? cost(each) : std::min(least, cost(each));
+    best = each;
+    least = C::kBlocks == 2 ? cost(each) : std::min(least, cost(each));
   }
   return static_cast<int32_t>(best * kTileKeys);
 }
@@ -154,8 +155,10 @@ void select_sm90(const ScoreKernel& kernel, const SelectParams& p) noexcept {
   const int64_t rows = wave_rows(p.score.tokens, std::min(room, kWaveLogits) / row, together);
   for (int64_t first = 0; first < p.score.tokens; first += rows) {
     Params wave = wave_of(p.score, first, std::min(rows, p.score.tokens - first));
-    wave.logits = logits, wave.logit_stride = row;
-    wave.clean = false, wave.from_start = true;
+    wave.logits = logits;
+    wave.logit_stride = row;
+    wave.clean = false;
+    wave.from_start = true;
     wave.overlap = first > 0;  // with the selection of the wave before
     wave.guess.together = together;
     wave.guess.first_request = static_cast<int32_t>(first / together);

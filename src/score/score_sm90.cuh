@@ -38,7 +38,8 @@ __device__ Pass next_pass(const SharedMemory<C>& sm, uint32_t& left, int32_t chu
   for (int u = 0; u < C::kTokens; ++u)
     if ((left >> u & 1) && sm.requests[u] == pass.request) {
       pass.members |= 1u << u;
-      pass.from = min(pass.from, sm.begins[u]), pass.to = max(pass.to, sm.ends[u]);
+      pass.from = min(pass.from, sm.begins[u]);
+      pass.to = max(pass.to, sm.ends[u]);
     }
   left = C::kTokens == 1 ? 0 : left & ~pass.members;  // a single token: the compiler sees one pass
   pass.from = pass.from / C::kTile * C::kTile;
@@ -59,8 +60,14 @@ __device__ __forceinline__ void read(Fragment& f, const uint8_t* rows, const flo
     const uint4* chunks = reinterpret_cast<const uint4*>(rows + (row + 8 * r) * 128);
     const uint4 a = chunks[lane % 4 + (odd ? 4 : 0)], b = chunks[lane % 4 + (odd ? 0 : 4)];
     const uint4 lo = odd ? b : a, hi = odd ? a : b;
-    f.word[r][0] = lo.x, f.word[r][1] = lo.y, f.word[r][2] = lo.z, f.word[r][3] = lo.w;
-    f.word[r][4] = hi.x, f.word[r][5] = hi.y, f.word[r][6] = hi.z, f.word[r][7] = hi.w;
+    f.word[r][0] = lo.x;
+    f.word[r][1] = lo.y;
+    f.word[r][2] = lo.z;
+    f.word[r][3] = lo.w;
+    f.word[r][4] = hi.x;
+    f.word[r][5] = hi.y;
+    f.word[r][6] = hi.z;
+    f.word[r][7] = hi.w;
     f.scale[r] = scales[row + 8 * r];
   }
 }
@@ -94,7 +101,8 @@ __device__ __forceinline__ void add_heads(float (&totals)[2 * C::kGroup],
     for (int i = 0; i < C::kHeads / 8; ++i) {
       const int b = u * (C::kHeads / 8) + i;
       const float even = weights[2 * b], odd = weights[2 * b + 1];
-      x0 = fmaf(even, fmaxf(acc[4 * b], 0.0f), x0), x1 = fmaf(odd, fmaxf(acc[4 * b + 1], 0.0f), x1);
+      x0 = fmaf(even, fmaxf(acc[4 * b], 0.0f), x0);
+      x1 = fmaf(odd, fmaxf(acc[4 * b + 1], 0.0f), x1);
       y0 = fmaf(even, fmaxf(acc[4 * b + 2], 0.0f), y0);
       y1 = fmaf(odd, fmaxf(acc[4 * b + 3], 0.0f), y1);
     }
@@ -119,7 +127,8 @@ __device__ __forceinline__ void add_quad(float (&totals)[2 * kGroup], int c) {
   } else if constexpr (kGroup == 3) {
     float four[8] = {totals[0], totals[1], totals[2], totals[3], totals[4], totals[5]};
     add_quad<4>(four, c);
-    totals[0] = four[0], totals[1] = four[1];
+    totals[0] = four[0];
+    totals[1] = four[1];
   } else {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i)

@@ -42,11 +42,13 @@ Params checked(const SelectArgs& a) {
                cat("one for ", a.plan->tokens()));
 
   Params p;
-  p.logits = static_cast<const float*>(a.logits.data), p.logit_stride = a.logits.stride[0];
+  p.logits = static_cast<const float*>(a.logits.data);
+  p.logit_stride = a.logits.stride[0];
   p.tokens = tokens;
   p.ranges = {static_cast<const int32_t*>(a.starts.data), a.starts.stride[0],
               static_cast<const int32_t*>(a.ends.data), a.ends.stride[0], a.logits.shape[1]};
-  p.ids = static_cast<int32_t*>(a.ids.data), p.id_stride = a.ids.stride[0];
+  p.ids = static_cast<int32_t*>(a.ids.data);
+  p.id_stride = a.ids.stride[0];
   p.width = a.ids.shape[1];
   p.relative = a.relative;
   p.device = a.plan ? a.plan->device(a.target) : a.target.device;

@@ -11,7 +11,10 @@ void measure(bench::Runner& runner, bench::Sizes sizes) {
   sizes.device = runner.device();
   bench::Case c{.name = fmt::format("topk {} of {}k {} token{}", sizes.topk, sizes.context / 1024,
                                     sizes.tokens(), sizes.tokens() == 1 ? "" : "s")};
-  c.topk = sizes.topk, c.batch = sizes.batch, c.s_q = sizes.s_q, c.context = sizes.context;
+  c.topk = sizes.topk;
+  c.batch = sizes.batch;
+  c.s_q = sizes.s_q;
+  c.context = sizes.context;
   if (!runner.wants(c)) return;
   bench::SelectProblem problem(sizes);
   c.bytes = problem.bytes();

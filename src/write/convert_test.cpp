@@ -124,7 +124,8 @@ TEST_P(QuantizeTest, MatchesTheFormula) {
     check_quantize(x, GetParam(), "f32");
     check_quantize(h, GetParam(), "bf16");
     if (n < 7) continue;
-    x[3] = NAN, x[5] = -NAN;
+    x[3] = NAN;
+    x[5] = -NAN;
     check_quantize(x, GetParam(), "with NaN");
     x[n - 1] = -INFINITY;
     check_quantize(x, GetParam(), "with an infinity");

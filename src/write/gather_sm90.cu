@@ -167,7 +167,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
                      __shfl_sync(~0u, run.count, r) - first};
       gather_rows<R, kAligned>(p, base + r, part);
     }
-    piece -= all, before = __shfl_sync(~0u, through, 31);
+    piece -= all;
+    before = __shfl_sync(~0u, through, 31);
   }
 }
 

@@ -83,7 +83,8 @@ WINNOW_HD inline Run run_of(const GatherParams& p, int64_t request, int64_t& bef
   if (length <= 0) return r;
   before += length;
   const int64_t skip = r.row < 0 ? -r.row : 0;  // rows in front of out
-  r.token += skip, r.row += skip;
+  r.token += skip;
+  r.row += skip;
   const int64_t left = length - skip, room = p.rows - r.row;
   r.count = left < room ? left : room;
   if (r.count < 0) r.count = 0;

@@ -68,10 +68,12 @@ Params checked(const WriteArgs& a) {
   rows(a.kv, "kv");
 
   Params p;
-  p.kv = static_cast<const bf16*>(a.kv.data), p.kv_stride = a.kv.stride[0];
+  p.kv = static_cast<const bf16*>(a.kv.data);
+  p.kv_stride = a.kv.stride[0];
   p.rope = a.rope ? static_cast<const bf16*>(a.rope.data) : p.kv + (p.kv ? nope : 0);
   p.rope_stride = a.rope ? a.rope.stride[0] : p.kv_stride;
-  p.slots = static_cast<const int64_t*>(a.slots.data), p.slot_stride = a.slots.stride[0];
+  p.slots = static_cast<const int64_t*>(a.slots.data);
+  p.slot_stride = a.slots.stride[0];
   p.tokens = tokens;
   p.cache = {static_cast<std::byte*>(cache.data), cache.page_stride, cache.pages, cache.page,
              cache.format};

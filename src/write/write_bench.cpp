@@ -11,7 +11,9 @@ namespace {
 void measure(bench::Runner& runner, CacheFormat format, int64_t tokens) {
   const bench::Sizes sizes{.batch = tokens, .context = 32768, .device = runner.device()};
   bench::Case c{.name = fmt::format("{} {} tokens", name_of(format), tokens)};
-  c.batch = tokens, c.s_q = 1, c.context = sizes.context;
+  c.batch = tokens;
+  c.s_q = 1;
+  c.context = sizes.context;
   if (!runner.wants(c)) return;
   bench::WriteProblem problem(sizes, format);
   c.bytes = problem.bytes();
@@ -25,7 +27,8 @@ void measure(bench::Runner& runner, CacheFormat format, int64_t tokens) {
 void measure_gather(bench::Runner& runner, const Model& model, int64_t tokens) {
   const bench::Sizes sizes{.model = model, .context = tokens, .device = runner.device()};
   bench::Case c{.name = fmt::format("gather {} {} tokens", model.name, tokens)};
-  c.batch = c.s_q = 1, c.context = tokens;
+  c.batch = c.s_q = 1;
+  c.context = tokens;
   if (!runner.wants(c)) return;
   bench::Placement placement(runner.device());
   tools::Buffer<bf16> rows;

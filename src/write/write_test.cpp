@@ -191,9 +191,11 @@ TEST_P(WriteKernels, TilesOfZerosAndExtremes) {
     GTEST_SKIP() << why;
   Guarded<bf16> kv(576, 0);
   for (int i = 0; i < 128; ++i) kv[i] = {static_cast<uint16_t>(i % 2 ? 0x7fc0 : 0xffc0)};  // NaN
-  kv[128] = to_bf16(INFINITY), kv[129] = to_bf16(1.0f);
+  kv[128] = to_bf16(INFINITY);
+  kv[129] = to_bf16(1.0f);
   kv[256] = bf16{1};  // the smallest subnormal
-  kv[384] = bf16{0x7f7f}, kv[385] = bf16{0xff7f};
+  kv[384] = bf16{0x7f7f};
+  kv[385] = bf16{0xff7f};
   Guarded<int64_t> slots(std::vector<int64_t>{0});
   const auto run = [&](CacheFormat format, ScaleMode mode) {
     Guarded<uint8_t> cache(page_bytes(format, 1), 0);
@@ -277,7 +279,8 @@ TEST(WriteErrors, NameTheArgument) {
       {"rope", "at least 4 rows", "3"});
   expect(
       [&](WriteArgs& a) {
-        a.cache.format = CacheFormat::kIndexKeys, a.rope = tensor(rope.data(), {4, 64});
+        a.cache.format = CacheFormat::kIndexKeys;
+        a.rope = tensor(rope.data(), {4, 64});
       },
       {"rope", "nothing"});
   expect([](WriteArgs& a) { a.slots.dtype = DType::kI32; }, {"slots", "int64", "int32"});

@@ -194,7 +194,8 @@ struct Amx {
         fetch.step();
         const __m512 x = pow2(_mm512_sub_ps(_mm512_load_ps(s + j * 32), m));
         const __m512 y = pow2(_mm512_sub_ps(_mm512_load_ps(s + j * 32 + 16), m));
-        even = _mm512_add_ps(even, x), odd = _mm512_add_ps(odd, y);
+        even = _mm512_add_ps(even, x);
+        odd = _mm512_add_ps(odd, y);
         const __m512i cells = pairs[j] = pair_bf16(x, y);
         rounded = _mm512_add_ps(rounded, _mm512_add_ps(low_half(cells), high_half(cells)));
       }
@@ -346,7 +347,9 @@ struct Amx {
       if (hb + 1 < blocks) value_pair(b, hb);
       for (int g = 0; hb + 1 == blocks && g < kValueDim / 64; ++g) value_unit(b, hb, g);
     }
-    b.begin = b.end, b.rescale = 0, b.first = false;
+    b.begin = b.end;
+    b.rescale = 0;
+    b.first = false;
   }
 
   static void output(const Block<Amx>& b, int head, float* o) {
@@ -414,7 +417,8 @@ struct Amx {
         const float* s = b.m.s + (key + j) * 16;
         const __m512 x = pow2(_mm512_sub_ps(_mm512_load_ps(s), m));
         const __m512 y = pow2(_mm512_sub_ps(_mm512_load_ps(s + 16), m));
-        even = _mm512_add_ps(even, x), odd = _mm512_add_ps(odd, y);
+        even = _mm512_add_ps(even, x);
+        odd = _mm512_add_ps(odd, y);
         rows[j] = _mm512_castps_si512(x), rows[j + 1] = _mm512_castps_si512(y);
       }
       transpose(rows);

@@ -115,7 +115,11 @@ void fold(Partial& acc, const StoredPart& part) noexcept {
 }
 
 void store(const Partial& part, bool rounded, StoredPart& to) noexcept {
-  to.m = part.m, to.l = part.l, to.max = part.max, to.w = part.w, to.unit = 0;
+  to.m = part.m;
+  to.l = part.l;
+  to.max = part.max;
+  to.w = part.w;
+  to.unit = 0;
   const int exponent = rounded ? HWY_DYNAMIC_DISPATCH(largest_exponent)(part.o) : 255;
   if (exponent >= 254) {  // from 2^127 on, rounding could give 2^128
     std::memcpy(to.o, part.o, sizeof part.o);
@@ -128,7 +132,10 @@ void store(const Partial& part, bool rounded, StoredPart& to) noexcept {
 }
 
 void load(const StoredPart& part, Partial& to) noexcept {
-  to.m = part.m, to.l = part.l, to.max = part.max, to.w = part.w;
+  to.m = part.m;
+  to.l = part.l;
+  to.max = part.max;
+  to.w = part.w;
   if (part.unit == 0) {
     std::memcpy(to.o, part.o, sizeof part.o);
     return;

@@ -24,7 +24,10 @@ std::unique_ptr<Partial> part_of(float size, uint64_t seed = 1) {
     const float factor = i % 3 == 0 ? 1.0f : i % 3 == 1 ? 1e-3f : 1e-9f;
     part->o[i] = size * factor * std::clamp(testing::normal(rng), -4.0f, 4.0f);
   }
-  part->m = -2.5f, part->l = 7.25f, part->max = 3.0f, part->w = 7.5f;
+  part->m = -2.5f;
+  part->l = 7.25f;
+  part->max = 3.0f;
+  part->w = 7.5f;
   return part;
 }
 
@@ -82,11 +85,14 @@ TEST(StoredParts, EdgesOfTheRange) {
   part.o[8] = -std::numeric_limits<float>::max();
   const auto large = there_and_back(part, true, &unit);
   EXPECT_TRUE(same_values(*large, part));  // rounded, it would be infinite
-  part.o[7] = std::nextafter(0x1p127f, 0.0f), part.o[8] = 0;
+  part.o[7] = std::nextafter(0x1p127f, 0.0f);
+  part.o[8] = 0;
   const auto rounded = there_and_back(part, true, &unit);
   EXPECT_EQ(rounded->o[7], 0x1p127f);
   EXPECT_GT(unit, 0);
-  part.o[7] = part.o[8] = 0, part.o[9] = 0x1p-140f;  // subnormal: below the smallest unit
+  // subnormal: below the smallest unit
+  part.o[7] = part.o[8] = 0;
+  part.o[9] = 0x1p-140f;
   const auto small = there_and_back(part, true, &unit);
   EXPECT_EQ(small->o[9], 0x1p-140f);
 }

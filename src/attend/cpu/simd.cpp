@@ -189,7 +189,9 @@ void simd_tile(const Params& p, const TileJob& job, std::byte* memory) {
   }
   for (int32_t h = 0; h < p.heads; ++h) {
     Partial& part = job.parts[h];
-    part.m = s.heads.m[h], part.l = part.w = s.heads.l[h], part.max = s.heads.max[h];
+    part.m = s.heads.m[h];
+    part.l = part.w = s.heads.l[h];
+    part.max = s.heads.max[h];
     job.ready(h, part);
   }
 }

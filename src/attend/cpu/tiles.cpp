@@ -140,7 +140,8 @@ class Run {
   // The call as it is for some of its heads.
   Params params_of(Heads h) const {
     Params p = p_;
-    p.q += h.begin * p.q_head_stride, p.q_rope += h.begin * p.rope_head_stride;
+    p.q += h.begin * p.q_head_stride;
+    p.q_rope += h.begin * p.rope_head_stride;
     p.heads = h.end - h.begin;
     return p;
   }

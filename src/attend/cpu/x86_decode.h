@@ -177,11 +177,15 @@ void attend_tile(const Params& p, const TileJob& job, std::byte* memory) noexcep
     Partial& part = E::kTiled ? one : job.parts[h];
     if (b.first) {  // no valid key
       std::memset(part.o, 0, sizeof(part.o));
-      part.m = kFloor, part.l = part.w = 0, part.max = -kInf;
+      part.m = kFloor;
+      part.l = part.w = 0;
+      part.max = -kInf;
     } else {
       E::output(b, h, part.o);
-      part.m = m.state->m[h] * kLn2, part.max = m.state->top[h] * kLn2;
-      part.l = m.state->l[h], part.w = (E::kTiled ? m.state->w : m.state->l)[h];
+      part.m = m.state->m[h] * kLn2;
+      part.max = m.state->top[h] * kLn2;
+      part.l = m.state->l[h];
+      part.w = (E::kTiled ? m.state->w : m.state->l)[h];
     }
     job.ready(h, part);
   }

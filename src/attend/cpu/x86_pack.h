@@ -86,8 +86,10 @@ WINNOW_INLINE void store_row(const PackedKeys& to, int key, int g, const Group& 
   _mm512_store_si512(row + Panels<R, E>::kHalf, x.b);
 }
 WINNOW_INLINE void interleave(const Group& x, const Group& y, __m512i (&pairs)[4]) {
-  pairs[0] = _mm512_unpacklo_epi16(x.a, y.a), pairs[1] = _mm512_unpackhi_epi16(x.a, y.a);
-  pairs[2] = _mm512_unpacklo_epi16(x.b, y.b), pairs[3] = _mm512_unpackhi_epi16(x.b, y.b);
+  pairs[0] = _mm512_unpacklo_epi16(x.a, y.a);
+  pairs[1] = _mm512_unpackhi_epi16(x.a, y.a);
+  pairs[2] = _mm512_unpacklo_epi16(x.b, y.b);
+  pairs[3] = _mm512_unpackhi_epi16(x.b, y.b);
 }
 template <class E>
 WINNOW_INLINE void store_pairs(const PackedKeys& to, int i, int g, const __m512i (&pairs)[4]) {

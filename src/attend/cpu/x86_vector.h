@@ -117,7 +117,8 @@ struct VectorEngine {
         const __m512 x = pow2(_mm512_sub_ps(_mm512_load_ps(s + key * 32), m));
         __m512 y = _mm512_setzero_ps();
         if (key + 1 < b.n) y = pow2(_mm512_sub_ps(_mm512_load_ps(s + key * 32 + 32), m));
-        sum = _mm512_add_ps(sum, x), sum1 = _mm512_add_ps(sum1, y);
+        sum = _mm512_add_ps(sum, x);
+        sum1 = _mm512_add_ps(sum1, y);
         E::template store_p<R>(b, hb, key, {x, y});
       }
       sum = _mm512_add_ps(_mm512_loadu_ps(st.l + hb * 16), _mm512_add_ps(sum, sum1));
@@ -184,7 +185,8 @@ struct VectorEngine {
         case 2: value_tile<2, kVStep>(t); break;
         default: value_tile<1, kVStep>(t); break;
       }
-      t.p += take, t.o += take * kORow;
+      t.p += take;
+      t.o += take * kORow;
       if (t.factor) t.factor += take;
     }
   }
