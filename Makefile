@@ -5,7 +5,7 @@ ROUNDS ?= 20000
 ARGS ?=
 WINNOW = build/release/winnow
 
-.PHONY: build run test check bench asan tsan python-test fuzz format wheel cuda gpu-test install readme clean help \
+.PHONY: build run test check bench asan tsan python-test engines-test fuzz format wheel cuda gpu-test install readme clean help \
         setup
 
 build: setup  ## the library and the program: build/release/winnow
@@ -35,6 +35,10 @@ tsan: setup  ## tests under ThreadSanitizer
 python-test: setup  ## the Python package, installed into .venv, and its tests
 	@tools/setup.sh python
 	@JOBS=$(JOBS) tools/test.sh python
+
+engines-test: setup  ## the package inside vLLM's real classes, in .venv-engines (1 GB is downloaded once)
+	@tools/setup.sh python
+	@tools/engines_test.sh $(ARGS)
 
 fuzz: setup  ## the fuzz tests for longer (ROUNDS=20000)
 	cmake --preset release

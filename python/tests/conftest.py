@@ -8,6 +8,8 @@ torch = pytest.importorskip("torch")
 
 import winnow  # noqa: E402
 
+collect_ignore = ["engines"]  # `make engines-test`, in an environment with the engines
+
 GOLDEN = pathlib.Path(__file__).parents[2] / "tests" / "data" / "golden"
 
 

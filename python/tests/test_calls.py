@@ -374,7 +374,7 @@ def test_the_extension_shows_its_entry_alone():
 def test_import_needs_nothing():
     """The package itself imports neither torch nor NumPy, and its vLLM plugin not vLLM."""
     code = (
-        "import sys, winnow, winnow.vllm; winnow.support()\n"
+        "import sys, winnow, winnow.engines.vllm; winnow.support()\n"
         "assert not {'torch', 'numpy', 'vllm'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

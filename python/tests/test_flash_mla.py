@@ -191,3 +191,10 @@ def test_dense_calls_say_no():
         flash_mla.flash_mla_with_kvcache(q, cache, None, None, 128, indices=indices)
     with pytest.raises(ValueError, match=r"indices: expected \[1, 1, topk\]"):
         flash_mla.flash_mla_with_kvcache(q, cache, None, None, 512, indices=indices[0])
+
+
+def test_metadata():
+    """What callers of FlashMLA read before the first call: nothing is there yet."""
+    schedule, splits = flash_mla.get_mla_metadata(None, 1, 1)
+    assert splits is None and not schedule.have_initialized
+    assert schedule.tile_scheduler_metadata is None and schedule.num_splits is None

@@ -30,9 +30,14 @@ _BF16 = {576: "v32_bf16", 512: "v4_bf16"}
 
 @dataclasses.dataclass
 class FlashMLASchedMeta:
-    """What get_mla_metadata() gives. winnow schedules inside each call; any call may use it."""
+    """What get_mla_metadata() gives. winnow schedules inside each call; any call may use it.
+
+    The fields are those that callers of FlashMLA read; winnow fills in none of them.
+    """
 
     have_initialized: bool = False
+    tile_scheduler_metadata: torch.Tensor | None = None
+    num_splits: torch.Tensor | None = None
 
 
 def get_mla_metadata(*args, **kwargs) -> tuple[FlashMLASchedMeta, None]:

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# winnow inside serving engines: tests against their real classes, on any machine, without a GPU.
+#   engines_test.sh [pytest's arguments]
+# .venv-engines holds PyTorch's CPU build, winnow and what the engines import; beside them, a folder
+# for each version of an engine, of which PYTHONPATH chooses one. Their compiled parts need CUDA's
+# libraries and are left out.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+versions=(0.26.0 0.32.0)
+venv=$PWD/.venv-engines
+tests=$PWD/python/tests/engines
+pip=("$venv/bin/python" -m pip install -q --disable-pip-version-check)
+
+[ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
+# First what brings dependencies, then what would bring a CUDA build of PyTorch along.
+"${pip[@]}" -r "$tests/requirements.txt"
+"${pip[@]}" --no-deps -r "$tests/requirements-no-deps.txt"
+for version in "${versions[@]}"; do
+  folder=$venv/vllm-$version
+  if [ ! -e "$folder/complete" ]; then
+    rm -rf "$folder"
+    "${pip[@]}" --no-deps --target "$folder" "vllm==$version"
+    find "$folder" -name '*.so' -delete
+    touch "$folder/complete"
+  fi
+done
+"${pip[@]}" --no-build-isolation --no-deps .
+
+cd "$venv"  # the installed package, not the folder
+status=0
+for version in "${versions[@]}"; do
+  echo "vLLM $version"
+  PYTHONPATH=$venv/vllm-$version "$venv/bin/python" -m pytest "$tests" --rootdir "$tests" \
+    -c "$tests/../../../pyproject.toml" "$@" || status=1
+done
+exit $status
