@@ -6,7 +6,8 @@
 # libraries and are left out.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-versions=(0.26.0 0.32.0)
+versions=(0.26.0 0.32.0)  # of vLLM
+sglang=0.5.23
 venv=$PWD/.venv-engines
 tests=$PWD/python/tests/engines
 pip=("$venv/bin/python" -m pip install -q --disable-pip-version-check)
@@ -15,22 +16,25 @@ pip=("$venv/bin/python" -m pip install -q --disable-pip-version-check)
 # First what brings dependencies, then what would bring a CUDA build of PyTorch along.
 "${pip[@]}" -r "$tests/requirements.txt"
 "${pip[@]}" --no-deps -r "$tests/requirements-no-deps.txt"
-for version in "${versions[@]}"; do
-  folder=$venv/vllm-$version
+engines=("sglang-$sglang" "${versions[@]/#/vllm-}")
+for engine in "${engines[@]}"; do
+  folder=$venv/$engine
   if [ ! -e "$folder/complete" ]; then
     rm -rf "$folder"
-    "${pip[@]}" --no-deps --target "$folder" "vllm==$version"
+    "${pip[@]}" --no-deps --target "$folder" "${engine/-/==}"
     find "$folder" -name '*.so' -delete
     touch "$folder/complete"
   fi
 done
 "${pip[@]}" --no-build-isolation --no-deps .
 
+# Small tensors: more threads than one would only wait for each other.
+export OMP_NUM_THREADS=1
 cd "$venv"  # the installed package, not the folder
 status=0
 for version in "${versions[@]}"; do
   echo "vLLM $version"
-  PYTHONPATH=$venv/vllm-$version "$venv/bin/python" -m pytest "$tests" --rootdir "$tests" \
+  PYTHONPATH=$venv/vllm-$version:$venv/sglang-$sglang "$venv/bin/python" -m pytest "$tests" --rootdir "$tests" \
     -c "$tests/../../../pyproject.toml" "$@" || status=1
 done
 exit $status

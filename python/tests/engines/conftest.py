@@ -1,4 +1,4 @@
-"""Tests against the real classes of an engine: `make engines-test`, in an environment of their own."""
+"""Tests against the real classes of an engine, in an environment of their own."""
 
 import logging
 import os

@@ -10,6 +10,9 @@ import os
 import sys
 import types
 
+# Operators live as long as the library that defined them.
+_kept: list = []
+
 
 class _NoStream:
     """A stream or event: nothing waits, since nothing is asynchronous."""
@@ -85,6 +88,20 @@ def _exact_interpreter() -> None:
 
     interpreter._convert_float = convert
 
+    # A mask of integers, which the compiler takes, is one of truth values.
+    builder = interpreter.InterpreterBuilder
+    load, store = builder.create_masked_load, builder.create_masked_store
+
+    def masked_load(self, pointers, mask, *rest):
+        mask.data = mask.data.astype(bool)
+        return load(self, pointers, mask, *rest)
+
+    def masked_store(self, pointers, value, mask, *rest):
+        mask.data = mask.data.astype(bool)
+        return store(self, pointers, value, mask, *rest)
+
+    builder.create_masked_load, builder.create_masked_store = masked_load, masked_store
+
 
 def _extensions() -> None:
     """vLLM's compiled modules import and are empty; FlashMLA's interface is winnow's."""
@@ -101,6 +118,19 @@ def _extensions() -> None:
         "vllm_flash_attn._vllm_fa3_C",
     ):
         sys.modules.setdefault("vllm." + name, types.ModuleType("vllm." + name))
+    import torch
+
+    # What vLLM asks while it is imported; nothing of it is there.
+    library = torch.library.Library("_C", "FRAGMENT")
+    _kept.append(library)
+    for name in (
+        "cutlass_scaled_mm_supports_fp8",
+        "cutlass_scaled_mm_supports_block_fp8",
+        "cutlass_group_gemm_supported",
+        "cutlass_scaled_mm_supports_fp4",
+    ):
+        library.define(f"{name}(int cuda_device_capability) -> bool")
+        library.impl(name, lambda capability: False, "CompositeExplicitAutograd")
     interface = types.ModuleType("vllm.third_party.flashmla.flash_mla_interface")
     for name in winnow.flash_mla.__all__:
         setattr(interface, name, getattr(winnow.flash_mla, name))

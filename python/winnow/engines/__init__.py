@@ -1,1 +1,1 @@
-"""winnow inside serving engines, a module or package for each. docs/engines.md says how to use them."""
+"""winnow inside serving engines, a package for each. docs/engines.md says how to use them."""

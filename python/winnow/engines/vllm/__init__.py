@@ -16,7 +16,8 @@ import importlib.util
 import logging
 import os
 import re
-from collections.abc import Callable
+
+from winnow.engines.hooks import Changes, when_imported
 
 __all__ = ["register", "version_refused"]
 
@@ -25,6 +26,8 @@ _log = logging.getLogger("vllm.winnow")
 
 # The first and the last minor version of vLLM whose classes winnow's were written against.
 _FIRST, _LAST = (0, 26), (0, 32)
+# Before it vLLM's MLA layer asks for dense attention as well, which it has on GPUs only.
+_FIRST_CPU = (0, 32)
 
 # vLLM's name of a backend -> module and class of winnow's. A module imports vLLM's class, which may
 # fail where the other's does not.
@@ -34,40 +37,24 @@ _BACKENDS = {
 }
 
 
-class Changes:
-    """Changes to another package's objects that can be taken back, last one first."""
-
-    def __init__(self) -> None:
-        self._undo: list[Callable[[], object]] = []
-
-    def add(self, undo: Callable[[], object]) -> None:
-        self._undo.append(undo)
-
-    def set(self, owner: object, name: str, value: object) -> None:
-        """owner.name = value, for an attribute that owner itself holds."""
-        before = vars(owner)[name]
-        setattr(owner, name, value)
-        self.add(lambda: setattr(owner, name, before))
-
-    def undo(self) -> None:
-        while self._undo:
-            self._undo.pop()()
-
-
 _changes = Changes()
+
+
+def _minor(version: str) -> tuple[int, int]:
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def version_refused(version: str) -> str:
     """Why winnow stays away from this version of vLLM; "" if it does not."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found and _FIRST <= (int(found[1]), int(found[2])) <= _LAST:
+    if _FIRST <= _minor(version) <= _LAST:
         return ""
     first, last = (".".join(map(str, v)) for v in (_FIRST, _LAST))
     return f"vLLM {version} was never tried, only {first} to {last}"
 
 
 def register() -> bool:
-    """Called by vLLM, possibly several times. True if vLLM's sparse MLA backends are winnow's now."""
+    """Called by vLLM, several times as well. True if winnow stands behind its backends now."""
     if os.environ.get("WINNOW_VLLM") == "0" or importlib.util.find_spec("vllm") is None:
         return False
     unregister()
@@ -77,6 +64,8 @@ def register() -> bool:
             _log.warning("winnow: not used: %s", refused)
             return False
         _register_backends()
+        _replace_indexer()
+        _extend_cpu_platform()
     except Exception as error:
         unregister()
         _log.warning("winnow: not used: %s: %s", type(error).__name__, error)
@@ -97,6 +86,79 @@ def _register_backends() -> None:
             raise RuntimeError(f"{name} is already {backend.get_path()}")
         _changes.add(backend.clear_override)
         registry.register_backend(backend, f"{__name__}.{name}")
+
+
+def _replace_indexer() -> None:
+    layers = "vllm.model_executor.layers.sparse_attn_indexer"
+    when_imported(layers, _careful(_replace_indexer_function), _changes)
+    when_imported("vllm.model_executor.models.deepseek_v2", _careful(_replace_cache), _changes)
+
+
+def _careful(function):
+    """function, but what goes wrong in it is taken back and becomes a line in the log."""
+
+    def run(module):
+        changes = Changes()
+        try:
+            function(module, changes)
+        except Exception as error:
+            changes.undo()
+            _log.warning("winnow: indexer not used: %s: %s", type(error).__name__, error)
+        else:
+            _changes.add(changes.undo)
+
+    return run
+
+
+def _replace_indexer_function(layers, changes: Changes) -> None:
+    """The function, for modules that import it later; the operator; the layer around it."""
+    import torch
+    from vllm.model_executor.custom_op import op_registry_oot
+    from vllm.platforms import current_platform
+
+    from winnow.engines.vllm import indexer
+
+    changes.set(layers, "sparse_attn_indexer", indexer.sparse_attn_indexer)
+    library = torch.library.Library("vllm", "IMPL")
+    changes.add(library._destroy)
+    library.impl(
+        "sparse_attn_indexer",
+        indexer.sparse_attn_indexer,
+        current_platform.dispatch_key,
+        allow_override=True,
+    )
+    name = layers.SparseAttnIndexer.__name__
+    if name in op_registry_oot:
+        raise RuntimeError(f"{name} is already {op_registry_oot[name]}")
+    layers.SparseAttnIndexer.register_oot(indexer.WinnowSparseAttnIndexer)
+    changes.add(lambda: op_registry_oot.pop(name))
+
+
+def _replace_cache(models, changes: Changes) -> None:
+    """The metadata of the indexer's layers, which decides whose function serves a layer."""
+    from vllm.platforms import current_platform
+
+    from winnow.engines.vllm import indexer
+
+    for name, method in indexer.cache_methods(models.DeepseekV32IndexerCache).items():
+        changes.set(models.DeepseekV32IndexerCache, name, method)
+    if current_platform.is_cpu():
+        from winnow.engines.vllm import cpu
+
+        changes.set(models, "per_token_group_quant_fp8", cpu.quantise_queries)
+
+
+def _extend_cpu_platform() -> None:
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        if _minor(importlib.import_module("vllm").__version__) < _FIRST_CPU:
+            _log.warning("winnow: not used: on a CPU it takes vLLM 0.32")
+            return
+        from winnow.engines.vllm import cpu
+
+        for name, method in cpu.METHODS.items():
+            _changes.set(cpu.CpuPlatform, name, method)
 
 
 def __getattr__(name: str):

@@ -1,0 +1,190 @@
+"""winnow's indexer in the real vLLM on a pretended Hopper: as operator and as a direct call."""
+
+import importlib
+import inspect
+from types import SimpleNamespace
+
+import pytest
+import torch
+import vllm
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.forward_context import set_forward_context
+from vllm.v1.attention.backend import CommonAttentionMetadata
+
+LAYERS = "vllm.model_executor.layers.sparse_attn_indexer"
+HEADS, TOPK, PAGE, PAGES = 8, 16, 64, 12
+# Two decodes and two chunks of prefills; then what pads the batch of a CUDA graph.
+QUERY, SEQUENCE, PADDING = [1, 1, 5, 20], [70, 3, 5, 150], 4
+NAME = "layer.indexer.k_cache"
+
+
+@pytest.fixture
+def models(plugin):
+    """vLLM's model module, imported before or after the plugin registered."""
+    assert plugin.register() is True
+    return importlib.import_module("vllm.model_executor.models.deepseek_v2")
+
+
+@pytest.fixture
+def config():
+    config = VllmConfig()
+    with set_current_vllm_config(config):
+        yield config
+
+
+def cache_layer(models, config):
+    return models.DeepseekV32IndexerCache(
+        head_dim=132, dtype=torch.uint8, prefix=NAME, cache_config=config.cache_config
+    )
+
+
+def test_replaced_and_restored(plugin, models):
+    from vllm.model_executor.custom_op import op_registry_oot
+
+    from winnow.engines.vllm import indexer
+
+    layers = importlib.import_module(LAYERS)
+    assert layers.sparse_attn_indexer is indexer.sparse_attn_indexer
+    if vllm.__version__.startswith("0.32."):
+        # Who calls the function directly; 0.26's module needs compiled code to be imported.
+        direct = importlib.import_module("vllm.models.deepseek_v32.attention")
+        assert direct.sparse_attn_indexer is indexer.sparse_attn_indexer
+    assert op_registry_oot["SparseAttnIndexer"] is indexer.WinnowSparseAttnIndexer
+    plugin.unregister()
+    assert layers.sparse_attn_indexer is indexer._their_function
+    assert "SparseAttnIndexer" not in op_registry_oot
+    assert models.DeepseekV32IndexerCache.__init__.__module__ == models.__name__
+
+
+def test_refused(models, config, lines):
+    """Context-parallel ranks merge their top-k: vLLM's indexer stays."""
+    config.parallel_config.decode_context_parallel_size = 2
+    layer = cache_layer(models, config)
+    assert layer.get_attn_backend().__module__.startswith("vllm.")
+    assert lines == [
+        f"winnow: indexer not used for {NAME}: "
+        "winnow does not merge the top-k of context-parallel ranks"
+    ]
+
+
+def batch():
+    starts = torch.tensor([0, *QUERY], dtype=torch.int32).cumsum(0).int()
+    generator = torch.Generator().manual_seed(1)
+    table = torch.randperm(PAGES, generator=generator)[: len(QUERY) * 3].view(len(QUERY), 3).int()
+    tokens = int(starts[-1]) + PADDING
+    slots = torch.full((tokens,), -1, dtype=torch.int64)
+    at = 0
+    for request, (query, sequence) in enumerate(zip(QUERY, SEQUENCE, strict=True)):
+        positions = torch.arange(sequence - query, sequence)
+        slots[at : at + query] = table[request][positions // PAGE] * PAGE + positions % PAGE
+        at += query
+    return CommonAttentionMetadata(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=torch.tensor(SEQUENCE, dtype=torch.int32),
+        num_reqs=len(QUERY),
+        num_actual_tokens=tokens,
+        max_query_len=max(QUERY),
+        max_seq_len=max(SEQUENCE),
+        block_table_tensor=table,
+        slot_mapping=slots,
+    )
+
+
+def reference(q, weights, keys, scales, table, page=PAGE):
+    """The top-k of each token by plain PyTorch, in ascending order; ties do not occur."""
+    rows, at = [], 0
+    for request, (query, sequence) in enumerate(zip(QUERY, SEQUENCE, strict=True)):
+        for end in range(sequence - query + 1, sequence + 1):
+            seen = torch.arange(end)
+            slot = table[request][seen // page].long() * page + seen % page
+            dots = torch.relu(q[at].float() @ keys[slot].float().T) * scales[slot]
+            logits = (dots * weights[at][:, None]).sum(0)
+            chosen = logits.topk(min(TOPK, end)).indices.sort().values.tolist()
+            rows.append(chosen + [-1] * (TOPK - len(chosen)))
+            at += 1
+    return rows + [[-1] * TOPK] * PADDING
+
+
+@pytest.mark.parametrize("way", ["operator", "direct"])
+def test_topk(models, config, way):
+    from winnow.engines.vllm import indexer
+
+    layer = cache_layer(models, config)
+    assert layer.get_attn_backend() is indexer.WinnowIndexerBackend
+    common = batch()
+    seen = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_batched_tokens=64))
+    builder = layer.get_attn_backend().get_builder_cls()
+    built = builder(SimpleNamespace(block_size=PAGE), [NAME], seen, torch.device("cpu")).build(
+        0, common
+    )
+    tokens = common.num_actual_tokens
+    generator = torch.Generator().manual_seed(2)
+    kv_cache = torch.zeros(PAGES, PAGE, 132, dtype=torch.uint8)
+    keys = torch.randn(PAGES * PAGE, 128, generator=generator).bfloat16()
+    import winnow
+
+    pages = indexer.key_pages(kv_cache)
+    winnow.write(keys, torch.arange(PAGES * PAGE), pages, scale="pow2")
+    k = torch.randn(tokens, 128, generator=generator).bfloat16()
+    q = torch.randn(tokens, HEADS, 128, generator=generator).to(torch.float8_e4m3fn)
+    weights = torch.rand(tokens, HEADS, generator=generator)
+    topk = torch.full((64, TOPK), -7, dtype=torch.int32)
+    layer.kv_cache = kv_cache
+    values = {
+        "hidden_states": torch.zeros(tokens, 8),
+        "k_cache_prefix": NAME,
+        "kv_cache": kv_cache,
+        "q_quant": q,
+        "q_scale": None,
+        "k": k,
+        "weights": weights,
+        "quant_block_size": 128,
+        "scale_fmt": "ue8m0",
+        "topk_tokens": TOPK,
+        "head_dim": 128,
+        "max_model_len": 1024,
+        "total_seq_lens": 1024,
+        "topk_indices_buffer": topk,
+        "skip_k_cache_insert": False,
+        "use_pcp": False,
+        "pcp_shard_decode_requests": False,
+        "dense_mha_metadata_layer_name": "",
+    }
+    names = list(inspect.signature(indexer._their_function).parameters)
+    if way == "operator":
+        function = torch.ops.vllm.sparse_attn_indexer
+        from vllm.utils.torch_utils import _encode_layer_name
+
+        for name in ("k_cache_prefix", "dense_mha_metadata_layer_name"):
+            values[name] = _encode_layer_name(values[name])
+    else:
+        function = importlib.import_module(LAYERS).sparse_attn_indexer
+    with set_forward_context({NAME: built}, config, num_tokens=tokens):
+        function(*[values[name] for name in names if name in values])
+    flat = kv_cache.view(PAGES, PAGE * 132)
+    stored = flat[:, : PAGE * 128].reshape(-1, 128).view(torch.float8_e4m3fn)
+    scales = flat[:, PAGE * 128 :].contiguous().view(torch.float32).reshape(-1)
+    want = reference(q, weights, stored, scales, common.block_table_tensor)
+    assert topk[:tokens].tolist() == want
+    # The new keys are in the cache, and what lies behind the batch was left alone.
+    new = common.slot_mapping[:-PADDING]
+    old = keys[new].float()
+    read = stored[new].float() * scales[new][:, None]
+    assert not torch.allclose(read, old, atol=0.5) and (topk[tokens:] == -7).all()
+
+
+def test_profiling_takes_no_memory(models, config):
+    """Without metadata vLLM measures memory: winnow's indexer reserves none."""
+    from winnow.engines.vllm import indexer
+
+    layer = cache_layer(models, config)
+    assert layer.by_winnow
+    topk = torch.zeros(4, TOPK, dtype=torch.int32)
+    with set_forward_context(None, config, num_tokens=4):
+        got = indexer.sparse_attn_indexer(
+            *[None, NAME, None, None, None, None, None, 128, "ue8m0", TOPK, 128, 1024, 1024],
+            topk,
+            False,
+        )
+    assert got is topk
