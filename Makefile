@@ -1,7 +1,7 @@
 # Thin front of the CMake presets (CMakePresets.json); each target also installs what is missing.
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
-ROUNDS ?= 20000
+SECONDS ?= 600
 ARGS ?=
 WINNOW = build/release/winnow
 
@@ -19,9 +19,10 @@ test: setup  ## the tests of the library and of the Python package
 	@tools/setup.sh python
 	@JOBS=$(JOBS) tools/test.sh release python
 
-check: setup  ## what test leaves out: format, lint, docs, ASan + UBSan, TSan; CUDA compiled where nvcc is
+check: setup  ## what test leaves out: format, lint, docs, ASan + UBSan, TSan, a minute of fuzzing; CUDA compiled
 	@tools/setup.sh tools
-	@JOBS=$(JOBS) tools/test.sh format ruff tidy docs asan tsan cuda-compile
+	@tools/setup.sh fuzz
+	@JOBS=$(JOBS) tools/test.sh format ruff tidy docs asan tsan fuzz cuda-compile
 
 bench: build  ## every stage's benchmark (ARGS="attend" for one)
 	$(WINNOW) bench $(ARGS)
@@ -40,11 +41,9 @@ engines-test: setup  ## the package inside vLLM's real classes, in .venv-engines
 	@tools/setup.sh python
 	@tools/engines_test.sh $(ARGS)
 
-fuzz: setup  ## the fuzz tests for longer (ROUNDS=20000)
-	cmake --preset release
-	cmake --build --preset release --target fuzz_test fuzz_plan_test -j $(JOBS)
-	WINNOW_FUZZ_ROUNDS=$(ROUNDS) build/release/tests/fuzz_test
-	WINNOW_FUZZ_ROUNDS=$(ROUNDS) build/release/tests/fuzz_plan_test
+fuzz: setup  ## libFuzzer over every target, SECONDS (600) each; tools/fuzz.sh has more
+	@tools/setup.sh fuzz
+	@JOBS=$(JOBS) tools/fuzz.sh long $(SECONDS)
 
 format: setup  ## clang-format and ruff, applied
 	@tools/setup.sh tools

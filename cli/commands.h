@@ -12,6 +12,7 @@ struct Outcome {
 };
 
 void add_run(CLI::App& app, Outcome& outcome);
+void add_soak(CLI::App& app, Outcome& outcome);
 void add_verify(CLI::App& app, Outcome& outcome);
 void add_support(CLI::App& app, Outcome& outcome);
 void add_bench(CLI::App& app, Outcome& outcome);

@@ -1,4 +1,4 @@
-// winnow: run, verify, bench, support, and a command for each stage.
+// winnow: run, soak, verify, bench, support, and a command for each stage.
 //
 // Exit status: 0 done, 1 a check failed, 2 bad usage or unreadable input.
 #include <cstdio>
@@ -35,6 +35,7 @@ int run(int argc, char** argv) {
       "WINNOW_THREADS sets the number of CPU workers.");
   Outcome outcome;
   add_run(app, outcome);
+  add_soak(app, outcome);
   add_verify(app, outcome);
   add_bench(app, outcome);
   add_support(app, outcome);

@@ -71,15 +71,24 @@ const Step& Requests::next() {
 
 void Requests::done() {
   for (size_t i = 0; i < step_.requests.size(); ++i) step_.requests[i]->length = step_.seq_lens[i];
-  const auto give_back = [](std::vector<int32_t>& to, const std::vector<int32_t>& pages) {
-    to.insert(to.end(), pages.begin(), pages.end());
-  };
   step_.finished = static_cast<int32_t>(std::erase_if(active_, [&](const auto& r) {
     if (r->length < r->last) return false;
-    give_back(free_pages_, r->pages);
-    give_back(free_state_pages_, r->state_pages);
+    give_back(*r);
     return true;
   }));
+}
+
+bool Requests::evict() {
+  if (active_.empty()) return false;
+  const auto r = active_.begin() + random_.draw(0, static_cast<int64_t>(active_.size()) - 1);
+  give_back(**r);
+  active_.erase(r);
+  return true;
+}
+
+void Requests::give_back(const Request& r) {
+  free_pages_.insert(free_pages_.end(), r.pages.begin(), r.pages.end());
+  free_state_pages_.insert(free_state_pages_.end(), r.state_pages.begin(), r.state_pages.end());
 }
 
 }  // namespace winnow::cli

@@ -1,4 +1,4 @@
-// The requests of `winnow run`: they arrive, prefill, decode and finish, as in a serving engine.
+// The requests of `winnow run` and `winnow soak`: they arrive, prefill, decode and finish, as in a serving engine.
 #pragma once
 
 #include <cstdint>
@@ -41,6 +41,8 @@ class Requests {
   const Step& next();
   // Accounts for the batch: its tokens are in the cache now, and who is done leaves.
   void done();
+  // Drops a request chosen at random, between two batches; false if there is none.
+  bool evict();
 
   int64_t pages() const { return pages_; }  // that the caches need
   int64_t state_pages() const { return state_pages_; }
@@ -49,6 +51,7 @@ class Requests {
 
  private:
   void admit();
+  void give_back(const Request& request);
 
   Limits limits_;
   tools::Random random_;

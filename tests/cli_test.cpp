@@ -63,7 +63,7 @@ TEST_F(Cli, HelpAndVersion) {
   EXPECT_EQ(run("--version").out, "winnow " + std::string(version()) + "\n");
   const Output help = run("--help");
   EXPECT_EQ(help.code, 0);
-  for (const char* command : {"run", "verify", "bench", "support", "write", "plan", "score",
+  for (const char* command : {"run", "soak", "verify", "bench", "support", "write", "plan", "score",
                               "select", "locate", "attend"}) {
     expect_in(help.out, {command});
     const Output o = run(std::string(command) + " --help");
@@ -226,6 +226,15 @@ TEST_F(Cli, RunSelects) {
     EXPECT_GT(j.at("keys_scored").get<int64_t>(), 2 * j.at("keys_kept").get<int64_t>()) << j;
     EXPECT_GE(j.at("keys_attended"), j.at("keys_kept")) << j;
   }
+}
+
+TEST_F(Cli, SoakFindsNoDriftAndNoLeak) {
+  const Output o = run("soak --steps 400 --check-every 8 --threads 3 --seed 5");
+  EXPECT_EQ(o.code, 0) << o.out << o.err;
+  expect_in(o.out, {"no drift, no leak", "resident memory", "open files", "v32", "v4"});
+  const Output wrong = run("soak --graph-replays 10");
+  EXPECT_EQ(wrong.code, 2);
+  expect_in(wrong.err, {"--graph-replays", "--device cuda"});
 }
 
 TEST_F(Cli, VerbsAgreeWithTheReference) {

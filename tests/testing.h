@@ -9,6 +9,11 @@
 #include <string>
 #include <vector>
 
+#if defined(__has_feature)  // Clang's way of saying so; GCC defines a macro
+#if __has_feature(address_sanitizer) && !defined(__SANITIZE_ADDRESS__)
+#define __SANITIZE_ADDRESS__ 1
+#endif
+#endif
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
 #endif
@@ -21,20 +26,23 @@
 
 namespace winnow::testing {
 
-// A buffer between guard bytes, poisoned before use. Destruction checks the guards.
+// A buffer between guard bytes, poisoned before use. Destruction checks the guards. Memory that a
+// checker of the device watches (memory.h) has none: its own bounds are the guard.
 template <class T>
 class Guarded {
  public:
-  static constexpr size_t kGuard = 256;
+  using Value = T;
   static constexpr uint8_t kPoison = 0xcd, kFence = 0xa5;
 
-  explicit Guarded(size_t count, uint8_t poison = kPoison)
+  explicit Guarded(size_t count, uint8_t with = kPoison)
       : count_(count),
-        total_((count * sizeof(T) + 2 * kGuard + 63) / 64 * 64),
-        bytes_(static_cast<uint8_t*>(allocate(total_ + 64))) {
+        guard_(exact_allocations ? 0 : 256),
+        total_(exact_allocations ? count * sizeof(T)
+                                 : (count * sizeof(T) + 2 * guard_ + 63) / 64 * 64),
+        bytes_(static_cast<uint8_t*>(allocate(exact_allocations ? total_ : total_ + 64))) {
     first_ = bytes_ + (64 - reinterpret_cast<uintptr_t>(bytes_) % 64) % 64;
     std::memset(first_, kFence, total_);
-    std::memset(first_ + kGuard, poison, count * sizeof(T));
+    poison(with);
     guard(true);
   }
   Guarded(const std::vector<T>& values) : Guarded(values.size()) {
@@ -54,17 +62,18 @@ class Guarded {
   void check() const {
     guard(false);
     for (size_t i = 0; i < total_; ++i)
-      if ((i < kGuard || i >= kGuard + count_ * sizeof(T)) && first_[i] != kFence) {
+      if ((i < guard_ || i >= guard_ + count_ * sizeof(T)) && first_[i] != kFence) {
         ADD_FAILURE() << "written outside the buffer, at byte "
-                      << static_cast<int64_t>(i) - static_cast<int64_t>(kGuard) << " of "
+                      << static_cast<int64_t>(i) - static_cast<int64_t>(guard_) << " of "
                       << count_ * sizeof(T);
         break;
       }
     guard(true);
   }
 
-  T* data() { return reinterpret_cast<T*>(first_ + kGuard); }
-  const T* data() const { return reinterpret_cast<const T*>(first_ + kGuard); }
+  void poison(uint8_t with = kPoison) { std::memset(first_ + guard_, with, count_ * sizeof(T)); }
+  T* data() { return reinterpret_cast<T*>(first_ + guard_); }
+  const T* data() const { return reinterpret_cast<const T*>(first_ + guard_); }
   size_t size() const { return count_; }
   T& operator[](size_t i) { return data()[i]; }
   const T& operator[](size_t i) const { return data()[i]; }
@@ -76,10 +85,10 @@ class Guarded {
   // Under AddressSanitizer reading the guards is an error as well.
   void guard([[maybe_unused]] bool on) const {
 #ifdef __SANITIZE_ADDRESS__
-    const uint8_t* behind = first_ + kGuard + count_ * sizeof(T);
-    const size_t rest = total_ - kGuard - count_ * sizeof(T);
+    const uint8_t* behind = first_ + guard_ + count_ * sizeof(T);
+    const size_t rest = total_ - guard_ - count_ * sizeof(T);
     if (on) {
-      ASAN_POISON_MEMORY_REGION(first_, kGuard);
+      ASAN_POISON_MEMORY_REGION(first_, guard_);
       ASAN_POISON_MEMORY_REGION(behind, rest);
     } else {
       ASAN_UNPOISON_MEMORY_REGION(first_, total_);
@@ -87,7 +96,7 @@ class Guarded {
 #endif
   }
 
-  size_t count_, total_;
+  size_t count_, guard_, total_;
   uint8_t* bytes_;            // as allocated
   uint8_t* first_ = nullptr;  // aligned to 64: guard, data, guard
 };

@@ -3,7 +3,8 @@
 # installs the Debian packages as root or with sudo, or names them and fails.
 #   setup.sh cuda     asks for nvcc as well, which no Debian package of this list brings
 #   setup.sh python   for what the Python package's tests need
-#   setup.sh tools    for that, and for what tools/requirements.txt lists, in .venv-tools
+#   setup.sh fuzz     for a Clang that has libFuzzer
+#   setup.sh tools    for what python needs, and for what tools/requirements.txt lists, in .venv-tools
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -26,6 +27,9 @@ missing() {
     "$python" -c 'import ensurepip, venv' 2>/dev/null || echo "python3-venv (python3 -m venv)"
     header=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))' 2>/dev/null)/Python.h
     [ -f "$header" ] || echo "python3-dev (Python.h)"
+  fi
+  if [ "${1:-}" = fuzz ] && ! compgen -c | grep -qE '^clang\+\+-(1[6-9]|2[0-9])$'; then
+    printf '%s\n' "clang-19 (libFuzzer)" "libclang-rt-19-dev (its runtime)" "llvm-19 (coverage)"
   fi
   # Headers anywhere the build would look: the compiler's own folders and CMAKE_PREFIX_PATH.
   local include=() prefix

@@ -8,6 +8,7 @@
 #   docs                README's programs and table, the documents' links, the length of files
 #   python python-cuda  the Python package (python_test.sh)
 #   format ruff tidy    the linters (lint.sh)
+#   fuzz                the stored corpora and a minute of fuzzing (fuzz.sh)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 jobs=${JOBS:-$(nproc)}
@@ -72,6 +73,10 @@ for step in "${steps[@]}"; do
   case $step in
     format | ruff | tidy)
       if logged "$step" tools/lint.sh "$step"; then count "$step" 0 clean; else count "$step" 1 "complains"; fi
+      ;;
+    fuzz)
+      logged fuzz tools/fuzz.sh minute
+      count fuzz $? "$(awk '/ inputs /{n += $2} END {print n + 0}' "$log") inputs, $(grep -c FOUND "$log") findings"
       ;;
     python*)
       mode=${step#python}

@@ -1,0 +1,35 @@
+// select: ids bit for bit.
+#include "winnow/select.h"
+
+#include "target.h"
+
+namespace winnow::testing {
+namespace {
+
+// Few distinct values, so that ties are common; NaN, infinities and both zeros among them.
+float logit(Source& s) {
+  static const float special[] = {NAN, -NAN, INFINITY, -INFINITY, 0.0f, -0.0f, 1e-40f};
+  if (chance(s, 10)) return special[draw(s, 0, 6)];
+  return chance(s, 50) ? static_cast<float>(draw(s, -4, 4)) : s.normal();
+}
+
+void run(Source& s) {
+  const int64_t T = draw(s, 0, 6), N = chance(s, 80) ? draw(s, 0, 200) : draw(s, 0, 3000);
+  const int64_t K = chance(s, 80) ? draw(s, 0, 64) : draw(s, 0, 300);
+  auto starts = indices(s, T, N / 3 + 1, 20), ends = indices(s, T, N + 1, 20);
+  SelectArgs a{.relative = chance(s, 50)};
+  if (chance(s, 70)) a.starts = tensor(starts.data(), {T});
+  if (chance(s, 70)) a.ends = tensor(ends.data(), {T});
+  Guarded<float> logits(T * N);
+  for (float& x : logits) x = logit(s);
+  a.logits = tensor(logits.data(), {T, N});
+  Guarded<int32_t> ids(T * K);
+  a.ids = tensor(ids.data(), {T, K});
+  expect_exact(
+      "select", [&](const Target& target) { a.target = target, select(a); }, ids);
+}
+
+const FuzzTarget select_target{"select", 5, run};
+
+}  // namespace
+}  // namespace winnow::testing
