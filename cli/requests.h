@@ -1,4 +1,5 @@
-// The requests of `winnow run` and `winnow soak`: they arrive, prefill, decode and finish, as in a serving engine.
+// The requests of `winnow run` and `winnow soak`: they arrive, prefill, decode and finish, as in a
+// serving engine.
 #pragma once
 
 #include <cstdint>

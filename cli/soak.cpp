@@ -176,7 +176,8 @@ int run_soak(const SoakOptions& o) {
 }  // namespace
 
 void add_soak(CLI::App& app, Outcome& outcome) {
-  CLI::App* cmd = app.add_subcommand("soak", "Random batches for hours, checked; memory stays flat");
+  CLI::App* cmd =
+      app.add_subcommand("soak", "Random batches for hours, checked; memory stays flat");
   cmd->footer(
       "Every thread has a layer of its own (V3.2, V4, V3.2, ...), whose requests arrive, are\n"
       "evicted and finish. A step takes a batch through pipeline() with a plan of another mode;\n"

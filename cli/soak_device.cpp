@@ -87,9 +87,9 @@ Replay::~Replay() {
 }
 void Replay::launch(int64_t times) const {
   for (int64_t i = 0; i < times; ++i)
-    expect_success(cudaGraphLaunch(static_cast<cudaGraphExec_t>(ready_),
-                                   static_cast<cudaStream_t>(stream_)),
-                   "replay");
+    expect_success(
+        cudaGraphLaunch(static_cast<cudaGraphExec_t>(ready_), static_cast<cudaStream_t>(stream_)),
+        "replay");
 }
 
 #else

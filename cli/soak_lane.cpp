@@ -26,7 +26,9 @@ int64_t slot_of(const std::vector<int32_t>& pages, int64_t at) {
   return int64_t{pages[static_cast<size_t>(at / kPage)]} * kPage + at % kPage;
 }
 
-[[noreturn]] void off(const std::string& what) { throw Error(ErrorCode::kRuntime, "soak: " + what); }
+[[noreturn]] void off(const std::string& what) {
+  throw Error(ErrorCode::kRuntime, "soak: " + what);
+}
 
 }  // namespace
 
@@ -274,8 +276,8 @@ void SoakLane::check() {
   const int64_t dv = options_.model.d_v;
   const Tensor out = tensor(out_.host.data(), {tokens_, kHeads, dv});
   const Tensor lse = tensor(lse_.host.data(), {tokens_, kHeads});
-  const tools::Deviation o = tools::compare(
-      out, tensor(want_.out.data(), {tokens_, kHeads, dv}), tools::kDecodeOut);
+  const tools::Deviation o =
+      tools::compare(out, tensor(want_.out.data(), {tokens_, kHeads, dv}), tools::kDecodeOut);
   const tools::Deviation l = tools::compare(lse, tensor(want_.lse.data(), {tokens_, kHeads}),
                                             tools::kDecodeLse, logit_rounding());
   if (!o.ok) off("out: " + o.text(out));

@@ -1,7 +1,8 @@
 // A CUDA device that refuses: launches, pinned memory and events that fail, memory that is full, a
 // context that a kernel has broken for good. Every case has a process of its own. The library then
 // throws winnow::Error, code kRuntime, that names the stage; where the device recovers, the next
-// call gives the right bits. The linker puts the functions here in front of CUDA's (CMakeLists.txt).
+// call gives the right bits. The linker puts the functions here in front of CUDA's
+// (CMakeLists.txt).
 #include <gtest/gtest.h>
 
 #ifndef WINNOW_WITH_CUDA
@@ -49,7 +50,8 @@ cudaError_t __wrap___cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block
 }
 cudaError_t __real_cudaHostAlloc(void** memory, size_t bytes, unsigned flags);
 cudaError_t __wrap_cudaHostAlloc(void** memory, size_t bytes, unsigned flags) {
-  return fails(pinned_left) ? cudaErrorMemoryAllocation : __real_cudaHostAlloc(memory, bytes, flags);
+  return fails(pinned_left) ? cudaErrorMemoryAllocation
+                            : __real_cudaHostAlloc(memory, bytes, flags);
 }
 cudaError_t __real_cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
 cudaError_t __wrap_cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
@@ -62,12 +64,12 @@ namespace winnow::testing {
 namespace {
 
 // Ends the process of a case: with the line that failed, or 0.
-#define ENSURE(condition)                                     \
-  do {                                                        \
-    if (!(condition)) {                                       \
+#define ENSURE(condition)                                          \
+  do {                                                             \
+    if (!(condition)) {                                            \
       std::fprintf(stderr, "line %d: %s\n", __LINE__, #condition); \
-      _exit(1);                                               \
-    }                                                         \
+      _exit(1);                                                    \
+    }                                                              \
   } while (false)
 
 // 0, or the code of the Error that `call` threw; -1 for anything else, or without CUDA's message.
@@ -132,7 +134,7 @@ void failing_plans() {
 // All of the device's memory is taken: calls over memory that they have go on or say that they
 // cannot; when it is given back they give the right bits.
 void full_memory() {
-  std::vector<std::pair<VerbPtr, std::string>> all;
+  std::vector<std::pair<VerbPtr, std::string> > all;
   for (const auto& [name, make] : verbs()) all.emplace_back(make(), "");
   std::vector<void*> taken;
   for (size_t bytes = size_t{64} << 30; bytes >= size_t{1} << 20;) {
@@ -149,7 +151,8 @@ void full_memory() {
     const int code = code_of([&, v = verb.get()] { v->run(cuda()); });
     ENSURE(code == 0 || code == kRuntime);
     if (code == 0) bits = verb->results();
-    ENSURE(code_of([&] { Plan({.pages = 8, .max_tokens = 8, .target = {.device = cuda()}}); }) >= 0);
+    ENSURE(code_of([&] { Plan({.pages = 8, .max_tokens = 8, .target = {.device = cuda()}}); }) >=
+           0);
   }
   for (void* p : taken) cudaFree(p);
   for (auto& [verb, bits] : all) {
@@ -160,8 +163,8 @@ void full_memory() {
   }
 }
 
-// A kernel that read where nothing is: nothing runs in this context again. Every call says so, plans
-// too, objects can be destroyed, and CPU calls go on.
+// A kernel that read where nothing is: nothing runs in this context again. Every call says so,
+// plans too, objects can be destroyed, and CPU calls go on.
 void broken_context() {
   const VerbPtr good = select_verb(3000, 64);
   Plan before({.pages = 8, .max_tokens = 8, .target = {.device = cuda()}});
@@ -171,9 +174,8 @@ void broken_context() {
   select(lie);
   ENSURE(cudaDeviceSynchronize() != cudaSuccess);
   for (int i = 0; i < 3; ++i) ENSURE(code_of([&] { good->run(cuda()); }) == kRuntime);
-  ENSURE(code_of([&] {
-           Plan({.pages = 8, .max_tokens = 8, .target = {.device = cuda()}});
-         }) == kRuntime);
+  ENSURE(code_of([&] { Plan({.pages = 8, .max_tokens = 8, .target = {.device = cuda()}}); }) ==
+         kRuntime);
   const std::vector<float> logits = {3, 1, 2};
   std::vector<int32_t> ids(2, -7);
   select({.logits = tensor(logits.data(), {1, 3}), .ids = tensor(ids.data(), {1, 2})});

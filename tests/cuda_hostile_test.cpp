@@ -1,6 +1,6 @@
 // Random shapes and hostile values of every verb on a CUDA device: the fuzz targets (tests/fuzz)
-// with the device's kernels against the reference. Made for compute-sanitizer's memcheck, which sees
-// a read behind an allocation's end: every buffer is memory of the device of exactly its size.
+// with the device's kernels against the reference. Made for compute-sanitizer's memcheck, which
+// sees a read behind an allocation's end: every buffer is memory of the device of exactly its size.
 // WINNOW_HOSTILE_ROUNDS sets the number of rounds (20); WINNOW_HOSTILE_SEED the first seed (0).
 #include <gtest/gtest.h>
 

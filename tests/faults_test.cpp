@@ -203,30 +203,28 @@ INSTANTIATE_TEST_SUITE_P(Calls, FaultyCalls, ::testing::ValuesIn(c_calls::kCalls
 // made once per process, so each number gets a process of its own.
 class ExhaustedThreadsDeathTest : public ::testing::TestWithParam<int> {};
 
+bool right_with_threads(int started) {
+  for (const char* name : {"v32_mixed", "v4_separate"}) {
+    Layout layout = layout_named(name);
+    layout.split = SplitPolicy::kFixed;  // bits that do not depend on the workers
+    Done done(layout);
+    threads_left = started;
+    const std::vector<uint16_t> first = done.run();
+    threads_left = INT32_MAX;
+    std::vector<float> want, want_lse;
+    done.world.expected(done.plan, want, want_lse);
+    const Tensor got = done.world.args(done.plan, done.workspace).out;
+    Tensor like = got;
+    like.data = want.data();
+    like.dtype = DType::kF32;
+    if (!tools::compare(got, like, tools::kDecodeOut).ok || done.run() != first) return false;
+  }
+  return true;
+}
+
 TEST_P(ExhaustedThreadsDeathTest, GiveTheSameBits) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  const int started = GetParam();
-  EXPECT_EXIT(
-      {
-        bool right = true;
-        for (const char* name : {"v32_mixed", "v4_separate"}) {
-          Layout layout = layout_named(name);
-          layout.split = SplitPolicy::kFixed;  // bits that do not depend on the workers
-          Done done(layout);
-          threads_left = started;
-          const std::vector<uint16_t> first = done.run();
-          threads_left = INT32_MAX;
-          std::vector<float> want, want_lse;
-          done.world.expected(done.plan, want, want_lse);
-          const PipelineArgs a = done.world.args(done.plan, done.workspace);
-          Tensor like = a.out;
-          like.data = want.data();
-          like.dtype = DType::kF32;
-          right = right && tools::compare(a.out, like, tools::kDecodeOut).ok && done.run() == first;
-        }
-        _exit(right ? 0 : 1);
-      },
-      ::testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(_exit(right_with_threads(GetParam()) ? 0 : 1), ::testing::ExitedWithCode(0), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Started, ExhaustedThreadsDeathTest, ::testing::Values(0, 1, 2));

@@ -33,8 +33,7 @@ void dequantize_any(Source& s) {
       .weight = tensor(weight.data(), {rows, cols}),
       .scale = blocks ? tensor(scale.data(), {sr, sc}) : tensor(scale.data(), {1}),
       .out = tensor(out.data(), {rows, cols})};
-  expect_exact(
-      "dequantize_weight", [&](const Target& t) { a.target = t, dequantize_weight(a); }, out);
+  expect_exact("dequantize_weight", dequantize_weight, a, out);
 }
 
 void run(Source& s) {
@@ -80,8 +79,7 @@ void run(Source& s) {
       EXPECT_EQ(at(keys, i / R / H, i / R % H, P + i % R), latent_at(i / R / H, L + i % R));
   }
   SplitKvBArgs split{.weight = weight, .w_uk = w_uk, .w_uv = w_uv};
-  expect_exact(
-      "absorb", [&](const Target& t) { split.target = t, split_kv_b(split); }, uk, uv);
+  expect_exact("absorb", split_kv_b, split, uk, uv);
 }
 
 const FuzzTarget absorb_target{"absorb", 2, run};

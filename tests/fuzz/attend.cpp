@@ -81,7 +81,8 @@ double device_rounding(const AttendArgs& a) {
   double most = 0;
   for (int64_t row = 0; row < a.q.shape[0] * a.q.shape[1]; ++row) {
     double sum = 0;
-    for (int64_t i = 0; i < a.q.shape[2]; ++i) sum += std::fabs(to_float(q[row * a.q.shape[2] + i]));
+    for (int64_t i = 0; i < a.q.shape[2]; ++i)
+      sum += std::fabs(to_float(q[row * a.q.shape[2] + i]));
     most = std::max(most, sum);
   }
   return 0x1p-10 * a.scale * most * kMost;

@@ -19,8 +19,7 @@ void join_any(Source& s) {
   for (Guarded<bf16>* g : {&latent, &tail})
     for (bf16& x : *g) x.bits = static_cast<uint16_t>(s());
   JoinArgs a{.latent = view(latent, nope), .rope = view(tail, rope), .out = view(out, nope + rope)};
-  expect_exact(
-      "join", [&](const Target& target) { a.target = target, join(a); }, out);
+  expect_exact("join", join, a, out);
 }
 
 template <class T>
@@ -34,17 +33,19 @@ void quantize_any(Source& s, T (*value)(Source&)) {
   QuantizeArgs a{.x = tensor(x.data(), {rows, n / rows}),
                  .out = tensor(out.data(), {rows, n / rows}),
                  .scale = tensor(scale.data(), {1})};
-  expect_exact(
-      "quantize", [&](const Target& target) { a.target = target, quantize(a); }, out, scale);
+  expect_exact("quantize", quantize, a, out, scale);
 }
 
 void run(Source& s) {
   switch (draw(s, 0, 3)) {
     case 0: join_any(s); break;
-    case 1: quantize_any<bf16>(s, [](Source& r) { return bf16{static_cast<uint16_t>(r())}; }); break;
+    case 1:
+      quantize_any<bf16>(s, [](Source& r) { return bf16{static_cast<uint16_t>(r())}; });
+      break;
     case 2: quantize_any<float>(s, [](Source& r) { return r.normal(); }); break;
     default:
-      quantize_any<float>(s, [](Source& r) { return std::bit_cast<float>(static_cast<uint32_t>(r())); });
+      quantize_any<float>(
+          s, [](Source& r) { return std::bit_cast<float>(static_cast<uint32_t>(r())); });
   }
 }
 

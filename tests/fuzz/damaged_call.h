@@ -29,7 +29,10 @@ class DamagedCall {
     EXPECT_EQ(winnow_page_bytes(format, page, &bytes), WINNOW_OK);
     Block& b = block(static_cast<size_t>(bytes * pages), written);
     winnow_cache c{};
-    c.data = b.data(), c.format = format, c.page = page, c.pages = pages;
+    c.data = b.data();
+    c.format = format;
+    c.page = page;
+    c.pages = pages;
     return c;
   }
   // Fields that may be damaged.
@@ -88,9 +91,7 @@ class DamagedCall {
     bool output;
     uint8_t* data() { return bytes.data(); }
   };
-  Block& block(size_t bytes, bool output) {
-    return blocks_.emplace_back(bytes + kSlack, output);
-  }
+  Block& block(size_t bytes, bool output) { return blocks_.emplace_back(bytes + kSlack, output); }
 
   winnow_tensor view(winnow_dtype dtype, std::initializer_list<int64_t> shape, bool output) {
     int64_t count = 1;
@@ -103,8 +104,8 @@ class DamagedCall {
     const bool odd = s_.draw(0, 3) == 0;
     for (int64_t i = 0; i < count; ++i) {
       const uint64_t r = s_();
-      const int64_t number = odd && r % 5 == 0 ? kOdd[(r >> 8) % std::size(kOdd)]
-                                               : static_cast<int64_t>(r >> 8) % 3;
+      const int64_t number =
+          odd && r % 5 == 0 ? kOdd[(r >> 8) % std::size(kOdd)] : static_cast<int64_t>(r >> 8) % 3;
       const auto small = static_cast<int32_t>(number);
       const float real = static_cast<float>(static_cast<int64_t>(r % 17) - 8) / 8;
       switch (dtype) {
@@ -206,9 +207,20 @@ class DamagedCall {
     return all <= INT64_MAX && all > room(c.data);
   }
 
-  static constexpr int64_t kOdd[] = {
-      -1, 0, 1, 2, 3, 64, -2, INT32_MAX, INT32_MIN, int64_t{1} << 31, int64_t{1} << 32,
-      int64_t{1} << 62, INT64_MAX, INT64_MIN};
+  static constexpr int64_t kOdd[] = {-1,
+                                     0,
+                                     1,
+                                     2,
+                                     3,
+                                     64,
+                                     -2,
+                                     INT32_MAX,
+                                     INT32_MIN,
+                                     int64_t{1} << 31,
+                                     int64_t{1} << 32,
+                                     int64_t{1} << 62,
+                                     INT64_MAX,
+                                     INT64_MIN};
   template <class T>
   struct Field {
     T* field;

@@ -19,9 +19,7 @@ std::vector<std::byte> damaged(Source& s) {
     switch (draw(s, 0, 3)) {
       case 0: file[at] ^= static_cast<std::byte>(1 << draw(s, 0, 7)); break;
       case 1: file.resize(at); break;
-      case 2:
-        file.insert(file.begin() + at, whole.begin() + from, whole.begin() + from + n);
-        break;
+      case 2: file.insert(file.begin() + at, whole.begin() + from, whole.begin() + from + n); break;
       default: file[at] = whole[from];
     }
   }

@@ -33,8 +33,7 @@ void run(Source& s) {
                         .page = page,
                         .pages = pages,
                         .slots = tensor(slots.data(), {T + 3})};
-  expect_exact(
-      "lists", [&](const Target& t) { c.target = t, compressed_slots(c); }, slots);
+  expect_exact("lists", compressed_slots, c, slots);
   C128aListsArgs all{.positions = at,
                      .requests = of,
                      .block_table = tables,
@@ -44,8 +43,7 @@ void run(Source& s) {
                      .decode_tokens = decode_tokens,
                      .lists = view(capacity),
                      .lengths = counts};
-  expect_exact(
-      "lists", [&](const Target& t) { all.target = t, c128a_lists(all); }, lists, lengths);
+  expect_exact("lists", c128a_lists, all, lists, lengths);
   WindowListsArgs near{.positions = at,
                        .requests = of,
                        .block_table = logical ? Tensor{} : tables,
@@ -54,8 +52,7 @@ void run(Source& s) {
                        .pages = pages,
                        .lists = view(wide),
                        .lengths = counts};
-  expect_exact(
-      "lists", [&](const Target& t) { near.target = t, window_lists(near); }, lists, lengths);
+  expect_exact("lists", window_lists, near, lists, lengths);
   CombinedListsArgs combined{.topk = tensor(topk.data(), {T, K}),
                              .positions = at,
                              .requests = of,
@@ -68,9 +65,7 @@ void run(Source& s) {
                              .rows = rows,
                              .lists = view(both),
                              .lengths = counts};
-  expect_exact(
-      "lists", [&](const Target& t) { combined.target = t, combined_lists(combined); }, lists,
-      lengths);
+  expect_exact("lists", combined_lists, combined, lists, lengths);
 }
 
 const FuzzTarget lists_target{"lists", 10, run};

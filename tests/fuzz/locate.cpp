@@ -1,6 +1,6 @@
 // locate: slots and counts bit for bit.
-#include "target.h"
 #include "winnow/locate.h"
+#include "target.h"
 
 namespace winnow::testing {
 namespace {
@@ -17,8 +17,7 @@ void run(Source& s) {
                .page = page,
                .pages = pages,
                .rows_per_page = chance(s, 50) ? 0 : page + draw32(s, 0, 9)};
-  if (chance(s, 30))
-    a.parallel = {world, draw32(s, 0, world - 1), draw32(s, 1, 9), chance(s, 50)};
+  if (chance(s, 30)) a.parallel = {world, draw32(s, 0, world - 1), draw32(s, 1, 9), chance(s, 50)};
   if (chance(s, 40)) {
     a.prefill_requests = tensor(prefills.data(), {T});
     a.workspace_starts = tensor(starts.data(), {P});
@@ -29,8 +28,7 @@ void run(Source& s) {
   Guarded<int32_t> slots(T * K), counts(T);
   a.slots = tensor(slots.data(), {T, K});
   a.counts = tensor(counts.data(), {T});
-  expect_exact(
-      "locate", [&](const Target& target) { a.target = target, locate(a); }, slots, counts);
+  expect_exact("locate", locate, a, slots, counts);
 }
 
 const FuzzTarget locate_target{"locate", 20, run};

@@ -38,7 +38,8 @@ void run(Source& s) {
     merge(a);
     finish(kernel);
     std::vector<float> got = out32.values();
-    if (narrow_out) std::transform(out16.begin(), out16.end(), got.begin(), [](bf16 x) { return to_float(x); });
+    if (narrow_out)
+      std::transform(out16.begin(), out16.end(), got.begin(), [](bf16 x) { return to_float(x); });
     if (kernel.name == "reference") {
       want = got;
       want_lse = out_lse.values();

@@ -11,8 +11,7 @@ void run(Source& s) {
   const int64_t K = draw(s, 0, 60), d_qk = draw(s, 1, 80), d_v = draw(s, 1, 80);
   const int64_t M = draw(s, 0, 100);
   auto starts = indices(s, T, N / 2 + 1), lengths = indices(s, T, N + 1, 20);
-  MhaArgs a{.scale = 1 / std::sqrt(static_cast<float>(d_qk)),
-            .empty_lse_negative = chance(s, 50)};
+  MhaArgs a{.scale = 1 / std::sqrt(static_cast<float>(d_qk)), .empty_lse_negative = chance(s, 50)};
   const bool with_ids = chance(s, 70), with_mask = chance(s, 25), with_bits = chance(s, 25);
   const bool with_bias = chance(s, 25), with_sink = chance(s, 40);
   if (chance(s, 50)) a.starts = tensor(starts.data(), {T});

@@ -9,8 +9,7 @@ void run(Source& s) {
   Guarded<float> logits(p.T * p.N);
   ScoreArgs a = p.args;
   a.logits = tensor(logits.data(), {p.T, p.N});
-  expect_exact(
-      "score", [&](const Target& target) { a.target = target, score(a); }, logits);
+  expect_exact("score", score, a, logits);
 }
 
 const FuzzTarget score_target{"score", 2, run};

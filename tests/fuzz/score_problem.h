@@ -38,7 +38,8 @@ struct ScoreProblem {
     args.q = tensor(q.data(), {T, heads, kIndexDim});
     args.weights = tensor(weights.data(), {T, heads});
     if (chance(s, 60)) {
-      args.keys = {.data = cache.data(), .format = CacheFormat::kIndexKeys, .pages = pages, .page = page};
+      args.keys = {
+          .data = cache.data(), .format = CacheFormat::kIndexKeys, .pages = pages, .page = page};
       args.block_table = tensor(table.data(), {R, W});
       args.requests = tensor(requests.data(), {T});
     } else {

@@ -23,8 +23,7 @@ void run(Source& s) {
           .target = {.kernel = "reference"}});
   for (const Candidate& kernel : candidates("score_select")) {
     ids.poison();
-    ScoreSelectArgs a{
-        .score = p.args, .ids = tensor(ids.data(), {p.T, K}), .relative = relative};
+    ScoreSelectArgs a{.score = p.args, .ids = tensor(ids.data(), {p.T, K}), .relative = relative};
     a.score.target = kernel.target();
     const DeviceWorkspace workspace(a.score.target.device, score_select_workspace_bytes(a));
     if (kernel.cuda || chance(s, 50))

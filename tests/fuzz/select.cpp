@@ -25,8 +25,7 @@ void run(Source& s) {
   a.logits = tensor(logits.data(), {T, N});
   Guarded<int32_t> ids(T * K);
   a.ids = tensor(ids.data(), {T, K});
-  expect_exact(
-      "select", [&](const Target& target) { a.target = target, select(a); }, ids);
+  expect_exact("select", select, a, ids);
 }
 
 const FuzzTarget select_target{"select", 5, run};

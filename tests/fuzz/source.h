@@ -29,9 +29,9 @@ class Source {
   // About normal, always from the generator: bulk contents do not use up the input.
   float normal() {
     const uint64_t r = (*this)();
-    const auto sum = static_cast<int64_t>((r & 0xffff) + (r >> 16 & 0xffff) + (r >> 32 & 0xffff) +
-                                          (r >> 48)) -
-                     2 * 65535;
+    const auto sum =
+        static_cast<int64_t>((r & 0xffff) + (r >> 16 & 0xffff) + (r >> 32 & 0xffff) + (r >> 48)) -
+        2 * 65535;
     return static_cast<float>(sum) * (1.7320508f / 65536.0f);
   }
   // The whole input, for targets that read bytes; empty where a seed made the source.

@@ -72,7 +72,9 @@ inline Compared compared = Compared::kCpu;
 struct Candidate {
   std::string name;
   bool cuda = false;
-  Target target() const { return cuda ? Target{.device = winnow::cuda()} : Target{{}, name.c_str()}; }
+  Target target() const {
+    return cuda ? Target{.device = winnow::cuda()} : Target{{}, name.c_str()};
+  }
 };
 
 // The kernels of a stage, the reference first.
@@ -104,14 +106,16 @@ void expect_same(const Guarded<T>& got, const std::vector<T>& want, const std::s
   ADD_FAILURE() << what << ": element " << at << " of " << want.size() << " differs";
 }
 
-// Runs call(target) with every kernel and compares `outputs` (Guarded), poisoned before each, with
-// the reference's, bit for bit.
-template <class F, class... Outputs>
-void expect_exact(const std::string& stage, F&& call, Outputs&... outputs) {
+// Calls the verb with every kernel and compares `outputs` (Guarded), poisoned before each, with the
+// reference's, bit for bit.
+template <class Args, class... Outputs>
+void expect_exact(const std::string& stage, void (*verb)(const Args&), Args& args,
+                  Outputs&... outputs) {
   std::tuple<std::vector<typename Outputs::Value>...> want;
   for (const Candidate& kernel : candidates(stage)) {
     (outputs.poison(), ...);
-    call(kernel.target());
+    args.target = kernel.target();
+    verb(args);
     finish(kernel);
     if (kernel.name == "reference") want = {outputs.values()...};
     std::apply(

@@ -70,8 +70,7 @@ void write_any(Source& s) {
     expect_refused(a, bytes);
     return;
   }
-  expect_exact(
-      "write", [&](const Target& target) { a.target = target, write(a); }, bytes);
+  expect_exact("write", write, a, bytes);
 }
 
 void gather_any(Source& s) {
@@ -86,7 +85,8 @@ void gather_any(Source& s) {
     // Requests that cover a row twice may end with either: places of ten rows keep them apart.
     out_starts[r] = static_cast<int32_t>(10 * r);
     lengths[r] = placed || chance(s, 85) ? draw32(s, 0, 10) : index_for(s, 0, 100);
-    if (placed && r + 1 == R && chance(s, 20)) out_starts[r] = chance(s, 50) ? INT32_MAX : INT32_MIN;
+    if (placed && r + 1 == R && chance(s, 20))
+      out_starts[r] = chance(s, 50) ? INT32_MAX : INT32_MIN;
   }
   Guarded<uint8_t> bytes(w.bytes);
   for (uint8_t& b : bytes) b = static_cast<uint8_t>(s());
