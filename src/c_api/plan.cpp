@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <new>
 
 #include "c_api/common.h"
 
@@ -96,7 +97,9 @@ extern "C" {
 winnow_status winnow_plan_create(const winnow_plan_options* options, winnow_plan** out) {
   return guarded("plan", options, [&](const winnow_plan_options& o, const In& in) {
     winnow_plan*& plan = in.given(out, "out");  // before there is something to lose
-    plan = new winnow_plan{Plan(plan_options(o, in))};
+    auto made = Plan(plan_options(o, in));
+    plan = new (std::nothrow) winnow_plan{std::move(made)};
+    if (!plan) out_of_memory("plan");
   });
 }
 

@@ -81,6 +81,7 @@ class DamagedCall {
   }
 
  private:
+  __extension__ using Wide = __int128;  // sums of products of two fields
   static constexpr uint8_t kPoison = Guarded<uint8_t>::kPoison;
   static constexpr int64_t kMost = 1 << 16;  // elements of a view
   static constexpr int kSlack = 16;          // behind a view, for one that is moved by a byte
@@ -188,11 +189,11 @@ class DamagedCall {
   }
   bool lies(const winnow_tensor& t) {
     if (!t.data || t.rank < 1 || t.rank > 4 || t.dtype < 0 || t.dtype > WINNOW_U8) return false;
-    __int128 last = 0, count = 1;
+    Wide last = 0, count = 1;
     for (int32_t i = 0; i < t.rank; ++i) {
       if (t.shape[i] < 0 || t.stride[i] < 0) return false;
       if (t.shape[i] == 0) return false;
-      last += static_cast<__int128>(t.shape[i] - 1) * t.stride[i];
+      last += static_cast<Wide>(t.shape[i] - 1) * t.stride[i];
       count *= t.shape[i];
       if (last > INT64_MAX / 16 || count > INT64_MAX) return false;  // no caller has that much
     }
@@ -203,7 +204,7 @@ class DamagedCall {
     if (!c.data || c.page < 1 || c.pages < 1) return false;
     if (winnow_page_bytes(c.format, c.page, &bytes) != WINNOW_OK) return false;
     if (c.page_stride != 0 && c.page_stride < bytes) return false;
-    const __int128 all = static_cast<__int128>(c.page_stride ? c.page_stride : bytes) * c.pages;
+    const Wide all = static_cast<Wide>(c.page_stride ? c.page_stride : bytes) * c.pages;
     return all <= INT64_MAX && all > room(c.data);
   }
 

@@ -74,7 +74,7 @@ void check_chunks(const FuzzBatch& b, int64_t spare_rows) {
 }
 
 void check_plan(const Plan& plan, const FuzzBatch& b, int64_t tokens) {
-  EXPECT_EQ(plan.requests(), b.requests());
+  EXPECT_EQ(plan.request_count(), b.requests());
   ASSERT_EQ(plan.tokens(), tokens);
   for (int64_t r = 0; r < b.requests(); ++r)
     for (int32_t t = b.starts[r]; t < b.starts[r + 1]; ++t) {
