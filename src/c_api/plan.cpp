@@ -99,7 +99,7 @@ winnow_status winnow_plan_create(const winnow_plan_options* options, winnow_plan
     winnow_plan*& plan = in.given(out, "out");  // before there is something to lose
     auto made = Plan(plan_options(o, in));
     plan = new (std::nothrow) winnow_plan{std::move(made)};
-    if (!plan) out_of_memory("plan");
+    if (!plan) winnow::out_of_memory("plan");
   });
 }
 
