@@ -23,7 +23,7 @@ namespace {
 
 struct SoakOptions {
   std::string device = "cpu";
-  int64_t steps = 10000, check_every = 64, graph_replays = 0;
+  int64_t steps = 10000, check_every = 64, graph_replays = 0, damage_step = 0;
   int32_t threads = 2;
   uint64_t seed = 1;
 };
@@ -83,6 +83,7 @@ struct Soak {
           LaneOptions{.model = i % 2 == 0 ? kV32 : kV4,
                       .cuda = o.device == "cuda",
                       .check_every = o.check_every,
+                      .damage_step = o.damage_step,
                       .seed = o.seed * 1000 + static_cast<uint64_t>(i)}));
   }
 
@@ -203,6 +204,8 @@ void add_soak(CLI::App& app, Outcome& outcome) {
   cmd->add_option("--graph-replays", o->graph_replays, "CUDA: replays of captured batches")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 40))
       ->capture_default_str();
+  cmd->add_option("--damage-step", o->damage_step, "Flips a byte of each cache then: to be found")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   cmd->callback([o, &outcome] { outcome.code = run_soak(*o); });
 }
 

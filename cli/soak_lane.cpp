@@ -241,10 +241,21 @@ void SoakLane::run_batch(const Step& step) {
   out_.download(queue_);
   lse_.download(queue_);
   queue_.wait();
+  if (counts_.steps == options_.damage_step) damage();
   if (counts_.steps % options_.check_every != 0) return;
   p.reference->refill(batch);
   pipeline(args(true));
   check();
+}
+
+// The first byte of the batch's first request, as a stray write would do it.
+void SoakLane::damage() {
+  main_.memory.download(queue_);
+  queue_.wait();
+  const int64_t first = int64_t{table_.host[0]} * page_bytes(main_.format, kPage);
+  main_.memory.host[first] ^= std::byte{1};
+  main_.memory.upload(queue_);
+  queue_.wait();
 }
 
 void SoakLane::check_cache(const SoakCache& c, const char* name) const {

@@ -19,6 +19,7 @@ struct LaneOptions {
   Model model = kV32;
   bool cuda = false;
   int64_t check_every = 64;  // steps
+  int64_t damage_step = 0;   // behind which a byte of the cache is flipped; 0: never
   uint64_t seed = 1;
 };
 
@@ -94,6 +95,7 @@ class SoakLane {
   void draw_inputs(const Step& step);
   PipelineArgs args(bool reference);
   void run_batch(const Step& step);
+  void damage();
   void check();
   void check_cache(const SoakCache& c, const char* name) const;
   Tensor logit_rounding();

@@ -232,6 +232,9 @@ TEST_F(Cli, SoakFindsNoDriftAndNoLeak) {
   const Output o = run("soak --steps 400 --check-every 8 --threads 3 --seed 5");
   EXPECT_EQ(o.code, 0) << o.out << o.err;
   expect_in(o.out, {"no drift, no leak", "resident memory", "open files", "v32", "v4"});
+  const Output damaged = run("soak --steps 80 --check-every 1 --damage-step 20");
+  EXPECT_EQ(damaged.code, 1) << damaged.out << damaged.err;
+  expect_in(damaged.out, {"FAILED", "step 20", "main cache"});
   const Output wrong = run("soak --graph-replays 10");
   EXPECT_EQ(wrong.code, 2);
   expect_in(wrong.err, {"--graph-replays", "--device cuda"});
