@@ -113,7 +113,7 @@ void expect_right(AttendArgs a, const Model& model) {
       want_lse = lse.values();
       want_max = max_logit.values();
     }
-    expect_close(kernel.name + " out", a.out, want_out, tools::kDecodeOut);
+    expect_close(kernel.name + " out", a.out, want_out, kOutBar);
     expect_close(kernel.name + " lse", a.lse, want_lse, lse_bar);
     expect_close(kernel.name + " max_logit", a.max_logit, want_max, lse_bar);
   }

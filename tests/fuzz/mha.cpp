@@ -56,7 +56,7 @@ void run(Source& s) {
       want_out = out.values();
       want_lse = lse.values();
     }
-    expect_close(kernel.name + " out", a.out, want_out, tools::kDecodeOut,
+    expect_close(kernel.name + " out", a.out, want_out, kOutBar,
                  kernel.cuda ? over_sizes.out : Tensor{});
     expect_close(kernel.name + " lse", a.lse, want_lse, lse_bar);
   }

@@ -126,6 +126,12 @@ void expect_exact(const std::string& stage, void (*verb)(const Args&), Args& arg
   }
 }
 
+// The bar of attention's output for tensors of any size: every element as in decoding. The cosine
+// of that bar is a mean of many elements; few may all be rounded the same way, by 2^-9 in P, in V
+// and in both outputs: (4 * 2^-9)^2 / 2.
+inline constexpr tools::Bar kOutBar{tools::kDecodeOut.absolute, tools::kDecodeOut.relative,
+                                    0x1p-15};
+
 // A tensor against the reference's values of it. `magnitude`: see tools::compare().
 template <class T>
 void expect_close(const std::string& what, const Tensor& got, const std::vector<T>& want,
