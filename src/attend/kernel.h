@@ -57,7 +57,7 @@ struct Entry {
 };
 
 // Whether a list entry is valid. `request`: logical ids. The same is said by sm90's
-// slot_of() and rows_of(), and of eight entries at once by x86's take_keys().
+// place_of_slot() and places_by_table(), and of eight entries at once by x86's take_keys().
 WINNOW_HD inline Entry resolve(const ListView& list, int32_t index, int32_t request) {
   Entry e;
   if (index < 0) return e;

@@ -1,16 +1,17 @@
-// Sparse decode attention on Hopper. A CTA takes one token, up to 64 heads, a part of its lists, or
-// one token after the other, all of their lists:
-// - the last warpgroup, or two of them (Crew), copies records as they are stored into a ring of
-//   16-row stages, a bulk copy a row; its last warp tells the others what a block's rows are like;
+// Sparse decode attention on Hopper. A CTA takes one token, up to 64 heads and a part of its lists,
+// or one token after the other with all of their lists:
+// - the last warpgroup, or the last two (CrewOf), copies records as they are stored into a ring of
+//   16-row stages, one bulk copy a row; its last warp tells the others what a block's rows are like
+//   (gather.cuh, describe.cuh);
 // - warpgroup 2, with 32 heads or fewer also 3, each every other block, reads rows as matrix
 //   fragments, dequantises them in registers (fp8 to fp16, scales divided by the token's power of
-//   two), S^T = K Q^T with heads on the N side, hands on log2 P;
-// - warpgroups 0, 1 make P of half of the heads each, read the same rows transposed, dequantise
-//   them again, O^T += V^T P^T, 256 columns each.
+//   two), computes S^T = K Q^T with heads on the N side, and hands on log2 P (score.cuh);
+// - warpgroups 0 and 1 make P of half of the heads each, read the same rows transposed, dequantise
+//   them again, and compute O^T += V^T P^T, 256 columns each (weigh.cuh, epilogue.cuh).
 // The splits of a token form a cluster and merge through distributed shared memory, each sending
-// its sums to their owner, or they merge through a workspace. Budget per 64 rows and 64 heads:
-// 2,200 cycles of matrix work, 1,740 of shared memory, 3,300 to gather 656-byte rows at the
-// memory's rate. Measured: docs/decode-sm90.md.
+// its sums to their owner (merge.cuh), or they merge through a workspace (exchange.cuh). Budget for
+// 64 rows and 64 heads: 2,200 cycles of matrix work, 1,740 of shared memory, 3,300 to gather
+// 656-byte rows at the memory's rate. Measurements: docs/decode-sm90.md.
 #pragma once
 
 #include <algorithm>
@@ -21,185 +22,212 @@
 #include "attend/decode_sm90/query.cuh"
 #include "attend/decode_sm90/score.cuh"
 #include "attend/decode_sm90/weigh.cuh"
+#include "cuda/launch.h"
 
 namespace winnow::internal::attend::decode_sm90 {
 
-template <class R, int N, Way W>
-__global__ void __launch_bounds__(Crew<R, N, W>::kThreads, 1)
-    decode(const __grid_constant__ Args p) {
-  using K = Config<R, N>;
-  using C = Crew<R, N, W>;
-  constexpr bool kMany = W == Way::kMany;
-  extern __shared__ __align__(1024) uint8_t raw_smem[];
-  auto& sm = *reinterpret_cast<Smem<R, N>*>(raw_smem);
-  const int wg = __shfl_sync(~0u, (int)threadIdx.x / 128, 0);
-  if (blockIdx.z && token_here() >= p.tokens) return;  // a whole cluster
-  // The first indices are asked for at once.
-  Span ahead{};
-  int first = -1, list = 0, last = 0;
-  if (wg >= K::kCopy) {
-    ahead = job<N>(p);
-    cut_list<K>(p, ahead);
-    first = first_index<K, C>(p, ahead, list);
-    if constexpr (!kMany) last = last_index(p, ahead);
-  }
-  if (W >= Way::kCluster && wg == 1) prefetch_q<N>(p);
-  // Every launch waits for this, and a barrier takes about 70 cycles: three for each warp.
-  const int tid = threadIdx.x;
-  if ((tid & 31) == 0) {
+// Initialises the barriers and the statistics. Every launch waits for this, and a barrier takes
+// about 70 cycles, so all warps share them: about three each.
+template <class Row, int kHeads, Way kWay>
+__device__ __forceinline__ void initialize(Smem<Row, kHeads>& smem) {
+  using Crew = CrewOf<Row, kHeads, kWay>;
+  using Barriers = BarrierTable<Row, kHeads, kWay>;
+  using Memory = Smem<Row, kHeads>;
+  static_assert(Barriers::agrees());
+  static_assert(offsetof(Memory, q_max) - offsetof(Memory, stage_full) == 8 * Barriers::kBarriers);
+  const int thread = threadIdx.x;
+  if ((thread & 31) == 0) {
 #pragma unroll 1
-    for (int b = tid / 32; b < Smem<R, N>::kBarriers; b += C::kThreads / 32)
-      mb_init(s32(sm.full) + 8 * b, Smem<R, N>::arrivals(b, W));
+    for (int b = thread / 32; b < Barriers::kBarriers; b += Crew::kThreads / 32)
+      mb_init(s32(smem.stage_full) + 8 * b, Barriers::arrivals(b));
     fence_barrier_init();
   }
-  if (tid == 0) sm.qmax = sm.moved[1] = 0, sm.moved[0] = 1;
-  if (tid < N) {
-    sm.m[tid] = sm.sum[tid] = 0.f;
-    sm.top[tid] = -INFINITY;
+  if (thread == 0) {
+    smem.q_max = smem.outgrown[1] = 0;
+    smem.outgrown[0] = 1;
   }
+  if (thread < kHeads) {
+    smem.reference[thread] = smem.row_sum[thread] = 0.f;
+    smem.max_logit[thread] = -INFINITY;
+  }
+}
+
+template <class Row, int kHeads, Way kWay>
+__global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
+    decode(const __grid_constant__ Args args) {
+  using Config = ConfigOf<Row, kHeads>;
+  using Crew = CrewOf<Row, kHeads, kWay>;
+  constexpr bool kMany = kWay == Way::kMany;
+  extern __shared__ __align__(1024) uint8_t raw_smem[];
+  auto& smem = *reinterpret_cast<Smem<Row, kHeads>*>(raw_smem);
+  const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128, 0);
+  // A whole cluster returns.
+  if (blockIdx.z && token_here() >= args.tokens) return;
+  // The first indices are asked for at once.
+  Span ahead{};
+  int index = -1;
+  int list = 0;
+  int last = 0;
+  if (warpgroup >= Config::kFirstCopyWarpgroup) {
+    ahead = span_here<kHeads>(args);
+    cut_list<Config>(args, ahead);
+    index = first_index<Config, Crew>(args, ahead, list);
+    if constexpr (!kMany) last = last_index(args, ahead);
+  }
+  if (kWay >= Way::kCluster && warpgroup == 1) prefetch_q<kHeads>(args);
+  initialize<Row, kHeads, kWay>(smem);
   __syncthreads();
   // The copying warps' code comes out first, next to this: a jump to code that is in no cache takes
   // hundreds of cycles.
-  if (wg < 2) {
-    Span sp = job<N>(p);
-    load_q<R, N, false>(sm, p, sp);
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(C::kRegsWeigh));
-    count_blocks<W>(sm, p, sp);
-    Weighed<N> at{};
+  if (warpgroup < 2) {
+    Span span = span_here<kHeads>(args);
+    load_q<Row, kHeads, false>(smem, args, span);
+    take_registers<Crew::kWeighRegisters>();
+    count_blocks<kWay>(smem, args, span);
+    WeighProgress<kHeads> progress{};
+    // Zeros once, and not again where no block follows.
 #pragma unroll
-    for (auto& o : at.o) hold(o);  // zeros once, not again where no block follows
+    for (auto& o : progress.o) hold(o);
 #pragma unroll 1
-    do weigh<R, N, W>(sm, p, sp, wg, at);
-    while (kMany && next_token<K>(p, sp));
-    if constexpr (W == Way::kCluster) merge<R, N>(sm, p, sp, split_here(p));
-  } else if (wg < K::kCopy) {
-    if constexpr (C::kThreads > 640)
-      asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(C::kRegsScore));
-    else asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(C::kRegsScore));
-    Span sp = job<N>(p);
-    float back = load_q<R, N, true>(sm, p, sp);
-    count_blocks<W>(sm, p, sp);
-    Progress at{thread_here() / 32 & 3};
+    do weigh<Row, kHeads, kWay>(smem, args, span, warpgroup, progress);
+    while (kMany && next_token<Config>(args, span));
+    if constexpr (kWay == Way::kCluster) merge<Row, kHeads>(smem, args, span, split_here(args));
+  } else if (warpgroup < Config::kFirstCopyWarpgroup) {
+    // Six warpgroups begin with fewer registers than score needs.
+    if constexpr (Crew::kThreads > 640) take_registers<Crew::kScoreRegisters>();
+    else give_registers<Crew::kScoreRegisters>();
+    Span span = span_here<kHeads>(args);
+    float q_unit = load_q<Row, kHeads, true>(smem, args, span);
+    count_blocks<kWay>(smem, args, span);
+    Progress progress{thread_here() / 32 & 3};
     if constexpr (kMany) {
-      // The next token's Q replaces this one's while weigh is at the last block; then weigh has
-      // made way for the token's statistics.
+      // The next token's Q replaces this one's while weigh is at the last block; then weigh has set
+      // back the token's statistics.
 #pragma unroll 1
       for (uint32_t phase = 0;;) {
-        if (first_scorer()) expect_q<R>(p, sp);
-        score<R, N>(sm, p, sp, back, at);
-        const bool some = sp.blocks > 0;
-        if (!next_token<K>(p, sp)) return;
-        if (sp.blocks > 0) back = reload_q(sm, p, sp.token, sp.head0);
-        if (some) mb_wait(&sm.inbox, phase), phase ^= 1;
+        if (first_scorer()) prefetch_next_q<Row>(args, span);
+        score<Row, kHeads>(smem, args, span, q_unit, progress);
+        const bool had_blocks = span.blocks > 0;
+        if (!next_token<Config>(args, span)) return;
+        if (span.blocks > 0) q_unit = reload_q(smem, args, span.token, span.head_begin);
+        if (had_blocks) {
+          mb_wait(statistics_reset(smem), phase);
+          phase ^= 1;
+        }
       }
     }
-    score<R, N>(sm, p, sp, back, at);
-    if constexpr (W == Way::kExchange) {
-      if (first_scorer()) return exchanged_weights<R, N>(sm, p, sp);
-      bar<2, K::kScore>();  // as they do there, and when the weights are made
-      meet<3, K::kMath>();
-    } else if constexpr (W == Way::kCluster) {
-      meet<3, K::kMath>();
+    score<Row, kHeads>(smem, args, span, q_unit, progress);
+    if constexpr (kWay == Way::kExchange) {
+      if (first_scorer()) return make_exchanged_weights<Row, kHeads>(smem, args, span);
+      // The second score warpgroup meets the others as the first one does.
+      bar<kQueryReplaced, Config::kScoreThreads>();
+      meet<kSplitsMerging, Config::kMathThreads>();
+    } else if constexpr (kWay == Way::kCluster) {
+      meet<kSplitsMerging, Config::kMathThreads>();
       cluster_meet();
-      if (first_scorer()) return make_weights<R, N>(sm, p, sp, split_here(p));
-      meet<3, K::kMath>();
+      if (first_scorer())
+        return make_split_weights<Row, kHeads>(smem, args, span, split_here(args));
+      meet<kSplitsMerging, Config::kMathThreads>();
     }
   } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(C::kRegsCopy));
+    give_registers<Crew::kCopyRegisters>();
     if constexpr (!kMany) {
-      trim<K>(p, ahead, last);
-      if (thread_here() == 128 * K::kCopy) {
-        sm.blocks = ahead.blocks;
-        mb_arrive(&sm.counted);
+      trim<Config>(args, ahead, last);
+      if (thread_here() == 128 * Config::kFirstCopyWarpgroup) {
+        smem.blocks = ahead.blocks;
+        mb_arrive(&smem.blocks_counted);
       }
     }
-    copy<R, N, W>(sm, p, ahead, first, list);
-    if (copy_warp<C>() >= C::kCopiers) look_ahead<R, N, W>(sm, p, ahead);
-    if constexpr (W == Way::kExchange) {
-      const int w = copy_warp<C>();
-      Span here = job<N>(p);  // again, rather than in registers of the loops before
+    copy<Row, kHeads, kWay>(smem, args, ahead, index, list);
+    if (copy_warp<Crew>() >= Crew::kCopiers) look_ahead<Row, kHeads, kWay>(smem, args, ahead);
+    if constexpr (kWay == Way::kExchange) {
+      const int warp = copy_warp<Crew>();
+      // Computed again rather than kept in registers over the loops before.
+      Span here = span_here<kHeads>(args);
       here.blocks = ahead.blocks;
-      if (w == 0) open<R, N>(sm, p, here);
-      if (w == 1 || w == 2) mark_units<R, N>(sm, p, here);
-    } else if constexpr (W == Way::kCluster) {
+      if (warp == 0) meet_peers<Row, kHeads>(smem, args, here);
+      if (warp == 1 || warp == 2) mark_units<Row, kHeads>(smem, args, here);
+    } else if constexpr (kWay == Way::kCluster) {
       cluster_meet();
     }
   }
 }
 
-// The kernel's attributes, set once a device.
-template <class R, int N, Way W>
+// Sets the kernel's attributes, once a device.
+template <class Row, int kHeads, Way kWay>
 cudaError_t prepare() {
-  static std::atomic<uint64_t> done{0};  // a bit for each device
+  // A bit for each device.
+  static std::atomic<uint64_t> done{0};
   int device = 0;
   if (const cudaError_t e = cudaGetDevice(&device)) return e;
   const uint64_t bit = uint64_t{1} << (device & 63);
   if (done.load(std::memory_order_relaxed) & bit) return cudaSuccess;
-  if (const cudaError_t e = cudaFuncSetAttribute(
-          decode<R, N, W>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Smem<R, N>)))
+  if (const cudaError_t e = allow_shared(decode<Row, kHeads, kWay>, sizeof(Smem<Row, kHeads>)))
     return e;
-  if (const cudaError_t e =
-          cudaFuncSetAttribute(decode<R, N, W>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1))
+  if (const cudaError_t e = cudaFuncSetAttribute(decode<Row, kHeads, kWay>,
+                                                 cudaFuncAttributeNonPortableClusterSizeAllowed, 1))
     return e;
   done.fetch_or(bit, std::memory_order_relaxed);
   return cudaSuccess;
 }
 
-// A launch in clusters of `cluster`; of 0: all CTAs at once, or none.
-template <class R, int N, Way W>
+// A launch in clusters of `cluster` CTAs; with 0, all CTAs run at once or none.
+template <class Row, int kHeads, Way kWay>
 struct Launch {
-  cudaLaunchConfig_t config{};
+  cudaLaunchConfig_t config;
   cudaLaunchAttribute attribute[1];
-  cudaError_t ready = prepare<R, N, W>();
+  cudaError_t ready = prepare<Row, kHeads, kWay>();
 
-  Launch(dim3 grid, unsigned cluster, cudaStream_t stream) {
-    config.gridDim = grid;
-    config.blockDim = dim3(Crew<R, N, W>::kThreads);
-    config.dynamicSmemBytes = sizeof(Smem<R, N>);
-    config.stream = stream;
-    attribute[0].id = cudaLaunchAttributeClusterDimension;
-    attribute[0].val.clusterDim.x = cluster;
-    attribute[0].val.clusterDim.y = attribute[0].val.clusterDim.z = 1;
+  Launch(dim3 grid, unsigned cluster, cudaStream_t stream)
+      : config(launch_config(grid, CrewOf<Row, kHeads, kWay>::kThreads, sizeof(Smem<Row, kHeads>),
+                             stream)) {
     config.attrs = attribute;
     config.numAttrs = cluster != 1 ? 1 : 0;
     if (cluster == 0) {
       attribute[0].id = cudaLaunchAttributeCooperative;
       attribute[0].val.cooperative = 1;
+    } else {
+      attribute[0].id = cudaLaunchAttributeClusterDimension;
+      attribute[0].val.clusterDim.x = cluster;
+      attribute[0].val.clusterDim.y = 1;
+      attribute[0].val.clusterDim.z = 1;
     }
   }
 };
 
-template <class R, int N, Way W>
-cudaError_t launch(const Args& p, unsigned tokens, cudaStream_t stream) {
-  const auto splits = static_cast<unsigned>(p.splits);
-  const dim3 grid(splits * static_cast<unsigned>(p.groups), std::min<unsigned>(tokens, kTokensY),
-                  (tokens + kTokensY - 1) / kTokensY);
-  const Launch<R, N, W> l(grid, W == Way::kExchange ? 0 : splits, stream);
-  return l.ready ? l.ready : cudaLaunchKernelEx(&l.config, decode<R, N, W>, p);
+template <class Row, int kHeads, Way kWay>
+cudaError_t launch(const Args& args, unsigned tokens, cudaStream_t stream) {
+  const auto splits = static_cast<unsigned>(args.splits);
+  const dim3 grid(splits * static_cast<unsigned>(args.groups), std::min<unsigned>(tokens, kTokensY),
+                  ceil_div(tokens, kTokensY));
+  const Launch<Row, kHeads, kWay> launch(grid, kWay == Way::kExchange ? 0 : splits, stream);
+  if (launch.ready) return launch.ready;
+  return cudaLaunchKernelEx(&launch.config, decode<Row, kHeads, kWay>, args);
 }
 
-// From token to token where fewer run at once than there are, and goes_on() says so.
-template <class R, int N>
-cudaError_t launch(const Args& p, int at_once, cudaStream_t stream) {
-  if constexpr (goes_on(R::Stored::kFormat, N, false))
-    if (at_once < p.tokens) return launch<R, N, Way::kMany>(p, at_once, stream);
-  if (p.exchange) return launch<R, N, Way::kExchange>(p, p.tokens, stream);
-  if (p.splits > 1) return launch<R, N, Way::kCluster>(p, p.tokens, stream);
-  return launch<R, N, Way::kAlone>(p, p.tokens, stream);
+// Chooses the way. CTAs go from token to token where fewer tokens run at once than there are and
+// takes_many_tokens() allows it.
+template <class Row, int kHeads>
+cudaError_t launch_way(const Args& args, int tokens_at_once, cudaStream_t stream) {
+  if constexpr (takes_many_tokens(Row::Stored::kFormat, kHeads, false))
+    if (tokens_at_once < args.tokens)
+      return launch<Row, kHeads, Way::kMany>(args, tokens_at_once, stream);
+  if (args.exchange) return launch<Row, kHeads, Way::kExchange>(args, args.tokens, stream);
+  if (args.splits > 1) return launch<Row, kHeads, Way::kCluster>(args, args.tokens, stream);
+  return launch<Row, kHeads, Way::kAlone>(args, args.tokens, stream);
 }
 
-// The instantiation whose CTA has `size` heads.
-template <class R, int kMax>
-void launch_size(const Args& p, Share share, void* to) {
-  const auto stream = static_cast<cudaStream_t>(to);
+// Chooses the instantiation whose CTA has share.heads heads.
+template <class Row, int kMaxHeads>
+void launch_heads(const Args& args, Share share, cudaStream_t stream) {
   switch (share.heads) {
-    case 8: launch<R, 8>(p, share.tokens, stream); break;
-    case 16: launch<R, 16>(p, share.tokens, stream); break;
-    case 24: launch<R, 24>(p, share.tokens, stream); break;
-    case 32: launch<R, 32>(p, share.tokens, stream); break;
-    case 48: launch<R, 48>(p, share.tokens, stream); break;
+    case 8: launch_way<Row, 8>(args, share.tokens, stream); break;
+    case 16: launch_way<Row, 16>(args, share.tokens, stream); break;
+    case 24: launch_way<Row, 24>(args, share.tokens, stream); break;
+    case 32: launch_way<Row, 32>(args, share.tokens, stream); break;
+    case 48: launch_way<Row, 48>(args, share.tokens, stream); break;
     default:
-      if constexpr (kMax >= 64) launch<R, 64>(p, share.tokens, stream);
+      if constexpr (kMaxHeads >= 64) launch_way<Row, 64>(args, share.tokens, stream);
   }
 }
 

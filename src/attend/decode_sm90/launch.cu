@@ -1,4 +1,6 @@
 // Decode on Hopper: how a call is cut into CTAs, and the choice of the instantiation.
+#include "attend/decode_sm90/launch.h"
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -6,176 +8,202 @@
 #include <memory>
 #include <utility>
 
-#include "attend/decode_sm90/launch.h"
+#include "core/arithmetic.h"
+#include "core/tuning_h200.h"
 #include "cuda/device.h"
+#include "cuda/launch.h"
 
 namespace winnow::internal::attend::decode_sm90 {
 namespace {
 
-// Heads of a CTA: the instantiated sizes, each a multiple of 8.
-constexpr int kSizes[] = {8, 16, 24, 32, 48, 64};
+namespace tuned = tuning_h200::decode;
 
-int size_for(int heads) {
-  for (int n : kSizes)
+// Heads of a CTA: the instantiated sizes, each a multiple of 8.
+constexpr int kCtaHeads[] = {8, 16, 24, 32, 48, 64};
+
+int cta_heads_for(int heads) {
+  for (int n : kCtaHeads)
     if (n >= heads) return n;
   return 0;
 }
 
-// Clusters of `size` CTAs that device `index` runs at once, asked once: a GPC has 14 to 18
+// Clusters of `size` CTAs that device `index` runs at once, asked once. A GPC has 14 to 18
 // multiprocessors, so on an H200 {132, 66, 39, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7}.
 int clusters(int index, int size) {
   static std::array<std::array<std::atomic<int>, 17>, 64> known{};
-  std::atomic<int>& n = known[static_cast<unsigned>(index) % known.size()][size];
-  if (n.load(std::memory_order_relaxed) == 0)
-    n.store(size == 1 ? cuda::multiprocessors(index) : std::max(1, clusters_at_once(size)),
-            std::memory_order_relaxed);
-  return n.load(std::memory_order_relaxed);
+  std::atomic<int>& count = known[static_cast<unsigned>(index) % known.size()][size];
+  if (count.load(std::memory_order_relaxed) == 0)
+    count.store(size == 1 ? cuda::multiprocessors(index) : std::max(1, clusters_at_once(size)),
+                std::memory_order_relaxed);
+  return count.load(std::memory_order_relaxed);
 }
 
+// How a call is cut: groups of heads, splits of the lists, and heads of a CTA.
 struct Cut {
-  int groups = 1, splits = 1, size = 8;
-  bool exchange = false;  // splits are no clusters
-  double cost = 1e30;     // in microseconds, by cut()'s model
+  int groups = 1;
+  int splits = 1;
+  int heads = 8;
+  // Splits meet in the workspace and are no clusters.
+  bool exchange = false;
+  // In microseconds, by the model of cheapest_cut().
+  double cost = 1e30;
 };
 
-// A call whose splits are no clusters has a CTA a multiprocessor at most: 144 on the largest
-// Hopper.
+// A call whose splits meet in the workspace has at most one CTA a multiprocessor: 144 on the
+// largest Hopper.
 constexpr int kMostCtas = 144;
 constexpr size_t kExchangeAlign = 128;
 
-// Blocks of 64 rows of a token, and what one takes a CTA of `size` heads, in microseconds.
-int blocks_of(const Shape& s) { return (s.width + 63) / 64; }
-double block_time(int size) { return size <= 32 ? 1.85 : 2.4; }
+// Blocks of 64 rows of a token.
+int blocks_of(const Shape& shape) { return ceil_div(shape.width, 64); }
+// What a block takes a CTA, and what a CTA of one split takes without merging, in microseconds.
+double block_us(int cta_heads) {
+  return cta_heads <= 32 ? tuned::kBlockUsFewHeads : tuned::kBlockUs;
+}
+double cta_us(int cta_heads, int blocks) {
+  return tuned::kCtaUs + cta_heads * tuned::kCtaUsPerHead + blocks * block_us(cta_heads);
+}
+
+// The kernel's rows. Two lists of different formats go to the bf16 kernel, which makes bf16 rows of
+// fp8 records.
+CacheFormat format_of(const Shape& shape) {
+  const CacheFormat first = shape.formats[0];
+  if (shape.formats[1] == first) return first;
+  const bool v32 = first == CacheFormat::kV32Fp8 || first == CacheFormat::kV32Bf16;
+  return v32 ? CacheFormat::kV32Bf16 : CacheFormat::kV4Bf16;
+}
+
+// The bf16 rows of V3.2 leave no room for Q of 64 heads beside a ring of eight stages.
+int most_heads(const Shape& shape) { return format_of(shape) == CacheFormat::kV32Bf16 ? 48 : 64; }
 
 // The cheapest cut by a model in microseconds: fixed cost, blocks of 64 rows, merge. A fixed split
 // keeps to what depends on the token alone, so that a token's bits are the same in any batch.
 // Clusters of many CTAs leave multiprocessors idle; splits that meet in `memory` bytes do not.
-Cut cut(const Shape& s, int max_size, size_t memory) {
-  const bool fixed = s.fixed_split;
-  const int blocks = blocks_of(s);
+Cut cheapest_cut(const Shape& shape, size_t memory) {
+  const int max_heads = most_heads(shape);
+  const bool fixed = shape.fixed_split;
+  const int blocks = blocks_of(shape);
   Cut best;
-  for (int groups = (s.heads + max_size - 1) / max_size; groups <= 16; ++groups) {
-    const int size = size_for((s.heads + groups - 1) / groups);
-    if (size > max_size || size * (groups - 1) >= s.heads) continue;
+  for (int groups = ceil_div(shape.heads, max_heads); groups <= 16; ++groups) {
+    const int heads = cta_heads_for(ceil_div(shape.heads, groups));
+    if (heads > max_heads || heads * (groups - 1) >= shape.heads) continue;
     for (int splits = 1; splits <= std::clamp(blocks, 1, 16); ++splits) {
-      const int64_t jobs = fixed ? 1 : static_cast<int64_t>(s.tokens) * groups;
-      const int room = clusters(s.device, splits);
-      const int64_t waves = (jobs + room - 1) / room;
-      const double block = block_time(size), merge = splits > 1 ? 1.5 + size / 32.0 : 0;
-      const int share = (blocks + splits - 1) / splits;
-      const double cost = waves * (5 + size / 8.0 + share * block + merge) + 0.002 * jobs * splits;
-      if (cost < best.cost) best = {groups, splits, size, false, cost};
-      const int most = std::min(cuda::multiprocessors(s.device), kMostCtas);
-      if (fixed || splits == 1 || jobs * splits > most ||
-          jobs * exchange_bytes(size, splits) > memory)
+      const int64_t clusters_needed = fixed ? 1 : shape.tokens * groups;
+      const int room = clusters(shape.device, splits);
+      const int64_t waves = ceil_div(clusters_needed, room);
+      const int share = ceil_div(blocks, splits);
+      const double merge_us = splits > 1 ? tuned::kMergeUs + heads * tuned::kMergeUsPerHead : 0;
+      const double cost =
+          waves * (cta_us(heads, share) + merge_us) + tuned::kUsPerCta * clusters_needed * splits;
+      if (cost < best.cost) best = {groups, splits, heads, false, cost};
+      const int most = std::min(cuda::multiprocessors(shape.device), kMostCtas);
+      if (fixed || splits == 1 || clusters_needed * splits > most ||
+          clusters_needed * exchange_bytes(heads, splits) > memory)
         continue;
-      const double last = size == 64 ? 0.5 : 1.7;  // `block` is of many blocks
-      const double other = 5 + std::max(size, 16) / 8.0 + share * block + last;
-      if (other < best.cost) best = {groups, splits, size, true, other};
+      const double exchange_us = heads == 64 ? tuned::kExchangeUs64Heads : tuned::kExchangeUs;
+      const double exchange_cost = tuned::kCtaUs + std::max(heads, 16) * tuned::kCtaUsPerHead +
+                                   share * block_us(heads) + exchange_us;
+      if (exchange_cost < best.cost) best = {groups, splits, heads, true, exchange_cost};
     }
     if (fixed) break;
   }
   return best;
 }
 
-// The kernel's rows. Two lists of different formats are the bf16 kernel's, which makes its rows of
-// fp8 records.
-CacheFormat format_of(const Shape& s) {
-  const CacheFormat first = s.formats[0];
-  if (s.formats[1] == first) return first;
-  const bool v32 = first == CacheFormat::kV32Fp8 || first == CacheFormat::kV32Bf16;
-  return v32 ? CacheFormat::kV32Bf16 : CacheFormat::kV4Bf16;
-}
-
 // Where splits may meet in the workspace, and how many bytes there are.
-std::pair<std::byte*, size_t> exchange_of(const Params& p) {
-  void* at = p.workspace.data();
-  size_t memory = p.workspace.size();
-  if (!std::align(kExchangeAlign, 1, at, memory)) return {nullptr, 0};
-  return {static_cast<std::byte*>(at), memory};
+std::pair<std::byte*, size_t> exchange_memory(const Params& params) {
+  void* begin = params.workspace.data();
+  size_t bytes = params.workspace.size();
+  if (!std::align(kExchangeAlign, 1, begin, bytes)) return {nullptr, 0};
+  return {static_cast<std::byte*>(begin), bytes};
 }
 
-// 48: the bf16 rows of V3.2 leave no room for Q of 64 heads beside a ring of eight stages.
-int most_heads(const Shape& s) { return format_of(s) == CacheFormat::kV32Bf16 ? 48 : 64; }
-
-void launch(const Params& p) {
-  const Shape shape = shape_of(p);
+// Cuts a call and launches the decode kernel for it.
+void cut_and_launch(const Params& params) {
+  const Shape shape = shape_of(params);
   const CacheFormat format = format_of(shape);
-  const Cut c = cut(shape, most_heads(shape), exchange_of(p).second);
-  const auto splits = static_cast<unsigned>(c.splits);
-  std::byte* const exchange = c.exchange ? exchange_of(p).first : nullptr;
-  const Args a{{c.splits, (0x80000000u + splits - 1) / splits, exchange}, call_of(p, c.groups)};
-  // Without splits a CTA a multiprocessor, which goes from token to token. Groups of a token's
-  // heads drift apart over many rows, until one no longer finds the other's in the L2: 3 % slower
-  // with 62 tokens of 2,048 rows, 3 % faster with 4. Stages of 16 rows are counted over all tokens.
-  Share share{c.size, p.tokens};
-  if (c.splits == 1 && goes_on(format, c.size, shape.tables)) {
-    const int at_once = std::max(1, clusters(p.device.index, 1) / c.groups);
-    const int64_t rows = (int64_t{shape.width} + 64) * (p.tokens / at_once + 1);
-    if (rows <= (c.groups == 1 ? int64_t{INT_MAX} : 16384)) share.tokens = at_once;
+  const Cut cut = cheapest_cut(shape, exchange_memory(params).second);
+  const auto splits = static_cast<unsigned>(cut.splits);
+  std::byte* const exchange = cut.exchange ? exchange_memory(params).first : nullptr;
+  const Args args{{cut.splits, ceil_div(0x80000000u, splits), exchange},
+                  device_params_of(params, cut.groups)};
+  // Without splits, each multiprocessor has a CTA that goes from token to token. Rows are counted
+  // in stages of 16 over all tokens, in an int. Where a token's heads are in groups, these drift
+  // apart over many rows, until one no longer finds the other's rows in the L2.
+  Share share{cut.heads, params.tokens};
+  if (cut.splits == 1 && takes_many_tokens(format, cut.heads, shape.tables)) {
+    const int at_once = std::max(1, clusters(params.device.index, 1) / cut.groups);
+    const int64_t rows = (int64_t{shape.width} + 64) * (params.tokens / at_once + 1);
+    const int64_t most_rows = cut.groups == 1 ? int64_t{INT_MAX} : tuned::kMostRowsOfGroups;
+    if (rows <= most_rows) share.tokens = at_once;
   }
+  const cudaStream_t stream = cuda::stream_of(params.device);
   switch (format) {
-    case CacheFormat::kV32Fp8: decode_v32_fp8(a, share, p.device.stream); break;
-    case CacheFormat::kV32Bf16: decode_v32_bf16(a, share, p.device.stream); break;
-    case CacheFormat::kV4Fp8: decode_v4_fp8(a, share, p.device.stream); break;
-    default: decode_v4_bf16(a, share, p.device.stream); break;
+    case CacheFormat::kV32Fp8: launch_v32_fp8(args, share, stream); break;
+    case CacheFormat::kV32Bf16: launch_v32_bf16(args, share, stream); break;
+    case CacheFormat::kV4Fp8: launch_v4_fp8(args, share, stream); break;
+    default: launch_v4_bf16(args, share, stream); break;
   }
 }
 
 }  // namespace
 
 // 68 tokens of 128 heads take 90 us with a second launch instead of 134.
-int32_t first_launch(const Shape& s, bool wide) {
-  const auto all = static_cast<int32_t>(s.tokens);
-  if (s.fixed_split) return all;
-  const int most = wide ? 64 : most_heads(s), groups = (s.heads + most - 1) / most,
-            size = size_for((s.heads + groups - 1) / groups),
-            at_once = cuda::multiprocessors(s.device) / groups;
-  const int32_t waves = all / at_once, full = waves * at_once;
-  if (full == 0 || full == all) return all;
-  const size_t memory = s.workspace < kExchangeAlign ? 0 : s.workspace - kExchangeAlign;
-  const auto cheapest = [&](const Shape& shape) { return cut(shape, most_heads(shape), memory); };
-  // As cut() has it; the wide kernel takes 3 us a token and 1.6 a block, and where CTAs go from
-  // token to token, a later one begins 10 earlier.
-  const double wave =
-      wide ? 3 + blocks_of(s) * 1.6 : 5 + size / 8.0 + blocks_of(s) * block_time(size);
-  const Cut whole = wide ? Cut{.cost = (waves + 1) * wave} : cheapest(s);
-  const bool many = !wide && whole.splits == 1 && goes_on(format_of(s), size, s.tables);
-  const double launch = wide ? 15 : 3;  // another kernel, whose code is in no cache
-  constexpr double kGoesOn = 10;
-  const double more = whole.cost - waves * wave - (many ? kGoesOn : 0);  // for the rest
-  // A gain below a tenth is none where lists are not full: 1,024 new tokens of 2k would lose 4 %.
-  constexpr double kWorth = 0.9;
-  Shape rest = s;
-  rest.tokens = all - full;
-  return launch + cheapest(rest).cost < kWorth * more ? full : all;
+int32_t first_launch(const Shape& shape, bool wide) {
+  const auto tokens = static_cast<int32_t>(shape.tokens);
+  if (shape.fixed_split) return tokens;
+  const int most = wide ? 64 : most_heads(shape);
+  const int groups = ceil_div(shape.heads, most);
+  const int heads = cta_heads_for(ceil_div(shape.heads, groups));
+  const int at_once = cuda::multiprocessors(shape.device) / groups;
+  const int32_t waves = tokens / at_once;
+  const int32_t full = waves * at_once;
+  if (full == 0 || full == tokens) return tokens;
+  const size_t memory = shape.workspace < kExchangeAlign ? 0 : shape.workspace - kExchangeAlign;
+  const int blocks = blocks_of(shape);
+  const double wave_us =
+      wide ? tuned::kWideTokenUs + blocks * tuned::kWideBlockUs : cta_us(heads, blocks);
+  const Cut all = wide ? Cut{.cost = (waves + 1) * wave_us} : cheapest_cut(shape, memory);
+  const bool many =
+      !wide && all.splits == 1 && takes_many_tokens(format_of(shape), heads, shape.tables);
+  const double launch_us = wide ? tuned::kLaunchUsAfterWide : tuned::kLaunchUsAfterDecode;
+  // What the remaining tokens cost in the same launch, and in one of their own.
+  const double more_us = all.cost - waves * wave_us - (many ? tuned::kNextTokenEarlierUs : 0);
+  Shape rest = shape;
+  rest.tokens = tokens - full;
+  const double apart_us = launch_us + cheapest_cut(rest, memory).cost;
+  return apart_us < tuned::kWorthSecondLaunch * more_us ? full : tokens;
 }
 
-void run(const Params& p) noexcept {
-  if (p.tokens == 0) return;
-  const int32_t first = first_launch(shape_of(p), false);
-  launch(tokens_of(p, 0, first));
-  if (first < p.tokens) launch(tokens_of(p, first, p.tokens - first));
+void run(const Params& params) noexcept {
+  if (params.tokens == 0) return;
+  const int32_t first = first_launch(shape_of(params), false);
+  cut_and_launch(tokens_of(params, 0, first));
+  if (first < params.tokens)
+    cut_and_launch(tokens_of(params, first, params.tokens - first));
 }
 
-const char* fits(const Shape& shape) { return shape.heads > 128 ? "more than 128 heads" : nullptr; }
+const char* fits(const Shape& shape) {
+  return shape.heads > 128 ? "more than 128 heads" : nullptr;
+}
 
 // For any number of tokens up to the shape's: sums of all CTAs, and what is there once for two or
 // more of them.
 size_t workspace(const Shape& shape, int64_t) {
-  const int size = std::max(8, size_for(std::min(shape.heads, 64)));
-  return kMostCtas / 2 * exchange_bytes(size, 2) + kExchangeAlign;
+  const int heads = std::max(8, cta_heads_for(std::min(shape.heads, 64)));
+  return kMostCtas / 2 * exchange_bytes(heads, 2) + kExchangeAlign;
 }
 
 }  // namespace winnow::internal::attend::decode_sm90
 
 namespace winnow::internal::attend::wide_then_decode_sm90 {
 
-void run(const Params& p) noexcept {
-  if (p.tokens == 0) return;
-  const int32_t first = decode_sm90::first_launch(shape_of(p), true);
-  wide_sm90::run(tokens_of(p, 0, first));
-  if (first < p.tokens) decode_sm90::run(tokens_of(p, first, p.tokens - first));
+void run(const Params& params) noexcept {
+  if (params.tokens == 0) return;
+  const int32_t first = decode_sm90::first_launch(shape_of(params), true);
+  wide_sm90::run(tokens_of(params, 0, first));
+  if (first < params.tokens)
+    decode_sm90::run(tokens_of(params, first, params.tokens - first));
 }
 
 const char* fits(const Shape& shape) {

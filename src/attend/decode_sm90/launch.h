@@ -5,16 +5,19 @@
 
 namespace winnow::internal::attend::decode_sm90 {
 
-// How a call is shared out: heads of a CTA, a multiple of 8; tokens at once, each CTA taking
-// several where that is less than all of them and goes_on() says so.
+// How a call is shared out over CTAs.
 struct Share {
-  int heads, tokens;
+  // Heads of a CTA, a multiple of 8.
+  int heads;
+  // Tokens at once. Where that is less than all and takes_many_tokens() allows it, each CTA takes
+  // several, one after the other.
+  int tokens;
 };
 
-void decode_v32_fp8(const Args& args, Share share, void* stream);
-void decode_v32_bf16(const Args& args, Share share, void* stream);
-void decode_v4_fp8(const Args& args, Share share, void* stream);
-void decode_v4_bf16(const Args& args, Share share, void* stream);
+void launch_v32_fp8(const Args& args, Share share, cudaStream_t stream);
+void launch_v32_bf16(const Args& args, Share share, cudaStream_t stream);
+void launch_v4_fp8(const Args& args, Share share, cudaStream_t stream);
+void launch_v4_bf16(const Args& args, Share share, cudaStream_t stream);
 
 // Clusters of `size` CTAs that the current device runs at once (every kernel fills a
 // multiprocessor, so one answer serves all). A query: allowed while a stream is captured.

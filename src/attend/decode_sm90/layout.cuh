@@ -1,12 +1,15 @@
-// Decode on Hopper: what the kernel's parts share (row traits, arguments, shared memory).
+// Decode on Hopper: what the kernel's parts share. Row traits, arguments, the sizes of a CTA, its
+// shared memory, and the part of the work that a CTA takes.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cfloat>
 #include <type_traits>
 
 #include "attend/device_params.h"
+#include "core/arithmetic.h"
 #include "cuda/hopper.h"
 #include "cuda/wgmma_f16.h"
 #include "model/v32.h"
@@ -16,14 +19,16 @@ namespace winnow::internal::attend::decode_sm90 {
 
 using namespace internal::cuda;
 
-// A record as the kernel reads it: one bulk copy of kRowBytes, and kSideBytes of scales when they
+// A record as the kernel reads it: one bulk copy of kRowBytes, and kSideBytes of scales where they
 // lie elsewhere in the page.
 template <class Record>
-struct Row {
+struct RowTraits {
   using Stored = Record;
   using Quantized = std::conditional_t<std::is_base_of_v<V32, Record>, V32Fp8, V4Fp8>;
   static constexpr bool kFp8 = Record::kQuantized;
-  static constexpr int kNope = Record::kNope, kQk = Record::kDqk, kV = Record::kDv;
+  static constexpr int kNope = Record::kNope;
+  static constexpr int kQk = Record::kDqk;
+  static constexpr int kV = Record::kDv;
   static constexpr int kRowBytes = Record::kRowBytes;
   static constexpr int kTile = [] {
     if constexpr (kFp8) return Record::kTile;
@@ -48,231 +53,391 @@ struct Row {
 };
 
 struct Splits {
-  int splits;           // that the lists are cut in: a cluster
-  uint32_t share;       // 2^31 / splits, rounded up: what divides by them
-  std::byte* exchange;  // where splits meet that are no cluster, all CTAs running at once; or null
+  // The lists of a token are cut into this many parts.
+  int splits;
+  // 2^31 / splits, rounded up: over_splits() divides by it.
+  uint32_t reciprocal;
+  // The workspace where splits meet that are no cluster (all CTAs run at once), or null.
+  std::byte* exchange;
 };
-struct Args : Splits, Call {};
+struct Args : Splits, DeviceParams {};
 
-// What a CTA has: a token, one token after the other, or a part of a token's lists, whose splits
-// are a cluster or meet in memory. A kernel each, since 64 KB of code come with a launch, and what
-// lies behind them takes 0.3 us a KB where another kernel has run in between.
+// What a CTA takes: one token, one token after the other, or a split of a token's lists. The splits
+// of a token form a cluster or meet in the workspace. Each way is a kernel of its own, because the
+// first 64 KB of code come with a launch and what lies beyond takes 0.3 us a KB where another
+// kernel has run in between.
 enum class Way { kAlone, kMany, kCluster, kExchange };
 
-// Whether CTAs of n heads may take several tokens, one after the other: a kernel more to compile,
-// so where that gains 2 % and more. 64 heads of V3.2 gain nothing, and of V4 the warp that finds
-// rows has no registers left for block tables.
-constexpr bool goes_on(CacheFormat format, int n, bool tables) {
+// Whether CTAs of `heads` heads may take several tokens, one after the other. That is one more
+// kernel to compile, so only where it gains 2 % or more. 64 heads of V3.2 gain nothing. With 64
+// heads of V4, the warp that finds rows has no registers left for block tables.
+constexpr bool takes_many_tokens(CacheFormat format, int heads, bool block_tables) {
   const bool v4 = format == CacheFormat::kV4Fp8;
   return (v4 || format == CacheFormat::kV32Fp8) &&
-         (n == 16 || n == 32 || (v4 && n == 64 && !tables));
+         (heads == 16 || heads == 32 || (v4 && heads == 64 && !block_tables));
 }
 
-// Bytes in which the splits of a token's n heads meet.
-constexpr int kMaxExchanged = 16;  // splits
-constexpr size_t exchange_bytes(int n, int splits) {
+// The most splits that meet in the workspace, and the bytes in which those of `heads` heads meet.
+constexpr int kMaxExchanged = 16;
+constexpr size_t exchange_bytes(int heads, int splits) {
   return kMaxExchanged * (sizeof(uint64_t) + 2 * sizeof(uint64_t) * kMaxExchanged + 128) +
-         static_cast<size_t>(n) * (sizeof(float4) * kMaxExchanged + splits * 1024);
+         static_cast<size_t>(heads) * (sizeof(float4) * kMaxExchanged + splits * 1024);
 }
 
-// n / splits. Exact below 2^27; up to 2^29 it may be one more than the whole part, but not where n
+// n / splits. Exact below 2^27. Up to 2^29 it may be one more than the whole part, but not where n
 // is a multiple of the splits.
-__device__ __forceinline__ unsigned over_splits(const Args& p, unsigned n) {
-  return static_cast<unsigned>(uint64_t{n} * p.share >> 31);
+__device__ __forceinline__ unsigned over_splits(const Args& args, unsigned n) {
+  return static_cast<unsigned>(uint64_t{n} * args.reciprocal >> 31);
 }
 
-template <class R, int N>
-struct Config {
+// Sizes of a CTA of kHeads heads. Warpgroups 0 and 1 weigh, then come the score warpgroups, then
+// the copying warps.
+template <class Row, int kHeads>
+struct ConfigOf {
+  // Rows of a pipeline stage and of a block.
   static constexpr int kRows = 16, kBlock = 64;
-  // Score warpgroups, which take blocks in turn: with few heads one of them is longer at a block
-  // than the two that weigh it. Behind them come the copying warps.
-  static constexpr int kScorers = N <= 32 && R::kFp8 ? 2 : 1, kCopy = 2 + kScorers;
-  static constexpr int kScore = 128 * kScorers, kMath = 256 + kScore;
-  static constexpr int kPitch =
-      R::kRowBytes % 128 == 16 ? R::kRowBytes : R::kRowBytes + 16;  // conflict-free ldmatrix
+  static constexpr int kStagesPerBlock = kBlock / kRows;
+  // With few heads, one score warpgroup would take longer for a block than the two that weigh it.
+  // So two of them take blocks in turn.
+  static constexpr int kScoreWarpgroups = kHeads <= 32 && Row::kFp8 ? 2 : 1;
+  static constexpr int kFirstCopyWarpgroup = 2 + kScoreWarpgroups;
+  static constexpr int kWeighThreads = 256;
+  static constexpr int kScoreThreads = 128 * kScoreWarpgroups;
+  static constexpr int kMathThreads = kWeighThreads + kScoreThreads;
+  // An odd multiple of 16 bytes, so that ldmatrix has no bank conflicts.
+  static constexpr int kPitch = Row::kRowBytes % 128 == 16 ? Row::kRowBytes : Row::kRowBytes + 16;
   static_assert((kPitch / 16) % 2 == 1);
-  static constexpr int kQTiles = R::kQk / 64, kNopeTiles = R::kNope / 64;
+  static constexpr int kQTiles = Row::kQk / 64;
+  static constexpr int kNopeTiles = Row::kNope / 64;
   static constexpr int kStageBytes = kRows * kPitch;
-  static constexpr bool kRopeInV =
-      R::kFp8 && R::kV > R::kNope;  // one output tile needs bf16 P beside fp16 P
-  static constexpr bool kExactly = R::kFp8 && !kRopeInV;  // has a path for strange scales
+  // Whether RoPE's bf16 columns are part of V: one output tile then needs bf16 P beside fp16 P.
+  static constexpr bool kRopeInV = Row::kFp8 && Row::kV > Row::kNope;
+  // Whether there is a second path for scales that fp16 cannot carry (exact.cuh).
+  static constexpr bool kHasExactPath = Row::kFp8 && !kRopeInV;
   static constexpr int kPKinds = kRopeInV ? 2 : 1;
-  static constexpr int kSc = R::kFp8 ? R::kScales + 1 : 1;  // the RoPE part's factor is one more
-  static constexpr int kQBytes = kQTiles * N * 128, kPBytes = kPKinds * 64 * 128;
-  static constexpr int kYBytes = N * 256;
-  static constexpr int kSide = R::kSideBytes ? R::kSideBytes * kRows : 8;
-  static constexpr int kAhead = 3;  // blocks whose rows are found ahead
-  static constexpr int kMisc = N * 4 * 9 + kAhead * (kBlock * 8 + 8) + 192;
-  static constexpr int kLimit = 232448;
-  static constexpr int kFit = (kLimit - kQBytes - kPBytes - kYBytes - kMisc) /
-                              (kStageBytes + kSide + kSc * kRows * 2 + kRows * 8 + 24);
+  // Factors of a row: one a scale, and one for the RoPE part.
+  static constexpr int kFactors = Row::kFp8 ? Row::kScales + 1 : 1;
+  static constexpr int kQBytes = kQTiles * kHeads * 128;
+  static constexpr int kPBytes = kPKinds * 64 * 128;
+  static constexpr int kLog2PBytes = kHeads * 256;
+  static constexpr int kSideStageBytes = Row::kSideBytes ? Row::kSideBytes * kRows : 8;
+  // Blocks whose rows are found ahead of the copies.
+  static constexpr int kAhead = 3;
+  // The ring gets the room that the other fields leave.
+  static constexpr int kOtherBytes = kHeads * 4 * 9 + kAhead * (kBlock * 8 + 8) + 192;
+  static constexpr int kFit =
+      (kMaxSharedBytes - kQBytes - kPBytes - kLog2PBytes - kOtherBytes) /
+      (kStageBytes + kSideStageBytes + kFactors * kRows * 2 + kRows * 8 + 24);
   static constexpr int kStages = kFit > 20 ? 20 : kFit;
   static_assert(kStages >= 8, "scores run one block ahead of the output");
 };
-// Who works at it. The last four or eight warps copy, or find rows and describe them: of eight one
-// finds, one describes, and six copy; of four one does both. Eight are for many tokens of few
-// heads, where copies are what the others wait for; a launch of so many takes longer to begin.
-// Registers: 65,536 in all, of which five warpgroups begin with 96 a thread, six with 80. Making
-// bf16 rows takes the copying warps a few more.
-template <class R, int N, Way W>
-struct Crew {
-  using K = Config<R, N>;
-  static constexpr int kCopyWarps = N <= 16 && R::kFp8 && W == Way::kMany ? 8 : 4;
-  static constexpr int kCopiers = kCopyWarps == 8 ? 6 : 3, kThreads = K::kMath + 32 * kCopyWarps;
-  static constexpr bool kTables = W != Way::kMany || goes_on(R::Stored::kFormat, N, true);
-  static constexpr int kRegsCopy = K::kScorers == 1 && R::kFp8 ? 40 : 48;
-  static constexpr int kRegsScore = K::kScorers == 1 && R::kFp8 ? 104 : 96;
-  static constexpr int kRegsWeigh = kThreads == 512 ? 184 : kThreads == 640 ? 120 : 96;
+
+// Threads and registers of a CTA. The last four or eight warps copy rows, find rows and describe
+// them. Of eight warps six copy, one finds and one describes; of four three copy and one does both.
+// Eight are for many tokens of few heads, where the others wait for copies; a launch of so many
+// warps takes longer to begin. There are 65,536 registers: five warpgroups begin with 96 a thread,
+// six with 80. Converting fp8 records to bf16 rows takes the copying warps a few more.
+template <class Row, int kHeads, Way kWay>
+struct CrewOf {
+  using Config = ConfigOf<Row, kHeads>;
+  static constexpr int kCopyWarps = kHeads <= 16 && Row::kFp8 && kWay == Way::kMany ? 8 : 4;
+  static constexpr int kCopiers = kCopyWarps == 8 ? 6 : 3;
+  static constexpr int kThreads = Config::kMathThreads + 32 * kCopyWarps;
+  static constexpr bool kBlockTables =
+      kWay != Way::kMany || takes_many_tokens(Row::Stored::kFormat, kHeads, true);
+  static constexpr bool kWide = Config::kScoreWarpgroups == 1 && Row::kFp8;
+  static constexpr int kCopyRegisters = kWide ? 40 : 48;
+  static constexpr int kScoreRegisters = kWide ? 104 : 96;
+  static constexpr int kWeighRegisters = kThreads == 512 ? 184 : kThreads == 640 ? 120 : 96;
 };
-// Where a stage's scale of row r is: those of rows 2i, 2i+1, 2i+8, 2i+9 lie together, as weigh
+
+// The named barriers of a CTA. 0 is __syncthreads().
+enum NamedBarrier : int {
+  // All weigh and score threads (kMathThreads), twice when the first Q is loaded: when its largest
+  // value is known, and when Q lies in shared memory.
+  kQueryLoaded = 1,
+  // The score threads (kScoreThreads), when a later token's Q replaces the last one, and before the
+  // weights of the splits are written over Q.
+  kQueryReplaced = 2,
+  // All weigh and score threads (kMathThreads), where splits merge: in a cluster before Q, P and
+  // rows are overwritten by the peers' sums; in both ways when the splits' weights are there.
+  kSplitsMerging = 3,
+  // The two weigh warpgroups (256 threads), once a block when P is there, and wherever they
+  // exchange maxima, sums or parts of the output.
+  kWeighing = 4,
+};
+
+// Where a stage's scale of row r is. Those of rows 2i, 2i+1, 2i+8 and 2i+9 lie together, as weigh
 // reads them.
-__device__ __forceinline__ constexpr int scale_at(int r) {
-  return (r & 6) * 2 + (r >> 3) * 2 + (r & 1);
+__device__ __forceinline__ constexpr int scale_position(int row) {
+  return (row & 6) * 2 + (row >> 3) * 2 + (row & 1);
 }
-// Tile m of warp w in a weigh warpgroup: which of the 16 sixteens of its columns. Where a scale has
-// 128 columns, a warp's tiles are neighbours, and share it.
-template <class R, int N>
-__device__ __forceinline__ constexpr int sixteen(int w, int m) {
-  return Config<R, N>::kRopeInV ? 4 * m + w : 4 * w + m;
+// Output tile `tile` (0 to 3) of a warp in a weigh warpgroup: which 16 of the warpgroup's 256
+// columns it has, counted in sixteens. Where a scale covers 128 columns, a warp's tiles are
+// neighbours and share it.
+template <class Row, int kHeads>
+__device__ __forceinline__ constexpr int sixteen_of(int warp, int tile) {
+  return ConfigOf<Row, kHeads>::kRopeInV ? 4 * tile + warp : 4 * warp + tile;
 }
-// Where a row's record is: a page, -1 where there is no token, and the place in it.
+// Where a row's record is: a page, -1 where the list entry has no token, and the row in the page.
 struct Place {
   int page, offset;
 };
-// More than the blocks a ring holds, so that a barrier's phase is read before the next begins.
+// More than the blocks that a ring holds, so that a barrier's phase is read before the next begins.
 constexpr int kReady = 8;
 
-template <class R, int N>
+template <class Row, int kHeads>
 struct alignas(1024) Smem {
-  using K = Config<R, N>;
-  uint8_t q[K::kQBytes];
-  uint8_t p[K::kPKinds][64 * 128];  // [token][head], 128-byte swizzle
-  float4 y[N / 8][128];             // log2 P as the score warpgroup's threads hold it
-  uint8_t ring[K::kStages][K::kStageBytes];
-  // what is known of a stage's rows: 2^lambda and lambda (-inf: no token), and scales / 2^lambda as
-  // fp16, after them 2^-lambda as bf16
-  float2 row[K::kStages][K::kRows];
-  uint8_t side[K::kStages][K::kSide];
-  uint16_t sc[K::kStages][K::kSc][K::kRows];
-  // of block i: i - first_told() mod kAhead; of the second block, the last stage's at most
-  Place place[K::kAhead][K::kBlock];
-  float m[N], alpha[N], warp[4][N], factor[N], top[N], sum[N];  // warp: each warp's maxima or sums
-  uint32_t valid[K::kStages];
-  uint32_t odd[K::kStages];  // kOddRows, kOddBlock
-  uint64_t full[K::kStages], empty[K::kStages];
-  uint64_t ready[kReady];  // of block i, the barrier i mod kReady: its rows are there and described
-  uint64_t placed[K::kAhead];
-  uint64_t yfull, yempty[2], pempty;  // log2 P, P: made, taken over; yempty of block i: i mod 2
-  uint64_t inbox, notes;              // units, statistics that the splits of the cluster send
-  uint64_t marked, open;              // the place of this split's sums is marked, of all splits' is
-  uint64_t counted;                   // `blocks` is there
-  uint32_t qmax, moved[2];            // moved: whether block i moves the reference, by i mod 2
-  uint32_t qpart[4 * K::kScorers];    // largest of a later token's Q, by warp
-  int blocks;  // of a CTA's only token: what the copying warps tell the others
-  // The barriers from `full` on, in their order, and how many arrive at the b-th.
-  static constexpr int kBarriers = 2 * K::kStages + kReady + K::kAhead + 9;
-  // Where a CTA has several tokens, the keepers of its heads' sums arrive at `inbox` when they have
-  // set them back.
-  static constexpr __device__ int arrivals(int b, Way way) {
-    if (b < K::kStages) return R::kSideBytes ? 33 : 32;
-    const int k = b - 2 * K::kStages - kReady - K::kAhead;
-    if (k == 4 && way == Way::kMany) return N;
-    return b < 2 * K::kStages ? 8
-           : k < 0            ? 32
-           : k == 0           ? 128
-           : k <= 2           ? 256
-           : k == 3           ? 8
-           : k == 6           ? 10  // the weigh warps, two that copied
-                              : 1;
+  using Config = ConfigOf<Row, kHeads>;
+  uint8_t q[Config::kQBytes];
+  // P as [row][head], with a 128-byte swizzle; fp16, and bf16 for RoPE's columns.
+  uint8_t p[Config::kPKinds][64 * 128];
+  // log2 P, as the score warpgroup's threads hold it.
+  float4 log2_p[kHeads / 8][128];
+  // Rows as they are stored.
+  uint8_t ring[Config::kStages][Config::kStageBytes];
+  // Of each row of a stage: 2^lambda, and lambda (-inf: no token).
+  float2 row_lambda[Config::kStages][Config::kRows];
+  // Scales that lie elsewhere in the page, as they are stored. Then describe() puts the fourth
+  // tile's scales as bf16 here.
+  uint8_t side[Config::kStages][Config::kSideStageBytes];
+  // Scales / 2^lambda as fp16; the last factor, of the RoPE part, is 2^-lambda as bf16.
+  uint16_t scales[Config::kStages][Config::kFactors][Config::kRows];
+  // Where the rows of a block are. Block i has entry (i - first_told()) mod kAhead; of the second
+  // block at most the last stage's rows are here.
+  Place place[Config::kAhead][Config::kBlock];
+  // Statistics of each head: the softmax reference in log2 units, what earlier sums are multiplied
+  // by when it moves, and maxima or sums of each warp.
+  float reference[kHeads];
+  float rescale[kHeads];
+  float warp_part[4][kHeads];
+  // How far the reference has moved; after the last block, what the output is multiplied by.
+  float factor[kHeads];
+  float max_logit[kHeads];
+  // During the blocks: whether a logit above -inf has been seen. After them: the row sum.
+  float row_sum[kHeads];
+  // Of each stage, a bit for each row that has a token.
+  uint32_t valid[Config::kStages];
+  // Of each stage: kOddRows, kOddBlock.
+  uint32_t odd_scales[Config::kStages];
+  // The mbarriers; BarrierTable has their arrivals, in this order.
+  uint64_t stage_full[Config::kStages];
+  uint64_t stage_empty[Config::kStages];
+  uint64_t block_ready[kReady];
+  uint64_t places_found[Config::kAhead];
+  uint64_t log2_p_full;
+  uint64_t log2_p_empty[2];
+  uint64_t p_empty;
+  uint64_t inbox;
+  uint64_t statistics_full;
+  uint64_t slots_marked;
+  uint64_t peers_marked;
+  uint64_t blocks_counted;
+  // The bits of the largest value of Q, as bf16.
+  uint32_t q_max;
+  // Whether block i moves the reference, by i mod 2.
+  uint32_t outgrown[2];
+  // The same as q_max of a later token's Q, by warp.
+  uint32_t q_max_of_warp[4 * Config::kScoreWarpgroups];
+  // Blocks of a CTA's only token, which the copying warps tell the others.
+  int blocks;
+};
+
+// A group of equal mbarriers: how many there are, how many arrivals complete a phase, and whose.
+struct BarrierGroup {
+  int name;
+  int count;
+  int arrivals;
+  const char* who_arrives;
+  const char* who_waits;
+};
+
+// The groups in the order of Smem's fields.
+enum BarrierName {
+  kStageFull,
+  kStageEmpty,
+  kBlockReady,
+  kPlacesFound,
+  kLog2PFull,
+  kLog2PEmpty,
+  kPEmpty,
+  kInbox,
+  kStatisticsFull,
+  kSlotsMarked,
+  kPeersMarked,
+  kBlocksCounted,
+  kBarrierGroups,
+};
+
+template <class Row, int kHeads, Way kWay>
+struct BarrierTable {
+  using Config = ConfigOf<Row, kHeads>;
+  static constexpr bool kMany = kWay == Way::kMany;
+  static constexpr BarrierGroup kGroups[kBarrierGroups] = {
+      {kStageFull, Config::kStages, Row::kSideBytes ? 33 : 32,
+       "the lanes of the copying warp (lane 0 for all where none wrote itself), once more for the "
+       "bytes of the bulk copies where scales lie aside",
+       "the warp that describes blocks"},
+      {kStageEmpty, Config::kStages, 8, "each weigh warp when it has read the rows",
+       "the copying warps"},
+      {kBlockReady, kReady, 32, "the lanes of the warp that has described the block",
+       "score; the warps that find rows or mark slots"},
+      {kPlacesFound, Config::kAhead, 32, "the lanes of the warp that has found the rows",
+       "the copying warps"},
+      {kLog2PFull, 1, 128, "the threads of the warpgroup that scored the block", "weigh"},
+      {kLog2PEmpty, 2, 256, "the weigh threads; of block i, barrier i mod 2", "score"},
+      {kPEmpty, 1, 8, "each weigh warp when its products with P are done", "weigh"},
+      // Two meanings: a cluster's CTAs send units; where a CTA has several tokens, the keepers of
+      // its heads' statistics have set them back for the next one (statistics_reset()).
+      {kInbox, 1, kMany ? kHeads : 1,
+       "the first weigh thread, with the bytes of the units; or the keeper of each head",
+       "weigh in a cluster; score where a CTA has several tokens"},
+      {kStatisticsFull, 1, 1, "the first weigh thread, with the bytes of all splits' statistics",
+       "the first score warpgroup"},
+      {kSlotsMarked, 1, 10, "each weigh warp, and two warps that copied",
+       "weigh, and the warp that tells the other splits"},
+      {kPeersMarked, 1, 1, "the warp that has heard of all other splits",
+       "weigh and the first score warpgroup"},
+      {kBlocksCounted, 1, 1, "the first copying thread", "score and weigh"},
+  };
+  // The first barrier of a group; of kBarrierGroups, how many there are.
+  static constexpr int begin(int group) {
+    int first = 0;
+    for (int g = 0; g < group; g++) first += kGroups[g].count;
+    return first;
+  }
+  static constexpr int kBarriers = begin(kBarrierGroups);
+
+  // A constant, since device code must not index the table, which is in the host's memory.
+  template <BarrierName kName>
+  static constexpr int kArrivals = kGroups[kName].arrivals;
+
+  // Arrivals of a barrier, as kGroups has them. A chain of comparisons, since a launch would find
+  // the table in no cache.
+  static constexpr __device__ int arrivals(int barrier) {
+    constexpr int kFirst = begin(kLog2PFull);
+    if (barrier < begin(kStageEmpty)) return kArrivals<kStageFull>;
+    const int k = barrier - kFirst;
+    if (k == begin(kInbox) - kFirst && kMany) return kArrivals<kInbox>;
+    return barrier < begin(kBlockReady)        ? kArrivals<kStageEmpty>
+           : k < 0                             ? kArrivals<kBlockReady>
+           : k == 0                            ? kArrivals<kLog2PFull>
+           : k < begin(kPEmpty) - kFirst       ? kArrivals<kLog2PEmpty>
+           : k == begin(kPEmpty) - kFirst      ? kArrivals<kPEmpty>
+           : k == begin(kSlotsMarked) - kFirst ? kArrivals<kSlotsMarked>
+                                               : 1;
+  }
+  // Whether the table is in order and the chain says the same.
+  static constexpr bool agrees() {
+    for (int g = 0; g < kBarrierGroups; g++) {
+      if (kGroups[g].name != g) return false;
+      for (int barrier = begin(g); barrier < begin(g + 1); barrier++)
+        if (arrivals(barrier) != kGroups[g].arrivals) return false;
+    }
+    return true;
   }
 };
 
-// fp16 does not carry the scales of some row: of this stage, of this block.
-constexpr uint32_t kOddRows = 1, kOddBlock = 2;
-constexpr float kLog2e = 1.44269504088896f;
-constexpr float kLag = 12.f;  // log2 P may be this far above the reference before that moves
+// Where a CTA has several tokens, the inbox has no units. Then it says that the statistics are as
+// the next token is to find them.
+template <class Row, int kHeads>
+__device__ __forceinline__ uint64_t* statistics_reset(Smem<Row, kHeads>& smem) {
+  return &smem.inbox;
+}
 
-// What a CTA works on.
+// fp16 does not carry the scales of some row: of this stage, of this block.
+constexpr uint32_t kOddRows = 1;
+constexpr uint32_t kOddBlock = 2;
+// log2 P may be this far above the reference before that moves.
+constexpr float kLag = 12.f;
+
+// What a CTA works on: a token, the first of its heads and how many of kHeads exist; where the
+// positions of the second list begin; this split's positions [begin, end), in blocks.
 struct Span {
-  int token, head0, heads;  // of its N heads, those that exist
-  int n0, total;            // positions of the first list, of both
-  int begin, end, blocks;   // this split's first position, the one behind its last, block count
+  int token, head_begin, head_count;
+  int first_list_end, positions;
+  int begin, end, blocks;
 };
 
-// Which token and heads a CTA begins with: clusters go over the groups of a token's heads first.
-// The grid is groups x splits, tokens up to kTokensY, the rest of them: no division before the
-// first load.
+// The token and heads that a CTA begins with. Clusters take the groups of a token's heads first.
+// The grid is (groups x splits, tokens up to kTokensY, the rest of the tokens), so that no division
+// comes before the first load.
 constexpr int kTokensY = 32768;
 __device__ __forceinline__ int token_here() {
   return static_cast<int>(blockIdx.z) * kTokensY + static_cast<int>(blockIdx.y);
 }
-__device__ __forceinline__ int split_here(const Args& p) {  // the rank in a cluster
-  return static_cast<int>(blockIdx.x - over_splits(p, blockIdx.x) * p.splits);
+// The CTA's split, which is its rank in a cluster.
+__device__ __forceinline__ int split_here(const Args& args) {
+  return static_cast<int>(blockIdx.x - over_splits(args, blockIdx.x) * args.splits);
 }
-template <int N>
-__device__ __forceinline__ Span job(const Args& p) {
-  Span sp{};
-  sp.token = token_here();
-  sp.head0 = static_cast<int>(over_splits(p, blockIdx.x)) * N;
-  sp.heads = min(p.heads - sp.head0, N);
-  return sp;
+template <int kHeads>
+__device__ __forceinline__ Span span_here(const Args& args) {
+  Span span{};
+  span.token = token_here();
+  span.head_begin = static_cast<int>(over_splits(args, blockIdx.x)) * kHeads;
+  span.head_count = min(args.heads - span.head_begin, kHeads);
+  return span;
 }
 
 // This split's part of the token's lists.
-template <class K>
-__device__ __forceinline__ void cut_list(const Args& p, Span& sp) {
-  const unsigned split = split_here(p);
-  sp.n0 = sp.total = columns(p.lists[0], sp.token);
-  if (p.list_count > 1) sp.total += columns(p.lists[1], sp.token);
-  // at most 2^25 blocks and 16 splits
-  const unsigned nb = (static_cast<unsigned>(sp.total) + K::kBlock - 1) / K::kBlock,
-                 first = over_splits(p, nb * split), last = over_splits(p, nb * (split + 1));
-  sp.begin = static_cast<int>(first) * K::kBlock;
-  sp.blocks = static_cast<int>(last - first);
-  sp.end = min(sp.total, sp.begin + sp.blocks * K::kBlock);
+template <class Config>
+__device__ __forceinline__ void cut_list(const Args& args, Span& span) {
+  const unsigned split = split_here(args);
+  span.first_list_end = span.positions = columns(args.lists[0], span.token);
+  if (args.list_count > 1) span.positions += columns(args.lists[1], span.token);
+  // At most 2^25 blocks and 16 splits.
+  const unsigned blocks = ceil_div(static_cast<unsigned>(span.positions), Config::kBlock);
+  const unsigned first = over_splits(args, blocks * split);
+  const unsigned last = over_splits(args, blocks * (split + 1));
+  span.begin = static_cast<int>(first) * Config::kBlock;
+  span.blocks = static_cast<int>(last - first);
+  span.end = min(span.positions, span.begin + span.blocks * Config::kBlock);
 }
 
-// The last index of a split, asked for early; none is -1 where lengths end the lists, or there are
-// two.
-__device__ __forceinline__ int last_index(const Args& p, const Span& sp) {
-  const ListView& list = p.lists[0];
-  if (p.list_count > 1 || list.lengths || sp.blocks == 0) return 0;
-  return __ldg(list.indices + sp.token * list.index_stride + (sp.end - 1));
+// The last index of a split, asked for early. Where lengths end the lists, or there are two lists,
+// nothing is trimmed and 0 stands for an index.
+__device__ __forceinline__ int last_index(const Args& args, const Span& span) {
+  const ListView& list = args.lists[0];
+  if (args.list_count > 1 || list.lengths || span.blocks == 0) return 0;
+  return __ldg(list.indices + span.token * list.index_stride + (span.end - 1));
 }
-// Leaves out what stands behind the last index that is one.
-template <class K>
-__device__ __forceinline__ void trim(const Args& p, Span& sp, int last) {
+// Leaves out the invalid entries at the end of a split.
+template <class Config>
+__device__ __forceinline__ void trim(const Args& args, Span& span, int last) {
   if (__builtin_expect(last >= 0, 1)) return;
-  const int32_t* list = p.lists[0].indices + sp.token * p.lists[0].index_stride;
-  sp.end = sp.begin + up_to_last(list + sp.begin, sp.end - sp.begin, thread_here() & 31);
-  sp.blocks = (sp.end - sp.begin + K::kBlock - 1) / K::kBlock;
+  const int32_t* list = args.lists[0].indices + span.token * args.lists[0].index_stride;
+  span.end = span.begin +
+             length_without_padding(list + span.begin, span.end - span.begin, thread_here() & 31);
+  span.blocks = ceil_div(span.end - span.begin, Config::kBlock);
 }
 
-// The blocks of a CTA's first token, for those that do not copy it.
-template <Way W, class R, int N>
-__device__ __forceinline__ void count_blocks(Smem<R, N>& sm, const Args& p, Span& sp) {
-  if constexpr (W == Way::kMany) {
-    cut_list<Config<R, N>>(p, sp);
+// The blocks of a CTA's first token, for the roles that do not copy it.
+template <Way kWay, class Row, int kHeads>
+__device__ __forceinline__ void count_blocks(Smem<Row, kHeads>& smem, const Args& args,
+                                             Span& span) {
+  if constexpr (kWay == Way::kMany) {
+    cut_list<ConfigOf<Row, kHeads>>(args, span);
   } else {
-    mb_wait(&sm.counted, 0);
-    sp.blocks = __reduce_max_sync(~0u, sm.blocks);  // the same, in a uniform register
+    mb_wait(&smem.blocks_counted, 0);
+    // All lanes have the same; the reduction puts it into a uniform register.
+    span.blocks = __reduce_max_sync(~0u, smem.blocks);
   }
 }
 
-// The CTA's next token, false after its last, where it has several. Every role goes on by itself:
-// rows, blocks and the phases of barriers are counted over all tokens.
-template <class K>
-__device__ __forceinline__ bool next_token(const Args& p, Span& sp) {
-  if (p.tokens - sp.token <= static_cast<int>(gridDim.y)) return false;
-  sp.token += static_cast<int>(gridDim.y);
-  cut_list<K>(p, sp);
+// The next token of a CTA that has several; false after its last one. Every role proceeds on its
+// own: rows, blocks and the phases of barriers are counted over all tokens.
+template <class Config>
+__device__ __forceinline__ bool next_token(const Args& args, Span& span) {
+  if (args.tokens - span.token <= static_cast<int>(gridDim.y)) return false;
+  span.token += static_cast<int>(gridDim.y);
+  cut_list<Config>(args, span);
   return true;
 }
 // Whether this is the score warpgroup that does what is done once.
 __device__ __forceinline__ bool first_scorer() { return thread_here() / 128 == 2; }
-// How far the score or a weigh warpgroup is: the next block's first stage, its number.
+// How far the score or a weigh warpgroup is: the next block's first stage, and its number.
 struct Progress {
-  int slot, block;
+  int kv_stage, block;
 };
 
 }  // namespace winnow::internal::attend::decode_sm90

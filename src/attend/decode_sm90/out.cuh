@@ -1,164 +1,208 @@
-// Decode on Hopper: the output, from registers or, where a CTA goes on, by bulk copies.
+// Decode on Hopper: the output, from registers or, where a CTA has several tokens, by bulk copies.
 #pragma once
 
 #include "attend/decode_sm90/layout.cuh"
 
 namespace winnow::internal::attend::decode_sm90 {
 
-// O^T times the heads' factors, 256 columns, as bf16, straight from the registers: the ring may be
-// filled again, and through shared memory it took a microsecond more. The eight lanes of a head
-// have 16 columns: a sector of 32 bytes. fp8 tiles hold dims 2i and 2i+1 of a warp's 16 in rows i
-// and i+8, bf16 tiles dims i and i+8, of which neighbours exchange one. kMany: zeros for the next
-// token, here, since code behind a jump is in no cache.
-template <class R, int N, bool kMany>
-__device__ __forceinline__ void write_out(const Smem<R, N>& sm, const Args& p, int token,
-                                          float (&o)[4][N / 2], int g) {
-  const int t = thread_here() & 127, lane = t & 31, w = t / 32, quad = lane & 3, r = lane >> 2;
-  const Span sp = job<N>(p);  // again, rather than in registers of the loop over blocks
-  const bool plain = !R::kFp8 || (Config<R, N>::kRopeInV && g == 1);
-  const uint32_t mix = !plain ? 0x3210 : r & 1 ? 0x3276 : 0x5410;
-  const int aside = !plain ? 0 : r & 1 ? 7 - r : -r;  // of columns 2r and 2r + 1
-  bf16* to = p.out + token * p.out_token + (sp.head0 + 2 * quad) * p.out_head + g * 256 +
-             sixteen<R, N>(w, 0) * 16 + 2 * r;
-  constexpr int kTo = sixteen<R, N>(0, 1) * 16;  // the next tile
-  const auto zero = [] {
-    float x;
-    asm volatile("mov.f32 %0,0f00000000;" : "=f"(x));
-    return x;
-  };
-  const auto put = [](bf16* at, uint32_t x, bool there) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p,%2,0;\n@p st.global.cs.b32 [%0],%1;\n}" ::"l"(at),
-                 "r"(x), "r"((int)there)
+// A zero that the compiler does not move: sums become zero where they have been stored.
+__device__ __forceinline__ float zero_here() {
+  float x;
+  asm volatile("mov.f32 %0,0f00000000;" : "=f"(x));
+  return x;
+}
+
+// How the lanes of a head turn their sums into 16 columns in order. fp8 tiles hold columns 2i and
+// 2i+1 of a warp's 16 in rows i and i+8 of the fragment; a lane then has two neighbours. bf16 tiles
+// hold columns i and i+8; then lanes of neighbouring rows exchange one value. `mix` selects bytes
+// of a lane's own word and its neighbour's; `aside` is the distance from columns 2r and 2r+1.
+struct ColumnOrder {
+  uint32_t mix;
+  int aside;
+  __device__ __forceinline__ ColumnOrder(bool bf16_tile, int row)
+      : mix(!bf16_tile ? 0x3210
+            : row & 1  ? 0x3276
+                       : 0x5410),
+        aside(!bf16_tile ? 0
+              : row & 1  ? 7 - row
+                         : -row) {}
+};
+
+// Writes O^T times the heads' factors, 256 columns as bf16, straight from the registers: the ring
+// may be filled again, and through shared memory it took a microsecond more. The eight lanes of a
+// head have 16 columns, a sector of 32 bytes. kMany: sums become zero for the next token, here,
+// since code behind a jump is in no cache.
+template <class Row, int kHeads, bool kMany>
+__device__ __forceinline__ void write_out(const Smem<Row, kHeads>& smem, const Args& args,
+                                          int token, float (&o)[4][kHeads / 2], int warpgroup) {
+  const int thread = thread_here() & 127;
+  const int lane = thread & 31;
+  const int warp = thread / 32;
+  const int quad = lane & 3;
+  const int row = lane >> 2;
+  // Computed again rather than kept in registers over the loop of blocks.
+  const Span span = span_here<kHeads>(args);
+  constexpr bool kRopeInV = ConfigOf<Row, kHeads>::kRopeInV;
+  const ColumnOrder order(!Row::kFp8 || (kRopeInV && warpgroup == 1), row);
+  bf16* to = args.out + token * args.out_token_stride +
+             (span.head_begin + 2 * quad) * args.out_head_stride + warpgroup * 256 +
+             sixteen_of<Row, kHeads>(warp, 0) * 16 + 2 * row;
+  constexpr int kNextTile = sixteen_of<Row, kHeads>(0, 1) * 16;
+  const auto store_if = [](bf16* to, uint32_t x, bool exists) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p,%2,0;\n@p st.global.cs.b32 [%0],%1;\n}" ::"l"(to),
+                 "r"(x), "r"((int)exists)
                  : "memory");
   };
 #pragma unroll
-  for (int j = 0; j < N / 8; j++, to += 8 * p.out_head) {
-    const float2 f = *reinterpret_cast<const float2*>(&sm.factor[8 * j + 2 * quad]);
-    const int left = sp.heads - (8 * j + 2 * quad);
+  for (int j = 0; j < kHeads / 8; j++, to += 8 * args.out_head_stride) {
+    const float2 factor = *reinterpret_cast<const float2*>(&smem.factor[8 * j + 2 * quad]);
+    const int heads_left = span.head_count - (8 * j + 2 * quad);
 #pragma unroll
     for (int k = 0; k < 2; k++) {
-      bf16* const at = to + k * p.out_head;
-      const float by = k ? f.y : f.x;
+      bf16* const head = to + k * args.out_head_stride;
+      const float by = k ? factor.y : factor.x;
 #pragma unroll
-      for (int m = 0; m < 4; m++) {
-        uint32_t x = pack<true>(o[m][4 * j + k] * by, o[m][4 * j + k + 2] * by);
-        const bool bf = !R::kFp8 || (Config<R, N>::kRopeInV && m == 3);  // of either warpgroup
-        if (bf) x = __byte_perm(x, __shfl_xor_sync(~0u, x, 4), mix);
-        put((bf ? at + aside : at) + m * kTo, x, left > k);
-        if constexpr (kMany) o[m][4 * j + k] = zero(), o[m][4 * j + k + 2] = zero();
+      for (int tile = 0; tile < 4; tile++) {
+        uint32_t x = pack<true>(o[tile][4 * j + k] * by, o[tile][4 * j + k + 2] * by);
+        // The last tile of either warpgroup is bf16, see weigh.cuh.
+        const bool bf16_tile = !Row::kFp8 || (kRopeInV && tile == 3);
+        if (bf16_tile) x = __byte_perm(x, __shfl_xor_sync(~0u, x, 4), order.mix);
+        store_if((bf16_tile ? head + order.aside : head) + tile * kNextTile, x, heads_left > k);
+        if constexpr (kMany) {
+          o[tile][4 * j + k] = zero_here();
+          o[tile][4 * j + k + 2] = zero_here();
+        }
       }
     }
   }
 }
 
-// Stores hold the registers until the L2 has taken them, 4,700 cycles for V4's 64 KB of 64 heads.
-// So where a CTA has several tokens, V4's output leaves by bulk copies of a head each, and the next
-// token begins meanwhile. It lies in the stages of the token's last block, which are given back
-// when they are read, and what they do not hold over P and log2 P. Score waits for log2 P's place,
-// so those heads leave first. The heads of a quad of lanes, N / 4, are in a stage of their own,
-// then in a part of the other place, 32 bytes aside from the quad's before: stores do not conflict.
-template <class R, int N, Way W>
-struct Leaving {
-  using K = Config<R, N>;
+// Where the output lies before bulk copies take it. Stores from registers hold them until the L2
+// has taken the data, 4,700 cycles for the 64 KB of V4 with 64 heads. So where a CTA has several
+// tokens, V4's output leaves by a bulk copy a head, and the next token begins meanwhile. It lies in
+// the stages of the token's last block, which are given back when they have been read, and what
+// they cannot hold lies over P and log2 P. Score waits for the place of log2 P, so the heads there
+// leave first. The heads of a quad of lanes, kHeads / 4, have a stage of their own, then a part of
+// the other place, 32 bytes aside from the quad's before: stores then have no bank conflicts.
+template <class Row, int kHeads, Way kWay>
+struct OutputStaging {
+  using Config = ConfigOf<Row, kHeads>;
   // 16 heads lose 1 % by it.
-  static constexpr bool kSo = W == Way::kMany && K::kRopeInV && N >= 32;
-  static constexpr int kHead = 1024, kAside = 32;  // bytes
-  static constexpr int kFit = (K::kStageBytes - 3 * kAside) / kHead;
-  static constexpr int kStaged = N / 4 < kFit ? N / 4 : kFit, kOverP = 3;  // heads of a quad
-  static constexpr bool kOverY = kSo && kStaged < N / 4;
-  // Eights of heads that are not over log2 P; a quad's part; the last quad's ends with log2 P.
-  static constexpr int kEights = kOverY ? (kStaged + kOverP) / 2 : N / 8;
-  static constexpr int kPart = 4 * kHead + kAside,
-                       kNext = K::kPBytes + K::kYBytes - 4 * kPart + kAside;
-  static_assert(!kOverY || (2 * kEights == kStaged + kOverP && N / 4 == 2 * kEights + 4 &&
-                            3 * kPart + kOverP * kHead <= kNext));
-  uint32_t ring, other;
-  int slot;  // of the last block's first stage
-  __device__ __forceinline__ Leaving(const Smem<R, N>& sm, int behind)
-      : ring(s32(sm.ring)), other(s32(sm.p)), slot(behind - 4) {}
-  // Where a quad's head 2j + k of the eights is.
-  __device__ __forceinline__ uint32_t at(int quad, int e) const {
-    const int stage = slot + quad < 0 ? slot + quad + K::kStages : slot + quad;
-    const uint32_t part = other + kPart * quad;
-    return e < kStaged       ? ring + stage * K::kStageBytes + kAside * quad + e * kHead
-           : e < 2 * kEights ? part + (e - kStaged) * kHead
-                             : part + kNext + (e - 2 * kEights) * kHead;
+  static constexpr bool kUsed = kWay == Way::kMany && Config::kRopeInV && kHeads >= 32;
+  static constexpr int kHeadBytes = 1024;
+  static constexpr int kAsideBytes = 32;
+  // Heads of a quad that a stage holds, and that lie over P.
+  static constexpr int kFit = (Config::kStageBytes - 3 * kAsideBytes) / kHeadBytes;
+  static constexpr int kStaged = kHeads / 4 < kFit ? kHeads / 4 : kFit;
+  static constexpr int kOverP = 3;
+  static constexpr bool kOverLog2P = kUsed && kStaged < kHeads / 4;
+  // Eights of heads that do not lie over log2 P.
+  static constexpr int kEights = kOverLog2P ? (kStaged + kOverP) / 2 : kHeads / 8;
+  // A quad's part of the other place, and where its heads over log2 P begin; the last quad's end
+  // where log2 P ends.
+  static constexpr int kPartBytes = 4 * kHeadBytes + kAsideBytes;
+  static constexpr int kLog2POffset =
+      Config::kPBytes + Config::kLog2PBytes - 4 * kPartBytes + kAsideBytes;
+  static_assert(!kOverLog2P || (2 * kEights == kStaged + kOverP && kHeads / 4 == 2 * kEights + 4 &&
+                                3 * kPartBytes + kOverP * kHeadBytes <= kLog2POffset));
+  uint32_t ring;
+  uint32_t other;
+  // The first stage of the last block; negative where the block wraps around the ring's end.
+  int first_stage;
+  __device__ __forceinline__ OutputStaging(const Smem<Row, kHeads>& smem, int stage_end)
+      : ring(s32(smem.ring)), other(s32(smem.p)), first_stage(stage_end - 4) {}
+  // The address of a quad's head: head 2j + k of the quad is head 2 quad + k of eight j.
+  __device__ __forceinline__ uint32_t address(int quad, int head) const {
+    const int stage =
+        first_stage + quad < 0 ? first_stage + quad + Config::kStages : first_stage + quad;
+    const uint32_t part = other + kPartBytes * quad;
+    return head < kStaged
+               ? ring + stage * Config::kStageBytes + kAsideBytes * quad + head * kHeadBytes
+           : head < 2 * kEights ? part + (head - kStaged) * kHeadBytes
+                                : part + kLog2POffset + (head - 2 * kEights) * kHeadBytes;
   }
 };
 
-// Eights kFrom to kEnd of a warpgroup's output to where it leaves from, as in write_out().
-template <int kFrom, int kEnd, class R, int N, Way W>
-__device__ __forceinline__ void put_out(const Leaving<R, N, W>& out, const Smem<R, N>& sm,
-                                        float (&o)[4][N / 2], int g) {
-  const int t = thread_here() & 127, lane = t & 31, w = t / 32, quad = lane & 3, r = lane >> 2;
-  const uint32_t mix = g == 0 ? 0x3210 : r & 1 ? 0x3276 : 0x5410;
-  const int aside = g == 0 ? 0 : r & 1 ? 7 - r : -r;  // of columns 2r and 2r + 1
-  const int column = g * 256 + sixteen<R, N>(w, 0) * 16 + 2 * r;
-  constexpr int kTo = sixteen<R, N>(0, 1) * 16;  // the next tile
-  const auto zero = [] {
-    float x;
-    asm volatile("mov.f32 %0,0f00000000;" : "=f"(x));
-    return x;
-  };
+// Puts eights kBegin to kEnd of a warpgroup's output where it leaves from, as write_out() orders
+// them.
+template <int kBegin, int kEnd, class Row, int kHeads, Way kWay>
+__device__ __forceinline__ void stage_output(const OutputStaging<Row, kHeads, kWay>& staging,
+                                             const Smem<Row, kHeads>& smem,
+                                             float (&o)[4][kHeads / 2], int warpgroup) {
+  const int thread = thread_here() & 127;
+  const int lane = thread & 31;
+  const int warp = thread / 32;
+  const int quad = lane & 3;
+  const int row = lane >> 2;
+  const ColumnOrder order(warpgroup != 0, row);
+  const int column = warpgroup * 256 + sixteen_of<Row, kHeads>(warp, 0) * 16 + 2 * row;
+  constexpr int kNextTile = sixteen_of<Row, kHeads>(0, 1) * 16;
 #pragma unroll
-  for (int j = kFrom; j < kEnd; j++) {
-    const float2 f = *reinterpret_cast<const float2*>(&sm.factor[8 * j + 2 * quad]);
+  for (int j = kBegin; j < kEnd; j++) {
+    const float2 factor = *reinterpret_cast<const float2*>(&smem.factor[8 * j + 2 * quad]);
 #pragma unroll
     for (int k = 0; k < 2; k++) {
-      const float by = k ? f.y : f.x;
+      const float by = k ? factor.y : factor.x;
 #pragma unroll
-      for (int m = 0; m < 4; m++) {
-        uint32_t x = pack<true>(o[m][4 * j + k] * by, o[m][4 * j + k + 2] * by);
-        if (m == 3) x = __byte_perm(x, __shfl_xor_sync(~0u, x, 4), mix);
-        const int to = column + (m == 3 ? aside : 0) + m * kTo;
-        asm volatile("st.shared.b32 [%0],%1;" ::"r"(out.at(quad, 2 * j + k) + to * 2), "r"(x)
+      for (int tile = 0; tile < 4; tile++) {
+        uint32_t x = pack<true>(o[tile][4 * j + k] * by, o[tile][4 * j + k + 2] * by);
+        if (tile == 3) x = __byte_perm(x, __shfl_xor_sync(~0u, x, 4), order.mix);
+        const int to = column + (tile == 3 ? order.aside : 0) + tile * kNextTile;
+        asm volatile("st.shared.b32 [%0],%1;" ::"r"(staging.address(quad, 2 * j + k) + to * 2),
+                     "r"(x)
                      : "memory");
-        o[m][4 * j + k] = zero(), o[m][4 * j + k + 2] = zero();
+        o[tile][4 * j + k] = zero_here();
+        o[tile][4 * j + k + 2] = zero_here();
       }
     }
   }
   fence_async();
 }
 
-// Their copies, by all weigh warps in turn.
-template <int kFrom, int kEnd, class R, int N, Way W>
-__device__ __forceinline__ void send_out(const Leaving<R, N, W>& out, const Args& p, int token) {
-  const int warp = __shfl_sync(~0u, thread_here() / 32, 0);  // uniform, and so is what comes of it
+// Issues their copies, by all weigh warps in turn.
+template <int kBegin, int kEnd, class Row, int kHeads, Way kWay>
+__device__ __forceinline__ void send_output(const OutputStaging<Row, kHeads, kWay>& staging,
+                                            const Args& args, int token) {
+  // From lane 0, so that the compiler knows the warp's number and what follows from it as uniform.
+  const int warp = __shfl_sync(~0u, thread_here() / 32, 0);
   const int quad = warp & 3;
-  const Span sp = job<N>(p);
+  const Span span = span_here<kHeads>(args);
 #pragma unroll 1
-  for (int e = 2 * kEnd - 1 - warp / 4; e >= 2 * kFrom; e -= 2) {
-    const int h = 8 * (e >> 1) + 2 * quad + (e & 1);
-    if (h < sp.heads)
-      bulk_store_one(p.out + token * p.out_token + (sp.head0 + h) * p.out_head, out.at(quad, e),
-                     out.kHead);
+  for (int e = 2 * kEnd - 1 - warp / 4; e >= 2 * kBegin; e -= 2) {
+    const int head = 8 * (e >> 1) + 2 * quad + (e & 1);
+    if (head < span.head_count)
+      bulk_store_one(args.out + token * args.out_token_stride +
+                         (span.head_begin + head) * args.out_head_stride,
+                     staging.address(quad, e), staging.kHeadBytes);
   }
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+  bulk_commit();
 }
 
 // Waits until this warp's copies have read what they copy.
 __device__ __forceinline__ void wait_for_reads() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+  bulk_wait_reads();
   __syncwarp();
 }
 
-// Gives the stages before `behind` back when the last token's output has left them.
-template <class R, int N>
-__device__ __forceinline__ void give_back(Smem<R, N>& sm, int behind) {
+// Gives the four stages before `stage_end` back when the last token's output has left them.
+template <class Row, int kHeads>
+__device__ __forceinline__ void give_back(Smem<Row, kHeads>& smem, int stage_end) {
   wait_for_reads();
-  const int slot = behind - 4 + (thread_here() & 31);
-  if (slot < behind) mb_arrive(&sm.empty[slot < 0 ? slot + Config<R, N>::kStages : slot]);
+  const int stage = stage_end - 4 + (thread_here() & 31);
+  if (stage < stage_end)
+    mb_arrive(&smem.stage_empty[stage < 0 ? stage + ConfigOf<Row, kHeads>::kStages : stage]);
 }
 
 // The output of a token without rows.
-template <int N>
-__device__ __forceinline__ void put_zeros(const Args& p, int token) {
-  const Span sp = job<N>(p);
-  const int t = thread_here();
-  bf16* const to = p.out + token * p.out_token + sp.head0 * p.out_head + t % 64 * 8;
+template <int kHeads>
+__device__ __forceinline__ void put_zeros(const Args& args, int token) {
+  const Span span = span_here<kHeads>(args);
+  const int thread = thread_here();
+  bf16* const to = args.out + token * args.out_token_stride +
+                   span.head_begin * args.out_head_stride + thread % 64 * 8;
 #pragma unroll 1
-  for (int h = t / 64; h < sp.heads; h += 4)
-    *reinterpret_cast<uint4*>(to + h * p.out_head) = make_uint4(0, 0, 0, 0);
+  for (int head = thread / 64; head < span.head_count; head += 4)
+    *reinterpret_cast<uint4*>(to + head * args.out_head_stride) = make_uint4(0, 0, 0, 0);
 }
 
 }  // namespace winnow::internal::attend::decode_sm90

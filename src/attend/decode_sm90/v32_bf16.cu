@@ -3,8 +3,8 @@
 
 namespace winnow::internal::attend::decode_sm90 {
 
-void decode_v32_bf16(const Args& args, Share share, void* stream) {
-  launch_size<Row<V32Bf16>, 48>(args, share, stream);
+void launch_v32_bf16(const Args& args, Share share, cudaStream_t stream) {
+  launch_heads<RowTraits<V32Bf16>, 48>(args, share, stream);
 }
 
 }  // namespace winnow::internal::attend::decode_sm90

@@ -3,18 +3,20 @@
 
 namespace winnow::internal::attend::decode_sm90 {
 
-void decode_v32_fp8(const Args& args, Share share, void* stream) {
-  launch_size<Row<V32Fp8>, 64>(args, share, stream);
+void launch_v32_fp8(const Args& args, Share share, cudaStream_t stream) {
+  launch_heads<RowTraits<V32Fp8>, 64>(args, share, stream);
 }
 
 int clusters_at_once(int size) {
-  using R = Row<V32Fp8>;
+  using Row = RowTraits<V32Fp8>;
   const auto ctas = static_cast<unsigned>(size);
-  const Launch<R, 64, Way::kCluster> l(ctas, ctas, nullptr);
-  int n = 0;
-  if (l.ready || cudaOccupancyMaxActiveClusters(&n, decode<R, 64, Way::kCluster>, &l.config)) n = 0;
+  const Launch<Row, 64, Way::kCluster> launch(ctas, ctas, nullptr);
+  int count = 0;
+  if (launch.ready ||
+      cudaOccupancyMaxActiveClusters(&count, decode<Row, 64, Way::kCluster>, &launch.config))
+    count = 0;
   cudaGetLastError();
-  return n;
+  return count;
 }
 
 }  // namespace winnow::internal::attend::decode_sm90

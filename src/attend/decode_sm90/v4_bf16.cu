@@ -3,8 +3,8 @@
 
 namespace winnow::internal::attend::decode_sm90 {
 
-void decode_v4_bf16(const Args& args, Share share, void* stream) {
-  launch_size<Row<V4Bf16>, 64>(args, share, stream);
+void launch_v4_bf16(const Args& args, Share share, cudaStream_t stream) {
+  launch_heads<RowTraits<V4Bf16>, 64>(args, share, stream);
 }
 
 }  // namespace winnow::internal::attend::decode_sm90

@@ -1,260 +1,280 @@
-// Decode on Hopper: P of half of the heads, O^T += V^T P^T for half of the columns.
+// Decode on Hopper: P of half of the heads, and O^T += V^T P^T for half of the columns.
+//
+// The two weigh warpgroups run the same code, in named steps: for each block load_scores(),
+// move_reference() where a logit has outgrown the reference, make_weights(), multiply_values(); at
+// the end of a token epilogue(). Both warpgroups have one code, because two of them did not fit the
+// instruction cache (V4 waited 15 % of its time). So the last tile of either is bf16 with V4's fp8
+// rows, where the last tile of the second one is RoPE: e4m3 times a power of two is exact there
+// too.
 #pragma once
 
+#include "attend/decode_sm90/epilogue.cuh"
 #include "attend/decode_sm90/exact.cuh"
-#include "attend/decode_sm90/exchange.cuh"
-#include "attend/decode_sm90/out.cuh"
 
 namespace winnow::internal::attend::decode_sm90 {
 
-// How far a weigh warpgroup is, and its sums.
-template <int N>
-struct Weighed : Progress {
-  float o[4][N / 2];
+// What weigh knows of a block. P itself is an array apart: with one inside, the compiler does not
+// take such a struct apart before it has unrolled all loops, and makes different code.
+struct BlockRows {
+  // 2^lambda and lambda of rows r and r + 8 of this warp's stage.
+  float2 lambda0, lambda1;
+  // Whether the reference has to move before P is made.
+  bool outgrown;
+  // Whether P is to be bf16 and itself, because scales of this block do not fit fp16.
+  bool exact;
+  // Whether the output leaves through this block's stages, which are then given back later.
+  bool kept;
 };
 
-// P of half of the heads, O^T += V^T P^T for 256 of the 512 columns, the half that warpgroup g has.
-// One code for both: two of them did not fit the instruction cache (V4 waited 15 % of its time). So
-// the last tile of either is bf16 with V4's fp8 rows, whose last one is RoPE: e4m3 times a power of
-// two is exact there too.
-// A token's blocks from at.block on; `at` goes on.
-template <class R, int N, Way W>
-__device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span& sp, int g,
-                                      Weighed<N>& at) {
-  using K = Config<R, N>;
-  using Out = Leaving<R, N, W>;
-  constexpr float kTop = 4.f;
-  const int t = thread_here() & 127, lane = t & 31, w = t / 32, quad = lane & 3, r = lane >> 2;
-  float(&o)[4][N / 2] = at.o;
-  // eights of heads whose P this warpgroup makes: kJ from j0 on, one less where they are odd
-  constexpr int kJ = (N / 8 + 1) / 2;
-  const int j0 = g * kJ, end = N / 8 - j0;
-  const auto mine = [&](int j) { return N % 16 == 0 || j + 1 < kJ || j < end; };
-  float l[2 * kJ];
-#pragma unroll
-  for (int c = 0; c < 2 * kJ; c++) l[c] = 0;
-  const auto wide = [&](int m) { return K::kRopeInV && m == 3; };  // the tile that is bf16
-  // lanes 0-7, 8-15, 16-23, 24-31 give the rows of the four 8x8 tiles
-  const uint32_t off8 =
-      ((lane & 7) + 8 * ((lane >> 3) & 1)) * K::kPitch + g * 256 + sixteen<R, N>(w, lane >> 4) * 16;
-  const uint32_t off16 = ((lane & 7) + 8 * (lane >> 4)) * K::kPitch + ((lane >> 3) & 1) * 16 +
-                         w * (R::kFp8 ? 32 : 128) + g * 512;
-  auto both = [] { bar<4, 256>(); };
-  // A thread keeps the reference of a head: which it is, again rather than in a register.
-  struct Keeper {
-    int head;
-    bool some;
-  };
-  const auto keeper = [&]() -> Keeper {
-    const int own = thread_here() & 127, head = 8 * j0 + own;
-    return {head, own < 8 * kJ && head < N};
-  };
-  const auto drain = [&] {
+template <class Row, int kHeads, Way kWay>
+struct Weigh : Epilogue<Row, kHeads, kWay> {
+  using Base = Epilogue<Row, kHeads, kWay>;
+  using Base::args, Base::lane, Base::o, Base::progress, Base::quad, Base::row, Base::row_sum,
+      Base::smem, Base::span, Base::thread, Base::warp, Base::warpgroup;
+  using Base::first_eight, Base::has_eight, Base::kept_head, Base::kOwnEights, Base::wait_for_peer;
+  using typename Base::Config, typename Base::KeptHead, typename Base::Staging;
+  // P of a block, or log2 P: of each own eight of heads, heads 2 quad and 2 quad + 1 of row r, then
+  // those of row r + 8.
+  using Weights = float[4 * kOwnEights];
+
+  // +inf weighs 2^kTop against a reference, which stays finite.
+  static constexpr float kTop = 4.f;
+  __device__ __forceinline__ Weigh(Smem<Row, kHeads>& smem, const Args& args, const Span& span,
+                                   int warpgroup, int thread, WeighProgress<kHeads>& progress,
+                                   float (&row_sum)[2 * kOwnEights])
+      : Base(smem, args, span, warpgroup, thread, progress, row_sum) {}
+
+  // Whether a tile of the output is multiplied as bf16 although rows are fp8.
+  static __device__ constexpr bool bf16_tile(int tile) { return Config::kRopeInV && tile == 3; }
+
+  // Waits until all products of this warpgroup are done.
+  __device__ void drain() {
     wg_wait<0>();
 #pragma unroll
-    for (int m = 0; m < 4; m++) hold(o[m]);
-  };
-  const auto sum_up = [&] {  // sums of each head over the 128 threads
-    const int here = thread_here(), lane = here & 31, w = here / 32 & 3, quad = lane & 3;
-    float* const to = &sm.warp[w][8 * (here / 128 * kJ) + 2 * quad];
-#pragma unroll
-    for (int c = 0; c < 2 * kJ; c++)
-#pragma unroll
-      for (int d = 4; d < 32; d *= 2) l[c] += __shfl_xor_sync(~0u, l[c], d);
-    if (lane < 4)
-#pragma unroll
-      for (int j = 0; j < kJ; j++)
-        if (mine(j)) *reinterpret_cast<float2*>(to + 8 * j) = make_float2(l[2 * j], l[2 * j + 1]);
-    both();
-  };
-  const auto sum_of = [&](int h) {
-    return (sm.warp[0][h] + sm.warp[1][h]) + (sm.warp[2][h] + sm.warp[3][h]);
-  };
-  // Here and behind the loop p.exchange is set, and tested all the same: else ptxas has products
-  // wait for each other (C7515).
-  if (W == Way::kExchange && p.exchange) {
-    if (const auto [head, some] = keeper(); some) mark_statistics<N>(p, sp, head);
-    __syncwarp();
-    if (lane == 0) mb_arrive(&sm.marked);
+    for (int tile = 0; tile < 4; tile++) hold(o[tile]);
   }
-  int slot = at.slot;
-  const int behind = at.block + sp.blocks;
-  if (Out::kSo && at.block > 0 && sp.blocks > 0) {
-    mb_wait(&sm.yfull, at.block & 1);  // till then there is nothing to do
-    give_back(sm, slot);
+
+  // Reads log2 P, and what is known of its rows, while the last block is still being multiplied:
+  // that leaves 150 cycles less to wait for.
+  __device__ __forceinline__ void load_scores(int i, int kv_stage, Weights& log2_p,
+                                              BlockRows& block) {
+    mb_wait(&smem.log2_p_full, i & 1);
+#pragma unroll
+    for (int j = 0; j < kOwnEights; j++) {
+      const float4 v = smem.log2_p[has_eight(j) ? first_eight + j : 0][thread];
+      log2_p[4 * j] = v.x;
+      log2_p[4 * j + 1] = v.y;
+      log2_p[4 * j + 2] = v.z;
+      log2_p[4 * j + 3] = v.w;
+    }
+    const int stage =
+        kv_stage + warp < Config::kStages ? kv_stage + warp : kv_stage + warp - Config::kStages;
+    block.lambda0 = smem.row_lambda[stage][row];
+    block.lambda1 = smem.row_lambda[stage][row + 8];
+    block.outgrown = smem.outgrown[i & 1];
+    block.exact = false;
+    if constexpr (Config::kHasExactPath) block.exact = smem.odd_scales[kv_stage] & kOddBlock;
+    drain();
+    if (i >= 1 && lane == 0) mb_arrive(&smem.p_empty);
   }
-#pragma unroll 1
-  for (int i = at.block; i < behind; i++) {
-    mb_wait(&sm.yfull, i & 1);
-    float y[4 * kJ];
+
+  // Maxima over the block of this warpgroup's heads, of log2 P plus a shift of each row. A thread
+  // gets that of the head it keeps.
+  __device__ float column_max(const Weights& p, float shift0, float shift1) {
 #pragma unroll
-    for (int j = 0; j < kJ; j++) {
-      const float4 v = sm.y[mine(j) ? j0 + j : 0][t];
-      y[4 * j] = v.x, y[4 * j + 1] = v.y, y[4 * j + 2] = v.z, y[4 * j + 3] = v.w;
+    for (int j = 0; j < kOwnEights; j++) {
+      float even = fmaxf(p[4 * j] + shift0, p[4 * j + 2] + shift1);
+      float odd = fmaxf(p[4 * j + 1] + shift0, p[4 * j + 3] + shift1);
+#pragma unroll
+      for (int d = 4; d < 32; d *= 2) {
+        even = fmaxf(even, __shfl_xor_sync(~0u, even, d));
+        odd = fmaxf(odd, __shfl_xor_sync(~0u, odd, d));
+      }
+      if (row == 0 && has_eight(j))
+        *reinterpret_cast<float2*>(&smem.warp_part[warp][8 * (first_eight + j) + 2 * quad]) =
+            make_float2(even, odd);
     }
-    const int at = slot + w < K::kStages ? slot + w : slot + w - K::kStages;
-    const float2 c0 = sm.row[at][r], c1 = sm.row[at][r + 8];
-    const bool moved = sm.moved[i & 1];
-    bool exact = false;  // P is to be bf16, and itself
-    if constexpr (K::kExactly) exact = sm.odd[slot] & kOddBlock;
-    drain();  // the last block's products, behind the loads: 150 cycles less to wait for
-    if (i >= 1 && lane == 0) mb_arrive(&sm.pempty);
-    const auto heads = [&](const float* of, int j) {  // two floats of eight j
-      return *reinterpret_cast<const float2*>(&of[8 * (mine(j) ? j0 + j : 0) + 2 * quad]);
+    wait_for_peer();
+    const KeptHead kept = kept_head();
+    const int h = kept.exists ? kept.head : 0;
+    return fmaxf(fmaxf(smem.warp_part[0][h], smem.warp_part[1][h]),
+                 fmaxf(smem.warp_part[2][h], smem.warp_part[3][h]));
+  }
+
+  // The largest logit of each head, only where the caller asks for it. A row without a token gives
+  // NaN, which fmaxf passes over.
+  __device__ __forceinline__ void track_max_logit(const Weights& log2_p, const BlockRows& block) {
+    const float most = column_max(log2_p, -block.lambda0.y, -block.lambda1.y);
+    const auto [head, exists] = kept_head();
+    if (exists) smem.max_logit[head] = fmaxf(smem.max_logit[head], most + smem.reference[head]);
+    // warp_part is read before the next maxima are written.
+    wait_for_peer();
+  }
+
+  // Rare: moves the reference of every head to the maximum of the block, and rescales row sums and
+  // output.
+  __device__ __forceinline__ void move_reference(int i, Weights& log2_p) {
+    const float most = column_max(log2_p, 0.f, 0.f);
+    const auto [head, exists] = kept_head();
+    if (exists) {
+      // No logit above -inf has been seen yet.
+      const bool first = smem.row_sum[head] == 0;
+      const float old = smem.reference[head];
+      const float up = first ? (most > -INFINITY ? most - kTop : 0.f) : fmaxf(0.f, most - kTop);
+      const float moved = fminf(old + up, FLT_MAX);
+      smem.reference[head] = moved;
+      smem.factor[head] = moved - old;
+      smem.rescale[head] = first ? 0.f : ex2(old - moved);
+      if (most > -INFINITY) smem.row_sum[head] = 1;
+      else if (first) smem.outgrown[~i & 1] = 1;
+    }
+    if (warpgroup == 0 && thread == 0) smem.outgrown[i & 1] = 0;
+    wait_for_peer();
+    const auto own_pair = [&](const float* of, int j) {
+      return *reinterpret_cast<const float2*>(
+          &of[8 * (has_eight(j) ? first_eight + j : 0) + 2 * quad]);
     };
-    // maxima of this warpgroup's heads over the block, of y + shift of the row
-    auto column_max = [&](float d0, float d1) {
 #pragma unroll
-      for (int j = 0; j < kJ; j++) {
-        float a = fmaxf(y[4 * j] + d0, y[4 * j + 2] + d1),
-              b = fmaxf(y[4 * j + 1] + d0, y[4 * j + 3] + d1);
+    for (int j = 0; j < kOwnEights; j++) {
+      const float2 up = own_pair(smem.factor, j);
+      const float2 rescale = own_pair(smem.rescale, j);
 #pragma unroll
-        for (int d = 4; d < 32; d *= 2) {
-          a = fmaxf(a, __shfl_xor_sync(~0u, a, d));
-          b = fmaxf(b, __shfl_xor_sync(~0u, b, d));
-        }
-        if (r == 0 && mine(j))
-          *reinterpret_cast<float2*>(&sm.warp[w][8 * (j0 + j) + 2 * quad]) = make_float2(a, b);
+      for (int e = 0; e < 4; e++) {
+        float& v = log2_p[4 * j + e];
+        v = v == INFINITY ? kTop : v - (e & 1 ? up.y : up.x);
       }
-      both();
-      const Keeper k = keeper();
-      const int h = k.some ? k.head : 0;
-      return fmaxf(fmaxf(sm.warp[0][h], sm.warp[1][h]), fmaxf(sm.warp[2][h], sm.warp[3][h]));
+      row_sum[2 * j] *= rescale.x;
+      row_sum[2 * j + 1] *= rescale.y;
+    }
+    if (i > 0) {
+#pragma unroll
+      for (int j = 0; j < kHeads / 8; j++) {
+        const float2 rescale = *reinterpret_cast<const float2*>(&smem.rescale[8 * j + 2 * quad]);
+#pragma unroll
+        for (int tile = 0; tile < 4; tile++) {
+          o[tile][4 * j] *= rescale.x;
+          o[tile][4 * j + 1] *= rescale.y;
+          o[tile][4 * j + 2] *= rescale.x;
+          o[tile][4 * j + 3] *= rescale.y;
+        }
+      }
+    }
+  }
+
+  // Exponentials and row sums of this warpgroup's heads; P goes to shared memory for both.
+  __device__ __forceinline__ void make_weights(int i, const BlockRows& block, Weights& p) {
+    // The reference that score reads next is the new one.
+    if (!(Staging::kOverLog2P && block.kept)) mb_arrive(&smem.log2_p_empty[i & 1]);
+    // 2^-lambda, and 0 for a row without a token: P has 2^lambda, which the row sum must not have.
+    const auto inverse = [](float2 lambda) {
+      return lambda.y > -INFINITY ? __uint_as_float((254u << 23) - __float_as_uint(lambda.x)) : 0.f;
     };
-    if (p.max_logit) {  // on request only: the true maximum; NaN where there is no token
-      const float x = column_max(-c0.y, -c1.y);
-      const auto [head, some] = keeper();
-      if (some) sm.top[head] = fmaxf(sm.top[head], x + sm.m[head]);
-      both();  // it is read before the next maxima
-    }
-    if (moved) {
-      // rare: move the reference of every head to the maximum of the block in y. It stays finite:
-      // +inf weighs 2^kTop against it, and nothing else does.
-      const float x = column_max(0.f, 0.f);
-      const auto [head, some] = keeper();
-      if (some) {
-        const bool bare = sm.sum[head] == 0;  // no logit above -inf has been seen
-        const float old = sm.m[head],
-                    up = bare ? (x > -INFINITY ? x - kTop : 0.f) : fmaxf(0.f, x - kTop);
-        const float m = fminf(old + up, FLT_MAX);
-        sm.m[head] = m;
-        sm.factor[head] = m - old;
-        sm.alpha[head] = bare ? 0.f : ex2(old - m);
-        if (x > -INFINITY) sm.sum[head] = 1;
-        else if (bare) sm.moved[~i & 1] = 1;
-      }
-      if (g == 0 && t == 0) sm.moved[i & 1] = 0;
-      both();
-#pragma unroll
-      for (int j = 0; j < kJ; j++) {
-        const float2 up = heads(sm.factor, j), al = heads(sm.alpha, j);
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-          float& v = y[4 * j + e];
-          v = v == INFINITY ? kTop : v - (e & 1 ? up.y : up.x);
-        }
-        l[2 * j] *= al.x;
-        l[2 * j + 1] *= al.y;
-      }
-      if (i > 0)
-#pragma unroll
-        for (int j = 0; j < N / 8; j++) {
-          const float2 al = *reinterpret_cast<const float2*>(&sm.alpha[8 * j + 2 * quad]);
-#pragma unroll
-          for (int m = 0; m < 4; m++) {
-            o[m][4 * j] *= al.x;
-            o[m][4 * j + 1] *= al.y;
-            o[m][4 * j + 2] *= al.x;
-            o[m][4 * j + 3] *= al.y;
-          }
-        }
-    }
-    // The reference that score reads next is the new one. The last block's places are given back
-    // when the output has left through them.
-    const bool last = Out::kSo && i + 1 == behind;
-    if (!(Out::kOverY && last)) mb_arrive(&sm.yempty[i & 1]);
-    // 2^-lambda, 0 for a row without a token
-    float i0 = c0.y > -INFINITY ? __uint_as_float((254u << 23) - __float_as_uint(c0.x)) : 0.f,
-          i1 = c1.y > -INFINITY ? __uint_as_float((254u << 23) - __float_as_uint(c1.x)) : 0.f;
+    float inverse0 = inverse(block.lambda0);
+    float inverse1 = inverse(block.lambda1);
+    const bool exact = block.exact;
     if (exact) {
+      const float shift0 = inverse0 > 0 ? block.lambda0.y : 0;
+      const float shift1 = inverse1 > 0 ? block.lambda1.y : 0;
 #pragma unroll
-      for (int c = 0; c < 4 * kJ; c++) y[c] -= c & 2 ? (i1 > 0 ? c1.y : 0) : (i0 > 0 ? c0.y : 0);
-      i0 = c0.y > -INFINITY, i1 = c1.y > -INFINITY;
+      for (int c = 0; c < 4 * kOwnEights; c++) p[c] -= c & 2 ? shift1 : shift0;
+      inverse0 = block.lambda0.y > -INFINITY;
+      inverse1 = block.lambda1.y > -INFINITY;
     }
 #pragma unroll
-    for (int j = 0; j < kJ; j++) {
+    for (int j = 0; j < kOwnEights; j++) {
 #pragma unroll
-      for (int e = 0; e < 4; e++) y[4 * j + e] = ex2(y[4 * j + e]);
-      l[2 * j] = fmaf(y[4 * j], i0, fmaf(y[4 * j + 2], i1, l[2 * j]));
-      l[2 * j + 1] = fmaf(y[4 * j + 1], i0, fmaf(y[4 * j + 3], i1, l[2 * j + 1]));
+      for (int e = 0; e < 4; e++) p[4 * j + e] = ex2(p[4 * j + e]);
+      row_sum[2 * j] = fmaf(p[4 * j], inverse0, fmaf(p[4 * j + 2], inverse1, row_sum[2 * j]));
+      row_sum[2 * j + 1] =
+          fmaf(p[4 * j + 1], inverse0, fmaf(p[4 * j + 3], inverse1, row_sum[2 * j + 1]));
     }
-    const int here = thread_here(), prow = (here >> 1 & 48) + (here & 15);  // of P^T's tiles
-    auto put = [&](auto kind, int k, uint32_t at) {  // eights k and k - 1, or k alone, of P^T
-      constexpr bool bf = decltype(kind)::value;
-      const bool both = k & 1 && mine(k);
-      const uint32_t dst =
-          at + prow * 128 + (((j0 + (k & 1 ? k - 1 + (lane >> 4) : k)) ^ (prow & 7)) << 4);
-      const uint32_t x0 = pack<bf>(y[4 * k], y[4 * k + 1]),
-                     x1 = pack<bf>(y[4 * k + 2], y[4 * k + 3]);
-      if (k & 1) {
-        const uint32_t z0 = pack<bf>(y[4 * k - 4], y[4 * k - 3]),
-                       z1 = pack<bf>(y[4 * k - 2], y[4 * k - 1]);
-        if (both) stsm4(dst, z0, z1, x0, x1);
-        else stsm2(dst, z0, z1);
-      } else if (mine(k)) {
-        stsm2(dst, x0, x1);
+    const int here = thread_here();
+    const int p_row = (here >> 1 & 48) + (here & 15);
+    // Stores eights j - 1 and j of this warpgroup's heads, or j alone, as P^T.
+    const auto store = [&](auto bf16, int j, uint32_t to) {
+      constexpr bool kBf16 = decltype(bf16)::value;
+      const bool two = j & 1 && has_eight(j);
+      const uint32_t address =
+          to + p_row * 128 +
+          (((first_eight + (j & 1 ? j - 1 + (lane >> 4) : j)) ^ (p_row & 7)) << 4);
+      const uint32_t x0 = pack<kBf16>(p[4 * j], p[4 * j + 1]);
+      const uint32_t x1 = pack<kBf16>(p[4 * j + 2], p[4 * j + 3]);
+      if (j & 1) {
+        const uint32_t before0 = pack<kBf16>(p[4 * j - 4], p[4 * j - 3]);
+        const uint32_t before1 = pack<kBf16>(p[4 * j - 2], p[4 * j - 1]);
+        if (two) stsm4(address, before0, before1, x0, x1);
+        else stsm2(address, before0, before1);
+      } else if (has_eight(j)) {
+        stsm2(address, x0, x1);
       }
     };
-    // both warpgroups are done with the last block's P
-    if (i >= 1) mb_wait(&sm.pempty, (i - 1) & 1);
+    // Both warpgroups are done with the last block's P.
+    if (i >= 1) mb_wait(&smem.p_empty, (i - 1) & 1);
 #pragma unroll
-    for (int j = 0; j < kJ; j++)
-      if ((j & 1) || j == kJ - 1) {
-        if (K::kRopeInV || !exact) put(std::bool_constant<!R::kFp8>{}, j, s32(sm.p[0]));
-        if (K::kRopeInV || exact) put(std::true_type{}, j, s32(sm.p[K::kPKinds - 1]));
+    for (int j = 0; j < kOwnEights; j++)
+      if ((j & 1) || j == kOwnEights - 1) {
+        if (Config::kRopeInV || !exact) store(std::bool_constant<!Row::kFp8>{}, j, s32(smem.p[0]));
+        if (Config::kRopeInV || exact) store(std::true_type{}, j, s32(smem.p[Config::kPKinds - 1]));
       }
-    // half steps: 16 tokens x two 64-row tiles; the next one's rows are read while this one
-    // multiplies
-    constexpr int kS = R::kFp8 && R::kTile == 64 ? 2 : 1;  // scales of a half step
-    uint32_t raw[4], scale[kS][2], a[2][2][4];
-    auto load = [&](int hf) {  // both fp8 tiles of a half step
-      if constexpr (R::kFp8) {
-        ldsm_t(raw, s32(sm.ring[slot]) + off8 + sixteen<R, N>(0, 2 * hf) * 16);
-        if (kS == 1 && hf == 1) return;  // a warp's columns have one scale
+  }
+
+  // O^T += V^T P^T of a block, and gives its stages back. Half a step is 16 rows and two tiles of
+  // 16 columns a warp; the rows of the next one are read while this one multiplies. The products of
+  // the last half step are under way when it returns.
+  __device__ __forceinline__ void multiply_values(int i, int block_end, const BlockRows& block,
+                                                  uint32_t fp8_offset, uint32_t bf16_offset,
+                                                  int& kv_stage) {
+    constexpr int kScales = Row::kFp8 && Row::kTile == 64 ? 2 : 1;
+    constexpr int kLastFactor = Config::kFactors - 1;
+    uint32_t raw[4];
+    uint32_t scale[kScales][2];
+    uint32_t a[2][2][4];
+    // Reads both fp8 tiles of half a step, and their scales.
+    const auto load = [&](int half) {
+      if constexpr (Row::kFp8) {
+        ldsm_t(raw,
+               s32(smem.ring[kv_stage]) + fp8_offset + sixteen_of<Row, kHeads>(0, 2 * half) * 16);
+        // A warp's columns have one scale.
+        if (kScales == 1 && half == 1) return;
 #pragma unroll
-        for (int k = 0; k < kS; k++) {
-          // chosen by arithmetic: a branch between products would have ptxas wait for each of them
-          const int tile = kS == 2 ? 4 * g + 2 * hf + k : 2 * g + w / 2,
-                    other = wide(2 * hf + k) && g == 0
-                                ? static_cast<int>(sm.side[slot] - reinterpret_cast<const uint8_t*>(
-                                                                       sm.sc[slot][K::kSc - 1]))
-                                : 32 * (tile - (K::kSc - 1));
-          const uint8_t* at = reinterpret_cast<const uint8_t*>(&sm.sc[slot][K::kSc - 1][4 * quad]);
-          const uint2 x = *reinterpret_cast<const uint2*>(at + other);
-          scale[k][0] = x.x, scale[k][1] = x.y;
+        for (int k = 0; k < kScales; k++) {
+          // Chosen by arithmetic: with a branch between products, ptxas would wait for each.
+          const int tile = kScales == 2 ? 4 * warpgroup + 2 * half + k : 2 * warpgroup + warp / 2;
+          const int distance =
+              bf16_tile(2 * half + k) && warpgroup == 0
+                  ? static_cast<int>(smem.side[kv_stage] - reinterpret_cast<const uint8_t*>(
+                                                               smem.scales[kv_stage][kLastFactor]))
+                  : 32 * (tile - kLastFactor);
+          const auto* last_factor =
+              reinterpret_cast<const uint8_t*>(&smem.scales[kv_stage][kLastFactor][4 * quad]);
+          const uint2 two = *reinterpret_cast<const uint2*>(last_factor + distance);
+          scale[k][0] = two.x;
+          scale[k][1] = two.y;
         }
       }
     };
-    auto make = [&](int hf) {
+    // Makes the fragments of half a step.
+    const auto dequantize = [&](int half) {
 #pragma unroll
-      for (int k2 = 0; k2 < 2; k2++) {
-        const int m = 2 * hf + k2;
-        uint32_t(&f)[4] = a[hf][k2];
-        const uint32_t lo = scale[k2 % kS][0], hi = scale[k2 % kS][1];
-        if (!R::kFp8) {
-          ldsm_t(f, s32(sm.ring[slot]) + off16 + m * 32);
-        } else if (wide(m)) {
+      for (int k = 0; k < 2; k++) {
+        const int tile = 2 * half + k;
+        uint32_t(&f)[4] = a[half][k];
+        const uint32_t lo = scale[k % kScales][0];
+        const uint32_t hi = scale[k % kScales][1];
+        if (!Row::kFp8) {
+          ldsm_t(f, s32(smem.ring[kv_stage]) + bf16_offset + tile * 32);
+        } else if (bf16_tile(tile)) {
 #pragma unroll
           for (int e = 0; e < 4; e++) f[e] = e4m3_b2(raw[2 + e / 2], e & 1);
-          ldsm_t_if(g, f, s32(sm.ring[slot]) + off16 - 512 + R::kRopeOffset);
+          ldsm_t_if(warpgroup, f, s32(smem.ring[kv_stage]) + bf16_offset - 512 + Row::kRopeOffset);
           f[0] = mul_b2(f[0], lo);
           f[1] = mul_b2(f[1], lo);
           f[2] = mul_b2(f[2], hi);
           f[3] = mul_b2(f[3], hi);
         } else {
           uint32_t e0, e1, e2, e3;
-          e4m3x4(__byte_perm(raw[k2 * 2], 0, 0x3120), e0, e1);
-          e4m3x4(__byte_perm(raw[k2 * 2 + 1], 0, 0x3120), e2, e3);
+          e4m3x4(__byte_perm(raw[k * 2], 0, 0x3120), e0, e1);
+          e4m3x4(__byte_perm(raw[k * 2 + 1], 0, 0x3120), e2, e3);
           f[0] = mul_h2(e0, lo);
           f[1] = mul_h2(e1, lo);
           f[2] = mul_h2(e2, hi);
@@ -262,148 +282,96 @@ __device__ __forceinline__ void weigh(Smem<R, N>& sm, const Args& p, const Span&
         }
       }
     };
-    auto begin = [&] {
-      load(0);
-      make(0);
-      load(1);
-    };
-    begin();
+    load(0);
+    dequantize(0);
+    load(1);
     fence_async();
-    both();
-    if (W == Way::kExchange && i + 1 == behind) {
-      // the last block: statistics go out while it is multiplied
-      sum_up();
-      if (const auto [head, some] = keeper(); some)
-        send_statistics<R, N>(sm, p, job<N>(p), head, sum_of(head));
-    }
-    uint32_t pd = desc(s32(sm.p[0]), 8192);
-    if constexpr (K::kExactly)
-      if (exact) {
-        exact_products<R, N>(sm, slot, g, pd, o);
-        slot += 4;
-        if (slot >= K::kStages) slot -= K::kStages;
-        continue;
+    wait_for_peer();
+    // The last block: statistics leave while it is multiplied.
+    if (kWay == Way::kExchange && i + 1 == block_end) this->send_statistics_early();
+    uint32_t p_desc = desc(s32(smem.p[0]), 8192);
+    if constexpr (Config::kHasExactPath)
+      if (block.exact) {
+        exact_products<Row, kHeads>(smem, kv_stage, warpgroup, p_desc, o);
+        kv_stage += 4;
+        if (kv_stage >= Config::kStages) kv_stage -= Config::kStages;
+        return;
       }
-    auto multiply = [&](int hf) {
-      const uint32_t pk = fresh(pd);
+    const auto multiply = [&](int half) {
+      const uint32_t p_here = fresh(p_desc);
       wg_fence();
 #pragma unroll
-      for (int k2 = 0; k2 < 2; k2++) {
-        const int m = 2 * hf + k2;
-        if (!wide(m)) wgmma_rs<N, !R::kFp8, 1>(o[m], a[hf][k2], pk, 1);
-        else wgmma_rs<N, true, 1>(o[m], a[hf][k2], pk + (8192 >> 4), 1);
+      for (int k = 0; k < 2; k++) {
+        const int tile = 2 * half + k;
+        if (!bf16_tile(tile)) wgmma_rs<kHeads, !Row::kFp8, 1>(o[tile], a[half][k], p_here, 1);
+        else wgmma_rs<kHeads, true, 1>(o[tile], a[half][k], p_here + (8192 >> 4), 1);
       }
       wg_commit();
     };
 #pragma unroll
-    for (int ks = 0; ks < 4; ks++, pd += 2048 >> 4) {
+    for (int step = 0; step < 4; step++, p_desc += 2048 >> 4) {
       multiply(0);
       wg_wait<1>();
-      make(1);
+      dequantize(1);
       __syncwarp();
-      if (lane == 0 && !last) mb_arrive(&sm.empty[slot]);  // rows are in registers, the stage free
-      if (++slot == K::kStages) slot = 0;
-      if (ks < 3) load(0);
+      // Rows are in registers, so the stage is free.
+      if (lane == 0 && !block.kept) mb_arrive(&smem.stage_empty[kv_stage]);
+      if (++kv_stage == Config::kStages) kv_stage = 0;
+      if (step < 3) load(0);
       multiply(1);
-      if (ks < 3) {
+      if (step < 3) {
         wg_wait<1>();
-        make(0);
+        dequantize(0);
         load(1);
       }
     }
   }
-  drain();
-  if (W == Way::kExchange && p.exchange) {
-    const Span here = job<N>(p);  // again, rather than in registers of the loop over blocks
-    mb_wait(&sm.marked, 0);
-    send_exchanged<N>(p, here, o);
-    if (const auto [head, some] = keeper(); some && behind == at.block)
-      send_statistics<R, N>(sm, p, here, head, 0.f);
-    return collect<R, N>(sm, p, here);
-  }
-  if constexpr (W == Way::kExchange) return;
-  sum_up();
-  at.slot = slot;
-  at.block = behind;
-  const auto [head, some] = keeper();
-  if constexpr (W == Way::kMany) {
-    float m = 0, sum = 0, top = 0;
-    const auto finished = [&](bool write) {
-      return finish(p, sp.token, job<N>(p).head0 + head, m, sum, top, write);
-    };
-    if (some) {
-      m = sm.m[head], top = sm.top[head];
-      sum = sum_of(head);
-      sm.factor[head] = finished(false);
-      if (sp.blocks > 0) {  // as the next token is to find them, before its first scores
-        sm.m[head] = sm.sum[head] = 0.f;
-        sm.top[head] = -INFINITY;
-        if (head == 0) sm.moved[behind & 1] = 1;
-        mb_arrive(&sm.inbox);
-      }
-    }
-    both();
-    if constexpr (Out::kSo) {
-      if (sp.blocks > 0) {
-        if constexpr (Out::kOverY) {
-          put_out<Out::kEights, N / 8>(Out(sm, slot), sm, o, g);
-          both();
-          send_out<Out::kEights, N / 8>(Out(sm, slot), p, sp.token);
-        }
-        put_out<0, Out::kEights>(Out(sm, slot), sm, o, g);
-        if constexpr (Out::kOverY) {
-          wait_for_reads();
-          mb_arrive(&sm.yempty[(behind - 1) & 1]);
-        }
-        both();
-        send_out<0, Out::kEights>(Out(sm, slot), p, sp.token);
-      } else {
-        put_zeros<N>(p, sp.token);
-      }
-      if (some) finished(true);
-      if (p.tokens - sp.token <= static_cast<int>(gridDim.y)) wait_for_reads();  // the last token
-    } else {
-      if (some) finished(true);
-      write_out<R, N, true>(sm, p, sp.token, o, g);
-    }
-    return;
-  }
-  if (some) {
-    sm.sum[head] = sum_of(head);
-    if constexpr (W == Way::kAlone)
-      sm.factor[head] =
-          finish(p, sp.token, sp.head0 + head, sm.m[head], sm.sum[head], sm.top[head], true);
-  }
-  if constexpr (W == Way::kAlone) {
-    both();
-    write_out<R, N, false>(sm, p, sp.token, o, g);
-  } else {
-    // The sums go as bf16 to the CTAs that add them up, over their dead Q, P and rows. That is off
-    // by 2^-9 sum p|v| at most, as much as the output's own rounding adds, and halves what the
-    // merge waits for: distributed shared memory takes 14 bytes a cycle.
-    meet<3, K::kMath>();
-    const int rank = split_here(p), splits = p.splits;
-    if (g == 0 && t == 0) {
-      mb_expect(&sm.inbox, received_units<N>(p, rank));
-      mb_expect(&sm.notes, splits * (N * 16));
-    }
-    cluster_meet();
-    send_statistics<R, N>(sm, rank, splits);
-    const int first = g * (N / 2) + w / 2;
-    int place = static_cast<int>(over_splits(p, first)), to = first - place * splits;
-    auto& in = *reinterpret_cast<Received<R, N>*>(sm.q);
+};
+
+// A token's blocks from progress.block on, then its end; `progress` moves past them.
+template <class Row, int kHeads, Way kWay>
+__device__ __forceinline__ void weigh(Smem<Row, kHeads>& smem, const Args& args, const Span& span,
+                                      int warpgroup, WeighProgress<kHeads>& progress) {
+  using Weigher = Weigh<Row, kHeads, kWay>;
+  using Config = ConfigOf<Row, kHeads>;
+  using Staging = typename Weigher::Staging;
+  float row_sum[2 * Weigher::kOwnEights];
+  const int thread = thread_here() & 127;
+  const int lane = thread & 31;
+  const int warp = thread / 32;
+  Weigher weigher(smem, args, span, warpgroup, thread, progress, row_sum);
 #pragma unroll
-    for (int m = 0; m < 4; m += 2)
-#pragma unroll
-      for (int j = 0; j < N / 8; j++) {
-        const uint4 x = unit_of<N>(o, m, j);
-        uint4* at = &in.units[place * splits + rank][t & 63];
-        if (to == rank) *at = x;
-        else peer_put(peer(s32(at), to), x, peer(s32(&sm.inbox), to));
-        to += 2;
-        if (to >= splits) to -= splits, place++;
-      }
+  for (int c = 0; c < 2 * Weigher::kOwnEights; c++) row_sum[c] = 0;
+  // Where this lane's rows of V begin in a stage, for fp8 and for bf16 columns. Lanes 0-7, 8-15,
+  // 16-23 and 24-31 give the rows of the four 8x8 tiles of ldmatrix.
+  const uint32_t fp8_offset = ((lane & 7) + 8 * ((lane >> 3) & 1)) * Config::kPitch +
+                              warpgroup * 256 + sixteen_of<Row, kHeads>(warp, lane >> 4) * 16;
+  const uint32_t bf16_offset = ((lane & 7) + 8 * (lane >> 4)) * Config::kPitch +
+                               ((lane >> 3) & 1) * 16 + warp * (Row::kFp8 ? 32 : 128) +
+                               warpgroup * 512;
+  // Here and in the epilogue args.exchange is set, and tested all the same: else ptxas has products
+  // wait for each other (C7515).
+  if (kWay == Way::kExchange && args.exchange) weigher.mark_own_statistics();
+  int kv_stage = progress.kv_stage;
+  const int block_end = progress.block + span.blocks;
+  if (Staging::kUsed && progress.block > 0 && span.blocks > 0) {
+    // There is nothing to do before that.
+    mb_wait(&smem.log2_p_full, progress.block & 1);
+    give_back(smem, kv_stage);
   }
+#pragma unroll 1
+  for (int i = progress.block; i < block_end; i++) {
+    typename Weigher::Weights p;
+    BlockRows block;
+    weigher.load_scores(i, kv_stage, p, block);
+    if (args.max_logit) weigher.track_max_logit(p, block);
+    if (block.outgrown) weigher.move_reference(i, p);
+    block.kept = Staging::kUsed && i + 1 == block_end;
+    weigher.make_weights(i, block, p);
+    weigher.multiply_values(i, block_end, block, fp8_offset, bf16_offset, kv_stage);
+  }
+  weigher.drain();
+  weigher.epilogue(kv_stage, block_end);
 }
 
 }  // namespace winnow::internal::attend::decode_sm90

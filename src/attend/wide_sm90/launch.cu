@@ -1,49 +1,55 @@
-// Wide attention on Hopper: arguments, the choice of the instantiation, and when it is the better
-// one.
+// Wide attention on Hopper: when it serves a call, and the choice of the instantiation.
 #include "attend/wide_sm90/launch.h"
+
+#include "core/arithmetic.h"
+#include "core/tuning_h200.h"
 #include "cuda/device.h"
+#include "cuda/launch.h"
 
 namespace winnow::internal::attend::wide_sm90 {
 namespace {
 
-Args args_of(const Params& p) {
-  const int groups = (p.heads + kHeads - 1) / kHeads;
-  return {call_of(p, groups), p.tokens * groups};
+namespace tuned = tuning_h200::wide;
+
+int head_groups(int heads) { return ceil_div(heads, kHeads); }
+
+Args args_of(const Params& params) {
+  const int groups = head_groups(params.heads);
+  return {device_params_of(params, groups), params.tokens * groups};
 }
 
 // Positions that a list's entries may mean.
-int64_t positions(const ListView& l) {
-  return int64_t{l.page} * (l.block_table ? l.table_width : l.pages);
+int64_t positions(const ListView& list) {
+  return int64_t{list.page} * (list.block_table ? list.table_width : list.pages);
 }
 
 // Whether rows are taken in sweeps: within their limits, and where the L2 does not hold the rows
-// anyway (32k of them, 38 MB, take as long either way). A sweep's direction depends on the token's
-// place in the batch.
-bool swept(const Params& p) {
-  const ListView& l = p.lists[0];
-  return p.list_count == 1 && !p.fixed_split && l.width <= kSweepBlocks * kBlock &&
-         positions(l) > 40960 && positions(l) <= kSweepRows;
+// anyway. A sweep's direction depends on the token's place in the batch, so a fixed split has none.
+bool swept(const Params& params) {
+  const ListView& list = params.lists[0];
+  return params.list_count == 1 && !params.fixed_split && list.width <= kSweepBlocks * kBlock &&
+         positions(list) > tuned::kSweepPositions && positions(list) <= kSweepRows;
 }
 
 }  // namespace
 
-void run(const Params& p) noexcept {
-  if (p.tokens == 0) return;
-  const int ctas = cuda::multiprocessors(p.device.index);
-  if (p.lists[0].format != CacheFormat::kV32Bf16) attend_v4_bf16(args_of(p), ctas, p.device.stream);
-  else if (swept(p)) attend_v32_bf16_swept(args_of(p), ctas, p.device.stream);
-  else attend_v32_bf16(args_of(p), ctas, p.device.stream);
+void run(const Params& params) noexcept {
+  if (params.tokens == 0) return;
+  const int ctas = cuda::multiprocessors(params.device.index);
+  const cudaStream_t stream = cuda::stream_of(params.device);
+  if (params.lists[0].format != CacheFormat::kV32Bf16)
+    launch_v4_bf16(args_of(params), ctas, stream);
+  else if (swept(params)) launch_v32_bf16_swept(args_of(params), ctas, stream);
+  else launch_v32_bf16(args_of(params), ctas, stream);
 }
 
-const char* slower(const attend::Shape& s) {
-  // It has no splits, so it wants items for half of the multiprocessors, where the decode kernel's
-  // splits end: bf16 rows, topk 2048, 64 tokens of 128 heads 71 us against 124, 128 of 64 heads 92
-  // against 131. It pads heads to 64, and is faster all the same from three quarters on: 112 tokens
-  // of 32 heads 83 us against 86, 4,096 tokens of 16 heads 1,895 against 2,653.
-  if (s.fixed_split) return "a fixed split may not change with the batch";
-  const int64_t items = s.tokens * ((s.heads + kHeads - 1) / kHeads);
-  const int quarters = s.heads > 32 ? 2 : 3;
-  return 4 * items >= quarters * cuda::multiprocessors(s.device)
+// The kernel has no splits, so it needs items for a part of the multiprocessors, about where the
+// decode kernel's splits end.
+const char* slower(const attend::Shape& shape) {
+  if (shape.fixed_split) return "a fixed split may not change with the batch";
+  const int64_t items = shape.tokens * head_groups(shape.heads);
+  const int quarters = shape.heads > 32 ? tuned::kQuarters : tuned::kQuartersFewHeads;
+  return 4 * items >= quarters * cuda::multiprocessors(shape.device)
              ? nullptr
              : "too few tokens to fill the multiprocessors without splits";
 }

@@ -5,9 +5,9 @@
 
 namespace winnow::internal::attend::wide_sm90 {
 
-void attend_v32_bf16(const Args& args, int ctas, void* stream);
+void launch_v32_bf16(const Args& args, int ctas, cudaStream_t stream);
 // Rows in the order of sweep.cuh, whose limits hold.
-void attend_v32_bf16_swept(const Args& args, int ctas, void* stream);
-void attend_v4_bf16(const Args& args, int ctas, void* stream);
+void launch_v32_bf16_swept(const Args& args, int ctas, cudaStream_t stream);
+void launch_v4_bf16(const Args& args, int ctas, cudaStream_t stream);
 
 }  // namespace winnow::internal::attend::wide_sm90

@@ -1,12 +1,13 @@
 // Wide attention on Hopper: what its parts share (shared memory, barriers, work items, arguments).
 //
-// A CTA takes one token and 64 heads; a token's rows come in blocks of 64, K as bf16 in shared
+// A CTA takes one token and 64 heads. A token's rows come in blocks of 64; K lies as bf16 in shared
 // memory once, for both products. Blocks go in pairs: block a (even) into buffer 0, scored by
 // warpgroup 0; block b (odd) into buffer 1, scored by warpgroup 1. Warpgroup 0 weighs columns
 // 0..255 of both, warpgroup 1 columns 256..511.
 #pragma once
 
 #include "attend/device_params.h"
+#include "core/arithmetic.h"
 #include "cuda/hopper.h"
 #include "model/v32.h"
 #include "model/v4.h"
@@ -16,158 +17,234 @@ namespace winnow::internal::attend::wide_sm90 {
 using namespace internal::cuda;
 
 constexpr int kHeads = 64, kBlock = 64;
-constexpr int kTileBytes = kBlock * 128;  // [64 rows x 64 columns] bf16, 128-byte swizzle
+// A tile of 64 rows x 64 columns as bf16, with a 128-byte swizzle.
+constexpr int kTileBytes = kBlock * 128;
 constexpr int kConsumers = 256;
-constexpr int kSweepBlocks = 32, kSweepRows = 131072;  // see sweep.cuh
+// The limits of sweep.cuh.
+constexpr int kSweepBlocks = 32, kSweepRows = 131072;
 
-// Where 16-byte chunk c (0..7) of row r lies in a tile.
-__device__ __forceinline__ uint32_t chunk(int r, int c) { return r * 128 + ((c ^ (r & 7)) << 4); }
+// The named barriers of a CTA. 0 is __syncthreads().
+enum NamedBarrier : int {
+  // The 128 threads of warpgroup 0, or of warpgroup 1, before P overwrites the tail tile that other
+  // warps of the warpgroup may still read.
+  kTailRead = 1,
+  kTailReadSecond = 2,
+  // Both consumer warpgroups (kConsumers), at the end of an item, when row sums are there.
+  kSumsWritten = 3,
+};
+template <int kWarpgroup>
+constexpr int kTailReadOf = kWarpgroup == 0 ? kTailRead : kTailReadSecond;
+
+// Where 16-byte chunk `chunk` (0..7) of a row lies in a tile.
+__device__ __forceinline__ uint32_t chunk_offset(int row, int chunk) {
+  return row * 128 + ((chunk ^ (row & 7)) << 4);
+}
 
 // Family: V32 (9 tiles, the ninth is RoPE and no part of V) or V4 (8 tiles, all V).
 template <class Family>
-struct Shape {
-  static constexpr int kTiles = Family::kDqk / 64, kValueTiles = Family::kDv / 64;
-  static constexpr bool kTail = kTiles > kValueTiles;  // a tile that only the scores need
+struct TilesOf {
+  static constexpr int kTiles = Family::kDqk / 64;
+  static constexpr int kValueTiles = Family::kDv / 64;
+  // Whether there is a tile that only the scores need.
+  static constexpr bool kTail = kTiles > kValueTiles;
 };
 
 // Half 0 of a buffer: tiles 0..3, which warpgroup 0 weighs; half 1: tiles 4..7, which warpgroup 1
-// weighs. P of a block for the other warpgroup lies over the tail tile when there is one, so that
+// weighs. P of a block for the other warpgroup lies over the tail tile where there is one. So that
 // tile goes with the half of the warpgroup that reads P there: half 1 of buffer 0, half 0 of
 // buffer 1.
 __host__ __device__ constexpr bool tail_with(int buffer, int half) { return half != buffer; }
 
 // Indices of a copying warp's rows of an item, in the order of sweep.cuh.
 struct Sorted {
-  uint16_t low[kSweepBlocks * 16];  // their low halves
+  // Their low halves.
+  uint16_t low[kSweepBlocks * 16];
   // Bits 0..9: ranks before positions cross 65,536; 10..19: ranks in all; 20: upwards. -1: nothing
   // is sorted.
-  int about;
+  int summary;
 };
 
 template <class Family>
 struct alignas(1024) Smem {
-  using S = Shape<Family>;
-  uint8_t q[S::kTiles][kTileBytes];
-  uint8_t k[2][S::kTiles][kTileBytes];
-  uint8_t p[S::kTail ? 1 : 2][S::kTail ? 16 : kTileBytes];  // see p_tile()
-  uint2 valid[2];       // a bit for each row of the buffer's block: it takes part
-  float m[2][kHeads];   // reference of a buffer's block, log2 units
-  Sorted sorted[4][2];  // of each copying warp: the item at hand and the next
-  float sum[2][2][kHeads], top[2][2][kHeads];  // [item parity][warpgroup][head]
-  // full: rows of a half (and, with half 0, `valid`) are there; arrivals as the producer says.
-  // empty, for each 16 rows of a half: 4 arrivals, a warp each of the warpgroup that weighs it.
-  // p_full and scored (its products have left the tensor core): 4 arrivals of the scoring
-  // warpgroup. q_empty: 8, every consumer warp.
-  // q_full: every copying thread, and the one that says how many blocks the item has.
-  uint64_t full[2][2], empty[2][2][4], p_full[2], scored[2], q_full, q_empty;
+  using Tiles = TilesOf<Family>;
+  uint8_t q[Tiles::kTiles][kTileBytes];
+  uint8_t k[2][Tiles::kTiles][kTileBytes];
+  // See p_tile().
+  uint8_t p[Tiles::kTail ? 1 : 2][Tiles::kTail ? 16 : kTileBytes];
+  // A bit for each row of the buffer's block: it takes part.
+  uint2 valid[2];
+  // The reference of a buffer's block, in log2 units.
+  float reference[2][kHeads];
+  // Of each copying warp: the item at hand and the next.
+  Sorted sorted[4][2];
+  // [item parity][warpgroup][head]
+  float row_sum[2][2][kHeads];
+  float max_logit[2][2][kHeads];
+  // The mbarriers; barrier_table() has their arrivals. [buffer][half], [buffer][half][16 rows] and
+  // [buffer].
+  uint64_t full[2][2];
+  uint64_t empty[2][2][4];
+  uint64_t p_full[2];
+  uint64_t scored[2];
+  uint64_t q_full;
+  uint64_t q_empty;
+  // Blocks of the item at hand.
   int blocks;
 };
 
+// Which barriers a row of the table means: all of a field, or those of one half.
+enum class Barrier { kFull0, kFull1, kEmpty, kPFull, kScored, kQFull, kQEmpty };
+struct BarrierGroup {
+  Barrier barrier;
+  // Arrivals that complete a phase, and whose.
+  int arrivals;
+  const char* who_arrives;
+  const char* who_waits;
+};
+template <class Rows>
+struct BarrierTable {
+  static constexpr int kGroupCount = 7;
+  static constexpr BarrierGroup kGroups[kGroupCount] = {
+      {Barrier::kFull0, Rows::arrivals(0),
+       "every copying thread when its rows of half 0 are there, and once a warp for `valid`",
+       "the warpgroup that scores the buffer; both look whether rows are late"},
+      {Barrier::kFull1, Rows::arrivals(1), "every copying thread when its rows of half 1 are there",
+       "the warpgroup that scores the buffer"},
+      {Barrier::kEmpty, 4, "each warp of the warpgroup that weighs the half, for each 16 rows",
+       "the warp that copies the 16 rows; for the tail tile all"},
+      {Barrier::kPFull, 4, "each warp of the scoring warpgroup", "the other warpgroup"},
+      {Barrier::kScored, 4,
+       "each warp of the scoring warpgroup when its products have left the tensor core",
+       "the other warpgroup"},
+      {Barrier::kQFull, Rows::kThreads + 1,
+       "every copying thread, and the one that says how many blocks the item has", "the consumers"},
+      {Barrier::kQEmpty, 8, "each consumer warp after its last scores", "the copying warps"},
+  };
+  // A constant, since device code must not index the table, which is in the host's memory.
+  template <Barrier kBarrier>
+  static constexpr int kArrivals = kGroups[static_cast<int>(kBarrier)].arrivals;
+  static constexpr bool in_order() {
+    for (int i = 0; i < kGroupCount; i++)
+      if (kGroups[i].barrier != static_cast<Barrier>(i)) return false;
+    return true;
+  }
+};
+
 template <class Family>
-__device__ __forceinline__ uint8_t* p_tile(Smem<Family>& sm, int buffer) {
-  if constexpr (Shape<Family>::kTail) return sm.k[buffer][Shape<Family>::kValueTiles];
-  else return sm.p[buffer];
+__device__ __forceinline__ uint8_t* p_tile(Smem<Family>& smem, int buffer) {
+  if constexpr (TilesOf<Family>::kTail) return smem.k[buffer][TilesOf<Family>::kValueTiles];
+  else return smem.p[buffer];
 }
 
-// What a producer is (Rows<Record>; rows_*.cuh): Family; kThreads (128 or 256) and kRegs
-// of its warpgroups; arrivals(half) on a `full` barrier; produce(sm, args), run by all its threads
-// (t = threadIdx.x - kConsumers): for every item wait for q_empty, begin(), then for every block
-// and half: wait for `empty` of the rows at hand (phases start at 1: the first wait passes; a tail
-// tile goes with the last rows), write rows (invalid ones as zeros, without reading), arrive on
-// `full`. Rows that are stored, not copied asynchronously, need fence_async() before.
+// What a producer is (Rows<Record> in rows_bf16.cuh): Family; kThreads (128 or 256) and kRegisters
+// of its warpgroups; arrivals(half) on a `full` barrier; produce(smem, args), run by all its
+// threads (thread = threadIdx.x - kConsumers). For every item it waits for q_empty and calls
+// begin_item(). Then for every block and half it waits for `empty` of the rows at hand (phases
+// start at 1: the first wait passes; a tail tile goes with the last rows), writes rows (invalid
+// ones as zeros, without reading), and arrives on `full`. Rows that are stored, not copied
+// asynchronously, need fence_async() before.
 
-struct Args : Call {  // groups of 64 heads: 1 or 2
-  int items;          // tokens * groups
+struct Args : DeviceParams {
+  // tokens * groups, of 64 heads each: 1 or 2 groups.
+  int items;
 };
 
-// One item of work: a token and 64 heads; positions n0.. belong to list 1.
+// One item of work: a token and 64 heads. Positions from first_list_end on belong to list 1.
 struct Work {
-  int token, head0, n0, end, blocks;
-  int turn = 0;  // alternates between a consumer's items
+  int token;
+  int head_begin;
+  int first_list_end;
+  int end;
+  int blocks;
+  // Alternates between a consumer's items.
+  int parity = 0;
 };
 
-// Items of a CTA: blockIdx.x, blockIdx.x + gridDim.x, ... below p.items. Consumers and producers
-// walk the same sequence: per item Q once, then its blocks, as many as the producer says (trim());
-// block i goes to buffer i & 1, half 0 before half 1.
-__device__ __forceinline__ Work work_at(const Args& p, int item) {
-  Work w;
-  w.token = item >> (p.groups - 1);
-  w.head0 = (item - w.token * p.groups) * kHeads;
-  w.n0 = columns(p.lists[0], w.token);
-  w.end = w.n0 + (p.list_count > 1 ? columns(p.lists[1], w.token) : 0);
-  w.blocks = (w.end + kBlock - 1) / kBlock;
-  return w;
+// Items of a CTA: blockIdx.x, blockIdx.x + gridDim.x, ... below args.items. Consumers and producers
+// walk the same sequence: for each item Q once, then its blocks, as many as the producer says
+// (trim()); block i goes to buffer i & 1, half 0 before half 1.
+__device__ __forceinline__ Work work_at(const Args& args, int item) {
+  Work work;
+  work.token = item >> (args.groups - 1);
+  work.head_begin = (item - work.token * args.groups) * kHeads;
+  work.first_list_end = columns(args.lists[0], work.token);
+  work.end = work.first_list_end + (args.list_count > 1 ? columns(args.lists[1], work.token) : 0);
+  work.blocks = ceil_div(work.end, kBlock);
+  return work;
 }
 
-// The entry of position `pos` of a token: -1 outside, else the index as given.
-__device__ __forceinline__ int index_at(const Args& p, const Work& w, int pos, int& list) {
-  list = pos >= w.n0;
-  if (pos >= w.end) return -1;
-  const ListView& l = p.lists[list];
-  return __ldg(l.indices + (int64_t)w.token * l.index_stride + (pos - (list ? w.n0 : 0)));
+// The entry at a position of a token: -1 outside, else the index as given; and its list.
+__device__ __forceinline__ int index_at(const Args& args, const Work& work, int position,
+                                        int& list) {
+  list = position >= work.first_list_end;
+  if (position >= work.end) return -1;
+  const ListView& view = args.lists[list];
+  return __ldg(view.indices + (int64_t)work.token * view.index_stride +
+               (position - (list ? work.first_list_end : 0)));
 }
 
-// Leaves out what stands behind the last index that is one, where there is one list and no lengths.
-// For a whole warp; `last`: the last.
-__device__ __forceinline__ void trim(const Args& p, Work& w, int last) {
-  const ListView& list = p.lists[0];
-  if (__builtin_expect(last >= 0 || p.list_count > 1 || list.lengths != nullptr, 1)) return;
-  w.end = up_to_last(list.indices + w.token * list.index_stride, w.end, threadIdx.x & 31);
-  w.blocks = (w.end + kBlock - 1) / kBlock;
+// Leaves out the invalid entries at the end, where there is one list and no lengths. For a whole
+// warp; `last`: the last entry.
+__device__ __forceinline__ void trim(const Args& args, Work& work, int last) {
+  const ListView& list = args.lists[0];
+  if (__builtin_expect(last >= 0 || args.list_count > 1 || list.lengths != nullptr, 1)) return;
+  work.end = length_without_padding(list.indices + work.token * list.index_stride, work.end,
+                                    threadIdx.x & 31);
+  work.blocks = ceil_div(work.end, kBlock);
 }
 
-__device__ __forceinline__ int request_of(const Args& p, const Work& w) {
-  return p.requests ? __ldg(p.requests + (int64_t)w.token * p.request_stride) : 0;
+__device__ __forceinline__ int request_of(const Args& args, const Work& work) {
+  return args.requests ? __ldg(args.requests + (int64_t)work.token * args.request_stride) : 0;
 }
 
-// `pair`: memory brings 256 bytes to the L2 at once, the other 128 being of the same row.
+// kPair: memory brings 256 bytes to the L2 at once, the other 128 being of the same row.
 template <bool kPair>
-__device__ __forceinline__ void copy16(uint32_t dst, const void* src) {
+__device__ __forceinline__ void copy_16(uint32_t to, const void* from) {
   if constexpr (kPair)
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0],[%1],16;" ::"r"(dst), "l"(src)
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0],[%1],16;" ::"r"(to), "l"(from)
                  : "memory");
   else
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0],[%1],16;" ::"r"(dst), "l"(src)
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0],[%1],16;" ::"r"(to), "l"(from)
                  : "memory");
 }
 // For what is read once: first to leave the L2, where rows are read again.
-__device__ __forceinline__ void copy16_or_zero(uint32_t dst, const void* src, bool there) {
+__device__ __forceinline__ void copy_16_or_zero(uint32_t to, const void* from, bool exists) {
   uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0,1.0;" : "=l"(policy));
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0],[%1],16,%2,%3;" ::"r"(dst),
-               "l"(src), "r"(there ? 16 : 0), "l"(policy)
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0],[%1],16,%2,%3;" ::"r"(to),
+               "l"(from), "r"(exists ? 16 : 0), "l"(policy)
                : "memory");
 }
-__device__ __forceinline__ void copies_arrive(
-    uint64_t* b) {  // once this thread's copies have landed
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(s32(b)) : "memory");
-}
 
-// An item's block count and Q, by all producer threads (thread t of n); every one arrives once on
-// q_full, the first twice. A warp copies four heads' rows of a tile at once; heads past the last
-// become zeros.
+// An item's block count and Q, by all producer threads (`thread` of kThreads). Each arrives once on
+// q_full, the first one twice. A warp copies four heads' rows of a tile at once; heads past the
+// last become zeros.
 template <class Family>
-__device__ __forceinline__ void begin(Smem<Family>& sm, const Args& p, const Work& w, int t,
-                                      int n) {
-  constexpr int kTiles = Shape<Family>::kTiles, kNope = Family::kNope / 64;
-  const int c = t & 7;
-  if (t == 0) {
-    sm.blocks = w.blocks;
-    mb_arrive(&sm.q_full);
+__device__ __forceinline__ void begin_item(Smem<Family>& smem, const Args& args, const Work& work,
+                                           int thread, int threads) {
+  constexpr int kTiles = TilesOf<Family>::kTiles;
+  constexpr int kNopeTiles = Family::kNope / 64;
+  const int chunk = thread & 7;
+  if (thread == 0) {
+    smem.blocks = work.blocks;
+    mb_arrive(&smem.q_full);
   }
 #pragma unroll
-  for (int h = t / 8; h < kHeads; h += n / 8) {
-    const bool there = w.head0 + h < p.heads;
-    const int64_t head = there ? w.head0 + h : 0;
-    const bf16* nope = p.q + w.token * p.q_token + head * p.q_head + c * 8;
-    const bf16* rope = p.q_rope + w.token * p.qr_token + head * p.qr_head + c * 8;
-    const uint32_t to = s32(sm.q) + chunk(h, c);
+  for (int h = thread / 8; h < kHeads; h += threads / 8) {
+    const bool exists = work.head_begin + h < args.heads;
+    const int64_t head = exists ? work.head_begin + h : 0;
+    const bf16* nope =
+        args.q + work.token * args.q_token_stride + head * args.q_head_stride + chunk * 8;
+    const bf16* rope = args.q_rope + work.token * args.rope_token_stride +
+                       head * args.rope_head_stride + chunk * 8;
+    const uint32_t to = s32(smem.q) + chunk_offset(h, chunk);
 #pragma unroll
     for (int tile = 0; tile < kTiles; tile++)
-      copy16_or_zero(to + tile * kTileBytes,
-                     tile < kNope ? nope + tile * 64 : rope + (tile - kNope) * 64, there);
+      copy_16_or_zero(to + tile * kTileBytes,
+                      tile < kNopeTiles ? nope + tile * 64 : rope + (tile - kNopeTiles) * 64,
+                      exists);
   }
-  copies_arrive(&sm.q_full);
+  copies_arrive(&smem.q_full);
 }
 
 }  // namespace winnow::internal::attend::wide_sm90

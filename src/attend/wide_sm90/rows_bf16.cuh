@@ -19,58 +19,69 @@ static __device__ uint4 zeros[kMaxKeyDim / 8];
 template <class Record, bool kSwept>
 class Addresses {
  public:
-  __device__ Addresses(Smem<FamilyOf<Record>>& sm, const Args& p, int w)
-      : sweep(sm.sorted[w]), p_(p), row0_(w * 16) {}
+  __device__ Addresses(Smem<FamilyOf<Record>>& smem, const Args& args, int warp)
+      : sweep(smem.sorted[warp]), args_(args), first_row_(warp * 16) {}
   std::conditional_t<kSwept, Sweep, NoSweep> sweep;
   Work work;
-  const std::byte* at[4];  // row 4 k + lane / 8, from byte 16 * (lane % 8) on
-  uint32_t valid;          // a bit for each row
+  // Row 4 k + lane / 8, from byte 16 * (lane % 8) on.
+  const std::byte* from[4];
+  // A bit for each row.
+  uint32_t valid;
 
   __device__ void start(int item) {
-    work = work_at(p_, item);
-    sweep.enter(p_, item);
-    request_ = request_of(p_, work);
+    work = work_at(args_, item);
+    sweep.enter(args_, item);
+    request_ = request_of(args_, work);
     int list;
-    const int last = work.end > 0 ? index_at(p_, work, work.end - 1, list) : 0;
+    const int last = work.end > 0 ? index_at(args_, work, work.end - 1, list) : 0;
     fetch(0);
-    trim(p_, work, last);
-    turn();
+    trim(args_, work, last);
+    resolve_fetched();
   }
-  // On to block i, which must follow the last one.
+  // Moves to block i, which must follow the last one.
   __device__ void next(int i) {
-    if (i > 0 && i % 2 == 0) turn();
+    if (i > 0 && i % 2 == 0) resolve_fetched();
     if (i % 2 == 0) fetch(i + 2);
-    const int lane = threadIdx.x & 31, base = i % 2 * 16;
-    valid = __ballot_sync(~0u, row_ != nullptr) >> base & 0xffff;
+    const int lane = threadIdx.x & 31;
+    const int first_lane = i % 2 * 16;
+    valid = __ballot_sync(~0u, row_ != nullptr) >> first_lane & 0xffff;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-      const uint64_t a =
-          __shfl_sync(~0u, reinterpret_cast<uint64_t>(row_), base + 4 * k + lane / 8);
-      const std::byte* row = reinterpret_cast<const std::byte*>(a);
-      at[k] = (row ? row : reinterpret_cast<const std::byte*>(zeros)) + (lane & 7) * 16;
+      const uint64_t address =
+          __shfl_sync(~0u, reinterpret_cast<uint64_t>(row_), first_lane + 4 * k + lane / 8);
+      const std::byte* row = reinterpret_cast<const std::byte*>(address);
+      from[k] = (row ? row : reinterpret_cast<const std::byte*>(zeros)) + (lane & 7) * 16;
     }
   }
 
  private:
+  // Loads a lane's index of block i or of the next.
   __device__ void fetch(int i) {
-    const int lane = threadIdx.x & 31, b = i + lane / 16;
+    const int lane = threadIdx.x & 31;
+    const int block = i + lane / 16;
     if (sweep.sorted()) {
-      index_ = b < work.blocks ? sweep[b * 16 + lane % 16] : -1;
-      list_ = 0;  // the first item, as given, may have looked behind its end
+      index_ = block < work.blocks ? sweep[block * 16 + lane % 16] : -1;
+      // The first item, taken as given, may have looked past its end.
+      list_ = 0;
       return;
     }
-    const int pos = b * kBlock + row0_ + lane % 16;
-    index_ = b < work.blocks ? index_at(p_, work, pos, list_) : -1;
+    const int position = block * kBlock + first_row_ + lane % 16;
+    index_ = block < work.blocks ? index_at(args_, work, position, list_) : -1;
   }
-  __device__ void turn() {
-    const ListView& l = p_.lists[list_];
-    const Entry e = resolve(l, index_, request_);
-    row_ = e.page < 0 ? nullptr : l.data + e.page * l.page_stride + Record::row(e.offset, l.page);
+  // The address of the row whose index was fetched, null where there is none.
+  __device__ void resolve_fetched() {
+    const ListView& list = args_.lists[list_];
+    const Entry entry = resolve(list, index_, request_);
+    row_ = entry.page < 0
+               ? nullptr
+               : list.data + entry.page * list.page_stride + Record::row(entry.offset, list.page);
   }
 
-  const Args& p_;
-  const int row0_;
-  int request_ = 0, index_ = -1, list_ = 0;
+  const Args& args_;
+  const int first_row_;
+  int request_ = 0;
+  int index_ = -1;
+  int list_ = 0;
   const std::byte* row_ = nullptr;
 };
 
@@ -83,53 +94,62 @@ class Addresses {
 template <class Record, bool kSwept = false>
 requires(!Record::kQuantized) struct Rows {
   using Family = FamilyOf<Record>;
-  static constexpr int kThreads = 128, kRegs = kSwept ? 64 : 56;
+  using Tiles = TilesOf<Family>;
+  static constexpr int kThreads = 128;
+  static constexpr int kRegisters = kSwept ? 64 : 56;
   // With its first half a block brings `valid`.
   static constexpr int arrivals(int half) { return kThreads + (half ? 0 : 4); }
 
-  static __device__ void produce(Smem<Family>& sm, const Args& p) {
-    const int t = threadIdx.x - kConsumers, w = __shfl_sync(~0u, t / 32, 0), lane = t & 31;
-    constexpr int kTail = Shape<Family>::kValueTiles * kTileBytes;
-    Addresses<Record, kSwept> rows(sm, p, w);
-    uint32_t ph = 3, q_ph = 1;  // a bit for each buffer
-    // Rows 4 k + lane / 8: chunk() has two forms, for even and odd k.
-    const uint32_t even = chunk(w * 16 + lane / 8, lane & 7), odd = even ^ 64;
+  static __device__ void produce(Smem<Family>& smem, const Args& args) {
+    const int thread = threadIdx.x - kConsumers;
+    const int warp = __shfl_sync(~0u, thread / 32, 0);
+    const int lane = thread & 31;
+    constexpr int kTailOffset = Tiles::kValueTiles * kTileBytes;
+    Addresses<Record, kSwept> rows(smem, args, warp);
+    // A bit for each buffer.
+    uint32_t phase = 3;
+    uint32_t q_phase = 1;
+    // Rows 4 k + lane / 8: chunk_offset() has two forms, for even and odd k.
+    const uint32_t even = chunk_offset(warp * 16 + lane / 8, lane & 7);
+    const uint32_t odd = even ^ 64;
 #pragma unroll 1
-    for (int item = blockIdx.x; item < p.items; item += gridDim.x) {
+    for (int item = blockIdx.x; item < args.items; item += gridDim.x) {
       rows.start(item);
-      mb_wait(&sm.q_empty, q_ph);
-      q_ph ^= 1;
-      begin(sm, p, rows.work, t, kThreads);
+      mb_wait(&smem.q_empty, q_phase);
+      q_phase ^= 1;
+      begin_item(smem, args, rows.work, thread, kThreads);
 #pragma unroll 1
       for (int i = 0; i < rows.work.blocks; i++) {
-        const int b = i & 1;
+        const int buffer = i & 1;
         rows.next(i);
-        const uint32_t base = s32(sm.k[b]);
+        const uint32_t base = s32(smem.k[buffer]);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-          mb_wait(&sm.empty[b][half][w], ph >> b & 1);
+          mb_wait(&smem.empty[buffer][half][warp], phase >> buffer & 1);
 #pragma unroll
           for (int k = 0; k < 4; k++)
 #pragma unroll
             for (int tile = half * 4; tile < half * 4 + 4; tile++) {
               const uint32_t to = base + (k & 1 ? odd : even) + k * 512 + tile * kTileBytes;
-              if (tile > 0 || !Shape<Family>::kTail) copy16<true>(to, rows.at[k] + tile * 128);
-              else copy16<false>(to, rows.at[k]);
+              if (tile > 0 || !Tiles::kTail) copy_16<true>(to, rows.from[k] + tile * 128);
+              else copy_16<false>(to, rows.from[k]);
             }
-          if (Shape<Family>::kTail && tail_with(b, half)) {
-            mb_wait(&sm.empty[b][half][3], ph >> b & 1);  // P lies there until the last product
+          if (Tiles::kTail && tail_with(buffer, half)) {
+            // P lies there until the last product.
+            mb_wait(&smem.empty[buffer][half][3], phase >> buffer & 1);
 #pragma unroll
             for (int k = 0; k < 4; k++)
-              copy16<false>(base + (k & 1 ? odd : even) + k * 512 + kTail, rows.at[k] + 1024);
+              copy_16<false>(base + (k & 1 ? odd : even) + k * 512 + kTailOffset,
+                             rows.from[k] + 1024);
           }
-          copies_arrive(&sm.full[b][half]);
+          copies_arrive(&smem.full[buffer][half]);
           if (half == 0 && lane == 0) {
-            reinterpret_cast<uint16_t*>(&sm.valid[b])[w] = rows.valid;
-            mb_arrive(&sm.full[b][0]);
+            reinterpret_cast<uint16_t*>(&smem.valid[buffer])[warp] = rows.valid;
+            mb_arrive(&smem.full[buffer][0]);
           }
         }
-        ph ^= 1 << b;
-        if (b) rows.sweep.step();
+        phase ^= 1 << buffer;
+        if (buffer) rows.sweep.step();
       }
     }
   }

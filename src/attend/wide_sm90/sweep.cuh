@@ -1,9 +1,9 @@
 // Wide attention on Hopper: the order in which a copying warp takes a token's rows.
 //
-// Keys may be taken in any order. The CTAs work on as many tokens at once; if all take their rows
-// by ranges of position, upwards for one token and downwards for the next, rows that several chose
-// are asked for at about the same time, and a token begins where the L2 still holds what the one
-// before it read. A warp sorts its own 16 rows of each block, an item ahead: a stable counting
+// Keys may be taken in any order. The CTAs work on as many tokens at once. If all take their rows
+// by ranges of position, upwards for one token and downwards for the next, rows that several tokens
+// chose are asked for at about the same time, and a token begins where the L2 still holds what the
+// one before it read. A warp sorts its own 16 rows of each block, an item ahead: a stable counting
 // sort, 64 entries after each pair of blocks, when it would wait longest.
 #pragma once
 
@@ -15,48 +15,55 @@ namespace winnow::internal::attend::wide_sm90 {
 class Sweep {
  public:
   __device__ explicit Sweep(Sorted (&orders)[2]) : orders_(orders) {
-    orders_[0].about = -1;  // taken as given: there is nothing to hide its sorting behind
+    // The first item is taken as given: there is nothing to hide its sorting behind.
+    orders_[0].summary = -1;
   }
 
-  __device__ bool sorted() const { return here().about >= 0; }
+  __device__ bool sorted() const { return here().summary >= 0; }
   // The index at a rank of the item at hand, or -1.
   __device__ int operator[](int rank) const {
-    const int about = here().about, low = here().low[rank];
-    const bool high = (rank >= (about & 0x3ff)) == about >> 20;
-    return rank < (about >> 10 & 0x3ff) ? low | high << 16 : -1;
+    const int summary = here().summary;
+    const int low = here().low[rank];
+    const bool high = (rank >= (summary & 0x3ff)) == summary >> 20;
+    return rank < (summary >> 10 & 0x3ff) ? low | high << 16 : -1;
   }
 
   // This item's rows are copied from now on: their order is completed, and that of the next item's
   // begun.
-  __device__ void enter(const Args& p, int item) {
+  __device__ void enter(const Args& args, int item) {
 #pragma unroll 1
-    while (at_ < 2 * steps_) step();
+    while (steps_done_ < 2 * steps_) step();
     __syncwarp();
-    buffer_ ^= 1, flip_ ^= kRanges - 1;
-    at_ = place_ = steps_ = left_ = 0;
+    buffer_ ^= 1;
+    flip_ ^= kRanges - 1;
+    steps_done_ = place_ = steps_ = left_ = 0;
     item += gridDim.x;
-    if (item < p.items) {
-      const Work next = work_at(p, item);
-      const int t = threadIdx.x - kConsumers;
-      const int pos = t % 32 / 16 * kBlock + t / 32 * 16 + t % 16;
-      from_ = p.lists[0].indices + (int64_t)next.token * p.lists[0].index_stride + pos;
-      left_ = next.end - pos;
-      steps_ = (next.blocks + 3) / 4;
+    if (item < args.items) {
+      const Work next = work_at(args, item);
+      const int thread = threadIdx.x - kConsumers;
+      const int position = thread % 32 / 16 * kBlock + thread / 32 * 16 + thread % 16;
+      from_ = args.lists[0].indices + (int64_t)next.token * args.lists[0].index_stride + position;
+      left_ = next.end - position;
+      steps_ = ceil_div(next.blocks, 4);
     }
     load(0);
   }
 
-  // 64 entries: counted in a first pass, placed in a second. Lane r keeps what concerns range r.
-  // All in one line but for the rare: a taken branch costs as much as a good part of it.
+  // Takes 64 entries: they are counted in a first pass, placed in a second. Lane r keeps what
+  // concerns range r. There is no branch but for the rare: a taken one costs as much as a good part
+  // of this.
   __device__ void step() {
-    if (at_ >= 2 * steps_) return;
+    if (steps_done_ >= 2 * steps_) return;
     const int lane = threadIdx.x & 31;
-    const bool placing = at_ >= steps_;
+    const bool placing = steps_done_ >= steps_;
 #pragma unroll
     for (int j = 0; j < 2; j++) {
-      const int index = index_[j], range = (index >> kRangeBits & (kRanges - 1)) ^ flip_;
-      const bool there = (uint32_t)index < kSweepRows;
-      uint32_t mine = __ballot_sync(~0u, there), same = mine;
+      const int index = index_[j];
+      const int range = (index >> kRangeBits & (kRanges - 1)) ^ flip_;
+      const bool valid = (uint32_t)index < kSweepRows;
+      // Lanes whose entry is of range `lane`, and of this lane's range.
+      uint32_t mine = __ballot_sync(~0u, valid);
+      uint32_t same = mine;
 #pragma unroll
       for (int k = 0; 1 << k < kRanges; k++) {
         const uint32_t bit = __ballot_sync(~0u, range >> k & 1);
@@ -64,22 +71,23 @@ class Sweep {
         same &= range >> k & 1 ? bit : ~bit;
       }
       const int rank = __shfl_sync(~0u, place_, range) + __popc(same & ((1u << lane) - 1));
-      if (placing && there) orders_[buffer_].low[rank] = index;
+      if (placing && valid) orders_[buffer_].low[rank] = index;
       place_ += __popc(mine);
     }
-    if (++at_ == steps_) {  // from counts to first places
+    // From counts to first places.
+    if (++steps_done_ == steps_) {
       const int count = place_;
 #pragma unroll
       for (int d = 1; d < kRanges; d *= 2) {
         const int x = __shfl_up_sync(~0u, place_, d);
         if (lane >= d) place_ += x;
       }
-      const int about = __shfl_sync(~0u, place_ - count, kRanges / 2) |
-                        __shfl_sync(~0u, place_, kRanges - 1) << 10 | (flip_ == 0) << 20;
-      if (lane == 0) orders_[buffer_].about = about;
+      const int summary = __shfl_sync(~0u, place_ - count, kRanges / 2) |
+                          __shfl_sync(~0u, place_, kRanges - 1) << 10 | (flip_ == 0) << 20;
+      if (lane == 0) orders_[buffer_].summary = summary;
       place_ -= count;
     }
-    load(placing || at_ == steps_ ? at_ - steps_ : at_);
+    load(placing || steps_done_ == steps_ ? steps_done_ - steps_ : steps_done_);
   }
 
  private:
@@ -90,18 +98,27 @@ class Sweep {
   __device__ void load(int step) {
 #pragma unroll
     for (int j = 0; j < 2; j++) {
-      const int pos = (4 * step + 2 * j) * kBlock;
-      index_[j] = pos < left_ ? __ldg(from_ + pos) : -1;
+      const int offset = (4 * step + 2 * j) * kBlock;
+      index_[j] = offset < left_ ? __ldg(from_ + offset) : -1;
     }
   }
 
   __device__ const Sorted& here() const { return orders_[buffer_ ^ 1]; }
 
   Sorted (&orders_)[2];
-  const int32_t* from_ = nullptr;  // the next window's positions, from this lane's first on,
-  int left_ = 0, steps_ = 0;       // how many there are, steps of a pass over them
-  int at_ = 0, place_ = 0, index_[2];
-  int buffer_ = 0, flip_ = 0;  // the buffer that is written; the other one is read
+  // The next item's indices from this lane's first on, how many there are, and the steps of a pass
+  // over them.
+  const int32_t* from_ = nullptr;
+  int left_ = 0;
+  int steps_ = 0;
+  int steps_done_ = 0;
+  // A count of range `lane`, then the next place of it.
+  int place_ = 0;
+  int index_[2];
+  // The buffer that is written; the other one is read.
+  int buffer_ = 0;
+  // 0 upwards, kRanges - 1 downwards.
+  int flip_ = 0;
 };
 
 // The order as given.

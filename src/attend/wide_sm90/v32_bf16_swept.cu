@@ -4,8 +4,8 @@
 
 namespace winnow::internal::attend::wide_sm90 {
 
-void attend_v32_bf16_swept(const Args& args, int ctas, void* stream) {
-  launch<Rows<V32Bf16, true>>(args, ctas, static_cast<cudaStream_t>(stream));
+void launch_v32_bf16_swept(const Args& args, int ctas, cudaStream_t stream) {
+  launch<Rows<V32Bf16, true>>(args, ctas, stream);
 }
 
 }  // namespace winnow::internal::attend::wide_sm90

@@ -4,8 +4,8 @@
 
 namespace winnow::internal::attend::wide_sm90 {
 
-void attend_v4_bf16(const Args& args, int ctas, void* stream) {
-  launch<Rows<V4Bf16>>(args, ctas, static_cast<cudaStream_t>(stream));
+void launch_v4_bf16(const Args& args, int ctas, cudaStream_t stream) {
+  launch<Rows<V4Bf16>>(args, ctas, stream);
 }
 
 }  // namespace winnow::internal::attend::wide_sm90

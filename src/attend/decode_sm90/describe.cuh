@@ -1,0 +1,108 @@
+// Decode on Hopper: what a warp tells score and weigh of a block's rows, once they have arrived.
+#pragma once
+
+#include "attend/decode_sm90/exact.cuh"
+
+namespace winnow::internal::attend::decode_sm90 {
+
+// Describes V3.2's scales of two neighbouring rows: lambda, and scales / 2^lambda as fp16. True
+// where fp16 does not carry one of them.
+template <class Row, int kHeads, class Put>
+__device__ __forceinline__ bool describe_fp32_scales(const Smem<Row, kHeads>& smem, int kv_stage,
+                                                     int row, int (&lambda)[2], Put put) {
+  using Config = ConfigOf<Row, kHeads>;
+  static_assert(Row::kScales == 4);
+  bool strange = false;
+  float relative[2][4];
+#pragma unroll
+  for (int k = 0; k < 2; k++) {
+    const float4 scale = *reinterpret_cast<const float4*>(
+        smem.ring[kv_stage] + (row + k) * Config::kPitch + Row::kScaleOffset);
+    const float most =
+        fmaxf(fmaxf(fabsf(scale.x), fabsf(scale.y)), fmaxf(fabsf(scale.z), fabsf(scale.w)));
+    const float least =
+        fminf(fminf(fabsf(scale.x), fabsf(scale.y)), fminf(fabsf(scale.z), fabsf(scale.w)));
+    lambda[k] = min(max((int)(__float_as_uint(most) >> 23) - 127 - 6, -60), 60);
+    const float inverse = pow2i(-lambda[k]);
+    relative[k][0] = scale.x * inverse;
+    relative[k][1] = scale.y * inverse;
+    relative[k][2] = scale.z * inverse;
+    relative[k][3] = scale.w * inverse;
+    // None of them is strange where neither end is.
+    if (!(least * inverse >= 0x1p-16f && most * inverse < 128.f))
+      strange |= strange_scale(scale.x, relative[k][0]) | strange_scale(scale.y, relative[k][1]) |
+                 strange_scale(scale.z, relative[k][2]) | strange_scale(scale.w, relative[k][3]);
+  }
+#pragma unroll
+  for (int k = 0; k < 4; k++) put(k, pack<false>(relative[0][k], relative[1][k]));
+  return strange;
+}
+
+// The same for V4's scales, powers of two in a byte each. The fourth tile's are also kept as bf16
+// for e4m3_b2, in the place of the bytes, which no one needs any more.
+template <class Row, int kHeads, class Put>
+__device__ __forceinline__ void describe_power_scales(Smem<Row, kHeads>& smem, int kv_stage,
+                                                      int row, uint32_t valid, int (&lambda)[2],
+                                                      Put put) {
+  static_assert(Row::kSideBytes == 8 && Row::kScales == 7);
+  uint4 bytes = *reinterpret_cast<const uint4*>(smem.side[kv_stage] + row * 8);
+  // All lanes have read them before the fourth scales are written over them.
+  __syncwarp();
+  if (!(valid & 1)) bytes.x = bytes.y = 0;
+  if (!(valid & 2)) bytes.z = bytes.w = 0;
+  const auto lambda_of = [](uint32_t lo, uint32_t hi) {
+    uint32_t most = __vmaxu4(lo, hi & 0x00ffffff);
+    most = __vmaxu4(most, most >> 16);
+    return min(max((int)max(most & 0xff, (most >> 8) & 0xff) - 127 - 7, -60), 60);
+  };
+  lambda[0] = lambda_of(bytes.x, bytes.y);
+  lambda[1] = lambda_of(bytes.z, bytes.w);
+  const auto scale = [](uint32_t word, int k, int lambda) {
+    const int byte = (word >> (8 * (k & 3))) & 0xff;
+    return byte == 255 ? NAN : pow2i(max(byte - 127 - lambda, -126));
+  };
+#pragma unroll
+  for (int k = 0; k < 7; k++) {
+    const float scale0 = scale(k < 4 ? bytes.x : bytes.y, k, lambda[0]);
+    const float scale1 = scale(k < 4 ? bytes.z : bytes.w, k, lambda[1]);
+    put(k, pack<false>(scale0, scale1));
+    if (k == 3)
+      *reinterpret_cast<uint32_t*>(smem.side[kv_stage] + scale_position(row) * 2) =
+          pack<true>(scale0 * 0x1p120f, scale1 * 0x1p120f);
+  }
+}
+
+// Writes what the others need to know of the rows of a block that has arrived: lambda, validity and
+// the scales as fp16. A lane has two neighbouring rows of stage lane / 8, which is at `kv_stage`.
+template <class Row, int kHeads>
+__device__ __forceinline__ void describe(Smem<Row, kHeads>& smem, int kv_stage) {
+  using Config = ConfigOf<Row, kHeads>;
+  const int lane = thread_here() & 31;
+  const int stage_of_block = lane >> 3;
+  const int row = 2 * (lane & 7);
+  const uint32_t valid = smem.valid[kv_stage] >> row;
+  int lambda[2] = {0, 0};
+  if constexpr (Row::kFp8) {
+    uint16_t* to = &smem.scales[kv_stage][0][scale_position(row)];
+    const auto put = [&](int k, uint32_t two) {
+      *reinterpret_cast<uint32_t*>(to + k * Config::kRows) = two;
+    };
+    bool strange = false;
+    if constexpr (Row::kSideBytes == 0)
+      strange = describe_fp32_scales(smem, kv_stage, row, lambda, put);
+    else describe_power_scales(smem, kv_stage, row, valid, lambda, put);
+    // The RoPE columns are bf16, and so is their factor.
+    put(Row::kScales, (uint32_t)(127 - lambda[0]) << 7 | (uint32_t)(127 - lambda[1]) << 23);
+    if constexpr (Config::kHasExactPath) {
+      const uint32_t odd = __ballot_sync(~0u, strange);
+      if (row == 0)
+        smem.odd_scales[kv_stage] =
+            (odd >> (8 * stage_of_block) & 0xff ? kOddRows : 0) | (odd ? kOddBlock : 0);
+    }
+  }
+  *reinterpret_cast<float4*>(&smem.row_lambda[kv_stage][row]) =
+      make_float4(pow2i(lambda[0]), valid & 1 ? (float)lambda[0] : -INFINITY, pow2i(lambda[1]),
+                  valid & 2 ? (float)lambda[1] : -INFINITY);
+}
+
+}  // namespace winnow::internal::attend::decode_sm90
