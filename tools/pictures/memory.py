@@ -51,26 +51,26 @@ def records():
 
 
 def decode_memory(record, heads):
-    """Fields of decode's Smem<Row<fp8 record>, heads> with their bytes, as Config sizes them."""
+    """Fields of decode's Smem<RowTraits<fp8 record>, heads> with their bytes, as ConfigOf has them."""
     c = constants("src/attend/decode_sm90/layout.cuh")
     rows, block, ahead = c["kRows"], c["kBlock"], c["kAhead"]
     pitch = record["row"] if record["row"] % 128 == 16 else record["row"] + 16
     kinds = 2 if record["kDv"] > record["kNope"] else 1  # P as fp16, and as bf16 for RoPE's columns
     scales = (record["scales"] + 1) * rows * 2
     side = record["side"] * rows if record["side"] else 8
-    q, p, y = record["kDqk"] // 64 * heads * 128, kinds * 64 * 128, heads * 256
+    q, p, log2_p = record["kDqk"] // 64 * heads * 128, kinds * 64 * 128, heads * 256
     few = heads * 4 * 9 + ahead * (block * 8 + 8) + 192
     per_stage = rows * pitch + side + scales + rows * 8 + 24
-    stages = min(20, (MAX_SHARED - q - p - y - few) // per_stage)
+    stages = min(20, (MAX_SHARED - q - p - log2_p - few) // per_stage)
     scorers = 2 if heads <= 32 else 1
     barriers = 2 * stages + c["kReady"] + ahead + 9
     words = 9 * heads + 2 * stages + 3 + 4 * scorers + 1  # statistics, flags
     fields = [
         ("q", q),
         ("p", p),
-        ("y", y),
+        ("log2_p", log2_p),
         ("ring", stages * rows * pitch),
-        ("row, side, sc", stages * (rows * 8 + side + scales)),
+        ("row_lambda, side, scales", stages * (rows * 8 + side + scales)),
         ("the rest", ahead * block * 8 + 8 * barriers + 4 * words),
     ]
     return fields, stages, rows * pitch
@@ -133,7 +133,7 @@ def decode_shared():
     pic.text(
         12,
         24,
-        "Shared memory of one CTA (decode_sm90/layout.cuh: struct Smem, sizes by Config)",
+        "Shared memory of one CTA (decode_sm90/layout.cuh: struct Smem, sizes by ConfigOf)",
         15,
         bold=True,
     )
@@ -148,16 +148,16 @@ def decode_shared():
     titles = {
         "q": "Q",
         "p": "P",
-        "y": "log2 P",
-        "row, side, sc": "descriptions of rows",
+        "log2_p": "log2 P",
+        "row_lambda, side, scales": "descriptions of rows",
         "the rest": "places, sums, barriers",
     }
     kinds = {
         "q": "plain",
         "p": "weigh",
-        "y": "score",
+        "log2_p": "score",
         "ring": "copy",
-        "row, side, sc": "look",
+        "row_lambda, side, scales": "look",
         "the rest": "meet",
     }
     scale = 510 / MAX_SHARED
