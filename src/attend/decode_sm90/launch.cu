@@ -179,13 +179,10 @@ void run(const Params& params) noexcept {
   if (params.tokens == 0) return;
   const int32_t first = first_launch(shape_of(params), false);
   cut_and_launch(tokens_of(params, 0, first));
-  if (first < params.tokens)
-    cut_and_launch(tokens_of(params, first, params.tokens - first));
+  if (first < params.tokens) cut_and_launch(tokens_of(params, first, params.tokens - first));
 }
 
-const char* fits(const Shape& shape) {
-  return shape.heads > 128 ? "more than 128 heads" : nullptr;
-}
+const char* fits(const Shape& shape) { return shape.heads > 128 ? "more than 128 heads" : nullptr; }
 
 // For any number of tokens up to the shape's: sums of all CTAs, and what is there once for two or
 // more of them.
@@ -202,8 +199,7 @@ void run(const Params& params) noexcept {
   if (params.tokens == 0) return;
   const int32_t first = decode_sm90::first_launch(shape_of(params), true);
   wide_sm90::run(tokens_of(params, 0, first));
-  if (first < params.tokens)
-    decode_sm90::run(tokens_of(params, first, params.tokens - first));
+  if (first < params.tokens) decode_sm90::run(tokens_of(params, first, params.tokens - first));
 }
 
 const char* fits(const Shape& shape) {
