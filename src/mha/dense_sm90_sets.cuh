@@ -23,13 +23,14 @@ struct Sets {
 };
 
 __device__ inline void init(Sets& sets) {
-  cuda::mb_init(&sets.full, 1), cuda::mb_init(&sets.drained, cuda::cluster_size());
+  cuda::mb_init(&sets.full, 1);
+  cuda::mb_init(&sets.drained, cuda::cluster_size());
 }
 
 // Consumers of all CTAs meet: what chunk `chunk` had in shared memory is neither read nor copied
 // any more.
 __device__ inline void drain(Sets& sets, int chunk) {
-  cuda::meet<1, kConsumers>();
+  cuda::meet<kConsumersMeet, kConsumers>();
   const int size = static_cast<int>(cuda::cluster_size());
   if (size == 1) return;
   if (threadIdx.x < size)
@@ -51,7 +52,7 @@ __device__ inline void build(Sets& sets, const Params& p, int64_t token, int64_t
                   static_cast<int>(sizeof(sets.bits[0]) / 4)},
                  window);
   if (size > 1) cuda::fence_async();  // a copy reads what threads wrote
-  cuda::meet<1, kConsumers>();
+  cuda::meet<kConsumersMeet, kConsumers>();
   if (size == 1) return;
   const uint32_t bytes = share * sizeof(sets.bits[0]);
   if (threadIdx.x == 0) cuda::mb_expect(&sets.full, (size - 1) * bytes);
