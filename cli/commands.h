@@ -17,6 +17,7 @@ void add_verify(CLI::App& app, Outcome& outcome);
 void add_support(CLI::App& app, Outcome& outcome);
 void add_bench(CLI::App& app, Outcome& outcome);
 // One command per verb.
+void add_layer_verbs(CLI::App& app, Outcome& outcome);  // norm to compress
 void add_write(CLI::App& app, Outcome& outcome);
 void add_plan(CLI::App& app, Outcome& outcome);
 void add_score(CLI::App& app, Outcome& outcome);

@@ -39,6 +39,7 @@ int run(int argc, char** argv) {
   add_verify(app, outcome);
   add_bench(app, outcome);
   add_support(app, outcome);
+  add_layer_verbs(app, outcome);
   add_write(app, outcome);
   add_plan(app, outcome);
   add_score(app, outcome);

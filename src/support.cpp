@@ -3,12 +3,17 @@
 
 #include "absorb/kernel.h"
 #include "attend/kernel.h"
+#include "compress/kernel.h"
 #include "core/check.h"
+#include "index_query/kernel.h"
 #include "lists/kernel.h"
 #include "locate/kernel.h"
 #include "mask/kernel.h"
 #include "merge/kernel.h"
 #include "mha/kernel.h"
+#include "norm/kernel.h"
+#include "prepare_query/kernel.h"
+#include "rotate/kernel.h"
 #include "score/kernel.h"
 #include "select/kernel.h"
 #include "write/kernel.h"
@@ -17,10 +22,16 @@ namespace winnow {
 
 std::vector<KernelInfo> support() try {
   std::vector<KernelInfo> out;
+  list_kernels("norm", internal::norm::kernels(), out);
+  list_kernels("rope_table", internal::rotate::table_kernels(), out);
+  list_kernels("rotate", internal::rotate::kernels(), out);
+  list_kernels("prepare_query", internal::prepare_query::kernels(), out);
+  list_kernels("index_query", internal::index_query::kernels(), out);
   list_kernels("write", internal::write::kernels(), out);
   list_kernels("gather", internal::write::gather_kernels(), out);
   list_kernels("join", internal::write::join_kernels(), out);
   list_kernels("quantize", internal::write::quantize_kernels(), out);
+  list_kernels("compress", internal::compress::kernels(), out);
   list_kernels("score", internal::score::kernels(), out);
   list_kernels("score_select", internal::score::kernels(), out);
   list_kernels("select", internal::select::kernels(), out);

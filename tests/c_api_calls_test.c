@@ -153,6 +153,112 @@ static void lists(void) {
   CHECK(length == 3 && list[0] == 0 && list[1] == 1 && list[2] == 9 && list[3] == -1);
 }
 
+/* A quarter turn: (u, v) becomes (-v, u). */
+static winnow_rope quarter_turn(float table[64]) {
+  for (int i = 0; i < 64; ++i) table[i] = i < 32 ? 0 : 1;
+  const winnow_rope rope = {.table = f32(table, 3, SHAPE(1, 2, 32))};
+  return rope;
+}
+
+static void layers(void) {
+  float table[64], weight[512];
+  uint16_t x[512], out[512];
+  const int32_t position = 0;
+  const int64_t slot = 0;
+  for (int i = 0; i < 512; ++i) weight[i] = 3;
+  fill(x, 512, 2.0f);
+  winnow_norm_args norm = WINNOW_NORM_ARGS_INIT;
+  norm.rows[0].x = bf16(x, 2, SHAPE(1, 512));
+  norm.rows[0].out = bf16(out, 2, SHAPE(1, 512));
+  norm.rows[0].norm.kind = WINNOW_RMS_NORM;
+  norm.rows[0].norm.weight = f32(weight, 1, SHAPE(512));
+  norm.rows[0].norm.eps = 1e-20f;
+  OK(winnow_norm(&norm));
+  CHECK(from_bf16(out[0]) == 3 && from_bf16(out[511]) == 3);
+  norm.rows[0].norm.kind = 7;
+  INVALID(winnow_norm(&norm), "norm.kind");
+
+  winnow_rope_table_args tables = WINNOW_ROPE_TABLE_ARGS_INIT;
+  tables.table = f32(table, 3, SHAPE(1, 2, 32));
+  OK(winnow_rope_table(&tables));
+  CHECK(table[0] == 1 && table[31] == 1 && table[32] == 0 && table[63] == 0);
+
+  winnow_rotate_args rotate = WINNOW_ROTATE_ARGS_INIT;
+  rotate.x = bf16(x, 3, SHAPE(1, 4, 128));
+  rotate.positions = i32(&position, 1, SHAPE(1));
+  rotate.rope = quarter_turn(table);
+  rotate.out = bf16(out, 3, SHAPE(1, 4, 128));
+  OK(winnow_rotate(&rotate));
+  CHECK(from_bf16(out[63]) == 2 && from_bf16(out[64]) == -2 && from_bf16(out[65]) == 2);
+  rotate.rope.slice = WINNOW_FIRST_SLICE;
+  rotate.rope.pairs = WINNOW_HALF_PAIRS;
+  rotate.rope.inverse = true;
+  OK(winnow_rotate(&rotate));
+  CHECK(from_bf16(out[0]) == 2 && from_bf16(out[32]) == -2 && from_bf16(out[64]) == 2);
+
+  winnow_prepare_query_args query = WINNOW_PREPARE_QUERY_ARGS_INIT;
+  query.q = rotate.x;
+  query.norm.kind = WINNOW_RMS_NORM;
+  query.norm.eps = 1e-20f;
+  query.positions = rotate.positions;
+  query.rope = quarter_turn(table);
+  query.out = rotate.out;
+  OK(winnow_prepare_query(&query));
+  CHECK(from_bf16(out[0]) == 1 && from_bf16(out[64]) == -1 && from_bf16(out[127]) == 1);
+
+  /* amax 2 of 448: the scale is 2^-7, the codes are 256. */
+  uint8_t codes[512];
+  const float raw[4] = {1, 2, 3, 4};
+  float weights[4];
+  winnow_index_query_args index = WINNOW_INDEX_QUERY_ARGS_INIT;
+  index.q = rotate.x;
+  index.weights = f32(raw, 2, SHAPE(1, 4));
+  index.positions = rotate.positions;
+  index.rope = query.rope;
+  index.factor = 0.5f;
+  index.out = winnow_tensor_of(codes, WINNOW_E4M3, 3, SHAPE(1, 4, 128));
+  index.out_weights = f32(weights, 2, SHAPE(1, 4));
+  OK(winnow_index_query(&index));
+  CHECK(codes[0] == 0x78 && codes[64] == 0xf8 && weights[3] == 4 * 0.0078125f * 0.5f);
+
+  winnow_write_args write = WINNOW_WRITE_ARGS_INIT;
+  write.kv = bf16(x, 2, SHAPE(1, 512));
+  write.slots = winnow_tensor_of(&slot, WINNOW_I64, 1, SHAPE(1));
+  write.cache.data = out;
+  write.cache.format = WINNOW_V4_BF16;
+  write.cache.page = 1;
+  write.cache.pages = 1;
+  write.prologue.norm = query.norm;
+  write.prologue.rope = query.rope;
+  write.prologue.positions = rotate.positions;
+  OK(winnow_write(&write));
+  CHECK(from_bf16(out[0]) == 1 && from_bf16(out[448]) == -1 && from_bf16(out[449]) == 1);
+
+  /* Two rows with the same scores: their mean, 3, is normalised to 1 and rotated. */
+  float rows[2 * 1024], state[1024];
+  uint16_t latent[2 * 512];
+  const int32_t positions[2] = {0, 1}, requests[2] = {0, 0};
+  const int64_t slots[2] = {-1, 0};
+  for (int i = 0; i < 2 * 1024; ++i) rows[i] = i % 1024 >= 512 ? 0 : i < 1024 ? 2 : 4;
+  winnow_compress_args compress = WINNOW_COMPRESS_ARGS_INIT;
+  compress.rows = f32(rows, 2, SHAPE(2, 1024));
+  compress.positions = i32(positions, 1, SHAPE(2));
+  compress.requests = i32(requests, 1, SHAPE(2));
+  compress.ratio = 2;
+  compress.state_rows = f32(state, 3, SHAPE(1, 1, 1024));
+  compress.state_ring = true;
+  compress.norm.eps = 1e-20f;
+  compress.rope = query.rope;
+  compress.slots = winnow_tensor_of(slots, WINNOW_I64, 1, SHAPE(2));
+  compress.cache = write.cache;
+  compress.latent = bf16(latent, 2, SHAPE(2, 512));
+  OK(winnow_compress(&compress));
+  CHECK(from_bf16(latent[512]) == 1 && from_bf16(out[0]) == 1 && from_bf16(out[448]) == -1);
+  CHECK(state[0] == 4 && state[512] == 0); /* the ring's one row: position 1 */
+  compress.ratio = 0;
+  INVALID(winnow_compress(&compress), "ratio");
+}
+
 static void planning(void) {
   const int32_t starts[5] = {0, 1, 2, 7, 9}, lens[4] = {2, 3, 4, 2};
   const winnow_ints s = {starts, 5}, l = {lens, 4};
@@ -212,6 +318,7 @@ int main(void) {
   projections();
   small_calls();
   lists();
+  layers();
   planning();
   queries();
   printf("%d failed\n", failures);

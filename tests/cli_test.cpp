@@ -63,8 +63,9 @@ TEST_F(Cli, HelpAndVersion) {
   EXPECT_EQ(run("--version").out, "winnow " + std::string(version()) + "\n");
   const Output help = run("--help");
   EXPECT_EQ(help.code, 0);
-  for (const char* command : {"run", "soak", "verify", "bench", "support", "write", "plan", "score",
-                              "select", "locate", "attend"}) {
+  for (const char* command :
+       {"run", "soak", "verify", "bench", "support", "norm", "rotate", "prepare_query",
+        "index_query", "compress", "write", "plan", "score", "select", "locate", "attend"}) {
     expect_in(help.out, {command});
     const Output o = run(std::string(command) + " --help");
     EXPECT_EQ(o.code, 0) << command;
@@ -110,7 +111,8 @@ TEST_F(Cli, SupportListsEveryStage) {
     stages.insert(k.at("stage").get<std::string>());
     EXPECT_EQ(k.at("available").get<bool>(), k.at("reason").is_null());
   }
-  for (const char* stage : {"write", "score", "select", "locate", "attend"})
+  for (const char* stage : {"norm", "rope_table", "rotate", "prepare_query", "index_query",
+                            "compress", "write", "score", "select", "locate", "attend"})
     EXPECT_TRUE(stages.count(stage)) << stage;
   expect_in(run("support").out, {"attend", "reference", "available"});
   expect_in(run("support --markdown").out, {"| stage |", "| attend |"});
@@ -257,7 +259,10 @@ TEST_F(Cli, VerbsAgreeWithTheReference) {
     }
   }
   for (const char* call :
-       {"score --context 200 --index-heads 5 --s-q 2", "score --select --topk 9 --context 200",
+       {"norm --batch 3", "rotate --context 300 --batch 3 --heads 2",
+        "prepare_query --context 300 --batch 3 --heads 2", "index_query --context 300 --batch 3",
+        "compress --context 300 --batch 2 --s-q 9", "compress --layer c128a --s-q 200 --batch 1",
+        "score --context 200 --index-heads 5 --s-q 2", "score --select --topk 9 --context 200",
         "attend --context 200 --heads 5 --topk 70", "attend --model v4 --context 300 --heads 3",
         "attend --cache bf16 --context 90 --heads 1 --topk 100"}) {
     const json j = run_json(std::string(call) + " --json");

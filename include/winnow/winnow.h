@@ -8,6 +8,11 @@
 #include "winnow/error.h"     // Error, the one exception
 #include "winnow/support.h"   // what runs here
 
+#include "winnow/norm.h"      // RMSNorm and LayerNorm
+#include "winnow/rotate.h"    // RoPE and its table
+#include "winnow/prepare_query.h"  // projected query heads -> queries
+#include "winnow/index_query.h"    // the same for the indexer
+#include "winnow/compress.h"  // V4: projected rows -> compressed records
 #include "winnow/write.h"     // latent KV -> paged cache, and back
 #include "winnow/plan.h"      // batch -> split, chunks, schedule, workspace, kernels
 #include "winnow/score.h"     // indexer queries x keys -> logits

@@ -10,6 +10,7 @@
 #ifndef WINNOW_C_H
 #define WINNOW_C_H
 
+#include "winnow/winnow_c_layers.h"
 #include "winnow/winnow_c_plan.h"
 #include "winnow/winnow_c_types.h"
 
@@ -18,9 +19,6 @@ extern "C" {
 #endif
 
 /* ---- write (<winnow/write.h>) -------------------------------------------------------------- */
-
-typedef int32_t winnow_scale_mode;
-enum { WINNOW_SCALE_DEFAULT, WINNOW_AMAX, WINNOW_POW2, WINNOW_POW2_FLOOR_AMAX };
 
 typedef struct winnow_write_args {
   size_t struct_size;
@@ -31,6 +29,7 @@ typedef struct winnow_write_args {
   winnow_cache cache;
   winnow_scale_mode scale;
   winnow_target target;
+  winnow_prologue prologue; /* all zero: rows are stored as they are */
 } winnow_write_args;
 #define WINNOW_WRITE_ARGS_INIT \
   { .struct_size = sizeof(winnow_write_args) }

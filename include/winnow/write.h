@@ -2,18 +2,31 @@
 #pragma once
 
 #include "winnow/model.h"
+#include "winnow/norm.h"
+#include "winnow/rotate.h"
 #include "winnow/tensor.h"
 
 namespace winnow {
 
 class Plan;
 
-// How a tile's scale is found from its largest magnitude. Readers accept every mode.
+// How a tile's scale is found from its largest magnitude. Readers accept every mode. V4's two modes
+// differ for tiles below 0.0448 alone, and engines for V4 differ in them: FlashMLA and vLLM's
+// compressor on CUDA have kPow2, vLLM's insertion into the window and SGLang kPow2FloorAmax.
 enum class ScaleMode : uint8_t {
   kDefault,  // V3.2: kAmax, V4: kPow2, index keys: kPow2
   kAmax,     // V3.2: s = max(amax/448, FLT_MIN); index keys: s = max(amax, 1e-4)/448
   kPow2,     // V3.2, V4: s = 2^ceil(log2(max(amax/448, 1e-4))); index keys: of max(amax, 1e-4)/448
   kPow2FloorAmax,  // V4 only: s = 2^ceil(log2(max(amax, 1e-4)/448))
+};
+
+// What happens to a row before it becomes a record, step by step; each step rounds to bf16.
+struct Prologue {
+  // Of the first 512 values (index keys: of all 128).
+  Norm norm = {.kind = NormKind::kNone};
+  Rope rope = {};         // without a table: none
+  Tensor positions = {};  // [T] int32, with rope
+  bool hadamard = false;  // index keys: behind RoPE
 };
 
 struct WriteArgs {
@@ -26,6 +39,8 @@ struct WriteArgs {
   Tensor slots;      // [T] int64; a negative slot skips its token (padding)
   Cache cache;       // the pages to write to; the format says what is written
   ScaleMode scale = ScaleMode::kDefault;
+  // kv and rope are a projection's output; this makes of it what is stored.
+  Prologue prologue = {};
   Target target = {};
 };
 
@@ -35,7 +50,8 @@ struct WriteArgs {
 // Slots >= pages * page: on the CPU an Error before anything is written, on CUDA they are skipped.
 // A NaN becomes an e4m3 NaN and does not count for its tile's maximum. An infinity counts as the
 // largest finite float and becomes +-448, so the scale stays finite and gather() gives the infinity
-// back. Cost: one pass over kv.
+// back. With a prologue the bytes are those of norm(), rotate() and write(); a token whose position
+// is outside the table of RoPE is skipped. Cost: one pass over kv.
 void write(const WriteArgs& args);
 
 struct GatherArgs {

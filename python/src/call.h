@@ -142,6 +142,7 @@ void def(nb::module_& m, const char* signature, Body body, const char* doc);
 void bind_model(nb::module_& m);
 void bind_planning(nb::module_& m);
 void bind_plan(nb::module_& m);
+void bind_layers(nb::module_& m);
 void bind_write(nb::module_& m);
 void bind_score(nb::module_& m);
 void bind_attend(nb::module_& m);

@@ -19,6 +19,15 @@ constexpr Renamed kFields[] = {
     {"lists (columns)", "indices and extra_indices (columns)"},
     {"indexer.block_table", "index_table"},
     {"indexer.", "index_"},
+    {"norm: norm.weight", "norm: weight"},
+    {"norm.weight", "norm_weight"},
+    {"norm.bias", "norm_bias"},
+    {"norm.kind", "norm"},
+    {"norm.eps", "eps"},
+    {"rope.", ""},
+    {"prologue.", ""},
+    {"state.rows", "state"},
+    {"state.table", "state_table"},
     {"parallel.", ""},
     {"target.kernel", "kernel"},
 };
@@ -26,6 +35,7 @@ constexpr Renamed kFields[] = {
 // Outputs, which are `out` in every call of Python. The stage comes with the name: `ids` is an
 // input of other stages.
 constexpr Renamed kOutputs[] = {
+    {"rope_table: table:", "rope_table: out:"},
     {"score: logits:", "score: out:"},
     {"score_select: ids:", "score_select: out:"},
     {"select: ids:", "select: out:"},

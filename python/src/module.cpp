@@ -35,6 +35,7 @@ NB_MODULE(_winnow_bindings, m) {
   bind_model(m);
   bind_planning(m);
   bind_plan(m);
+  bind_layers(m);
   bind_write(m);
   bind_score(m);
   bind_attend(m);

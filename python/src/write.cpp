@@ -1,20 +1,11 @@
 // write, gather, join, quantize: into the cache and back.
 #include "winnow/write.h"
 
-#include "call.h"
+#include "layers.h"
 
 namespace winnow::python {
 
 namespace {
-
-ScaleMode scale_mode(const Call& c) {
-  const std::string name = c.text("scale", "default");
-  if (name == "default") return ScaleMode::kDefault;
-  if (name == "amax") return ScaleMode::kAmax;
-  if (name == "pow2") return ScaleMode::kPow2;
-  if (name == "pow2_floor_amax") return ScaleMode::kPow2FloorAmax;
-  c.fail("scale", "default, amax, pow2 or pow2_floor_amax", name);
-}
 
 nb::object write_(Call& c) {
   WriteArgs a;
@@ -23,6 +14,10 @@ nb::object write_(Call& c) {
   a.slots = c.in("slots");
   a.cache = c.cache("cache", true);
   a.scale = scale_mode(c);
+  a.prologue.norm = norm_of(c, "norm_weight", "none");
+  a.prologue.rope = rope_of(c, "table");
+  a.prologue.positions = c.in("positions");
+  a.prologue.hadamard = c.flag("hadamard");
   a.plan = c.plan();
   a.target = c.target();
   c.run([&] { write(a); });
@@ -88,14 +83,20 @@ nb::object quantize_(Call& c) {
 void bind_write(nb::module_& m) {
   def(m,
       "def write(kv: Array, slots: Array, cache: Cache, *, rope: Array | None = None, scale: str = "
-      "'default', plan: Plan | None = None, kernel: str | None = None) -> None",
+      "'default', norm: str = 'none', norm_weight: Array | None = None, norm_bias: Array | None = "
+      "None, eps: float = 1e-6, positions: Array | None = None, table: Array | None = None, pairs: "
+      "str = 'interleaved', slice: str = 'last', hadamard: bool = False, plan: Plan | None = None, "
+      "kernel: str | None = None) -> None",
       write_,
       R"(Quantises new tokens into their slots of the cache; its format says how.
 
 kv     [>= tokens, d] bf16: 576, 512, or 128 for index keys; without the RoPE part when
 rope   [>= tokens, 64] bf16 is given
 slots  [tokens] int64: page * page size + offset; a negative slot skips its token
-scale  "default", "amax", "pow2" or "pow2_floor_amax": how a tile's scale is found)");
+scale  "default", "amax", "pow2" or "pow2_floor_amax": how a tile's scale is found
+
+Where kv is a projection's output, norm() (norm, norm_weight, norm_bias, eps), rotate() (positions,
+table, pairs, slice) and the Hadamard rotation of index keys come first.)");
   def(m,
       "def gather(cache: Cache, block_table: Array, lengths: Array, *, starts: Array | None = "
       "None, "

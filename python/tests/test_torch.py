@@ -37,7 +37,29 @@ def arguments():
     v32, v4, keys = filled("v32_fp8"), filled("v4_fp8"), filled("index_keys")
     indices = torch.randint(-1, 24, (3, 5), dtype=INT, generator=torch.Generator().manual_seed(1))
     scorer = {"keys": keys, "page": 8, "block_table": table, "requests": requests}
+    turns = torch.rand(8, 2, 32)
     calls = {
+        "norm": ((bf16(3, 64), torch.rand(64)), {"eps": 1e-5}),
+        "rope_table_": ((torch.zeros(4, 2, 32),), {"theta": 160000.0}),
+        "rotate": ((bf16(3, 2, 128), ints(0, 7, 9), turns), {"slice": "first", "pairs": "half"}),
+        "prepare_query": ((bf16(3, 2, 512), ints(0, 7, -1), turns), {"norm": "rms"}),
+        "index_query": (
+            (bf16(3, 4, 128), bf16(3, 4), ints(0, 7, 3), turns),
+            {"factor": 0.5, "hadamard": True},
+        ),
+        "compress_": (
+            (filled("v4_fp8").clone(), torch.rand(3, 4, 1024), torch.zeros(3, 512).bfloat16()),
+            {
+                "rows": torch.rand(3, 1024),
+                "positions": ints(0, 1, 2),
+                "page": 8,
+                "requests": ints(0, 0, 0),
+                "ratio": 2,
+                "ring": True,
+                "table": turns,
+                "slots": torch.tensor([-1, 3, -1]),
+            },
+        ),
         "write_": ((v32.clone(), bf16(3, 576), torch.tensor([0, -1, 9]), "v32_fp8", 8), {}),
         "gather": ((v4, table, ints(10, 3), 13, "v4_fp8", 8), {"starts": ints(1, 0)}),
         "join": ((bf16(3, 4, 512), bf16(3, 4, 64)), {}),

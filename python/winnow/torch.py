@@ -73,19 +73,117 @@ def _i32(like: Tensor, *shape) -> Tensor:
     return like.new_empty(shape, dtype=torch.int32)
 
 
+# ---- norm, rotate, prepare_query, index_query, compress ---------------------------------------
+
+
+@_operator(
+    "norm(Tensor x, Tensor? weight=None, *, str norm='rms', Tensor? norm_bias=None, float "
+    "eps=1e-6) -> Tensor"
+)
+def _norm(x, weight=None, **rest):
+    return _winnow.norm(x, weight, **rest)
+
+
+@_norm.fake
+def _(x, weight=None, **rest):
+    return _bf16(x, *x.shape)
+
+
+@_operator(
+    "rope_table_(Tensor(a!) out, *, float theta=10000.0, float factor=1.0, int original=0, float "
+    "beta_fast=32.0, float beta_slow=1.0) -> ()"
+)
+def _rope_table(out, **rest):
+    _winnow.rope_table(out, **rest)
+
+
+@_rope_table.fake
+def _(out, **rest):
+    return None
+
+
+# Rows of tokens whose position is outside the table are zeros: operators give whole tensors.
+
+
+@_operator(
+    "rotate(Tensor x, Tensor positions, Tensor table, *, str pairs='interleaved', str "
+    "slice='last', bool inverse=False) -> Tensor"
+)
+def _rotate(x, positions, table, **rest):
+    return _winnow.rotate(x, positions, table, out=torch.zeros_like(x), **rest)
+
+
+@_rotate.fake
+def _(x, positions, table, **rest):
+    return _bf16(x, *x.shape)
+
+
+@_operator(
+    "prepare_query(Tensor q, Tensor positions, Tensor table, *, str norm='none', Tensor? "
+    "norm_weight=None, Tensor? norm_bias=None, float eps=1e-6, str pairs='interleaved', str "
+    "slice='last') -> Tensor"
+)
+def _prepare_query(q, positions, table, **rest):
+    return _winnow.prepare_query(q, positions, table, out=torch.zeros_like(q), **rest)
+
+
+@_prepare_query.fake
+def _(q, positions, table, **rest):
+    return _bf16(q, *q.shape)
+
+
+@_operator(
+    "index_query(Tensor q, Tensor weights, Tensor positions, Tensor table, *, float factor=1.0, "
+    "bool hadamard=False, str scale='default', bool bf16=False, str pairs='interleaved', str "
+    "slice='last') -> (Tensor, Tensor)"
+)
+def _index_query(q, weights, positions, table, *, bf16=False, **rest):
+    out = q.new_zeros(q.shape, dtype=torch.bfloat16 if bf16 else torch.float8_e4m3fn)
+    made = q.new_zeros(q.shape[:2], dtype=torch.float32)
+    return _winnow.index_query(
+        q, weights, positions, table, bf16=bf16, out=out, out_weights=made, **rest
+    )
+
+
+@_index_query.fake
+def _(q, weights, positions, table, *, bf16=False, **rest):
+    dtype = torch.bfloat16 if bf16 else torch.float8_e4m3fn
+    return q.new_empty(q.shape, dtype=dtype), _f32(q, *q.shape[:2])
+
+
+@_operator(
+    "compress_(Tensor(a!)? cache, Tensor(b!)? state, Tensor(c!)? latent, Tensor rows, Tensor "
+    "positions, str format='v4_fp8', int? page=None, *, Tensor? requests=None, int ratio=4, bool "
+    "overlap=False, bool gate=True, Tensor? bias=None, Tensor? state_table=None, bool ring=False, "
+    "str norm='rms', Tensor? norm_weight=None, Tensor? norm_bias=None, float eps=1e-6, Tensor? "
+    "table=None, str pairs='interleaved', str slice='last', bool hadamard=False, Tensor? "
+    "slots=None, str scale='default') -> ()"
+)
+def _compress(cache, state, latent, rows, positions, format="v4_fp8", page=None, **rest):
+    pages = _cache(cache, format, page)
+    _winnow.compress(rows, positions, state=state, cache=pages, latent=latent, **rest)
+
+
+@_compress.fake
+def _(cache, state, latent, rows, positions, format="v4_fp8", page=None, **rest):
+    return None
+
+
 # ---- write, gather, join, quantize ------------------------------------------------------------
 
 
 @_operator(
     "write_(Tensor(a!) cache, Tensor kv, Tensor slots, str format, int? page=None, *, Tensor? "
-    "rope=None, str scale='default') -> ()"
+    "rope=None, str scale='default', str norm='none', Tensor? norm_weight=None, Tensor? "
+    "norm_bias=None, float eps=1e-6, Tensor? positions=None, Tensor? table=None, str "
+    "pairs='interleaved', str slice='last', bool hadamard=False) -> ()"
 )
-def _write(cache, kv, slots, format, page=None, *, rope=None, scale="default"):
-    _winnow.write(kv, slots, _cache(cache, format, page), rope=rope, scale=scale)
+def _write(cache, kv, slots, format, page=None, **rest):
+    _winnow.write(kv, slots, _cache(cache, format, page), **rest)
 
 
 @_write.fake
-def _(cache, kv, slots, format, page=None, *, rope=None, scale="default"):
+def _(cache, kv, slots, format, page=None, **rest):
     return None
 
 

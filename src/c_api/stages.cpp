@@ -1,5 +1,6 @@
 // write, score, select and locate in C.
 #include "c_api/common.h"
+#include "c_api/layers.h"
 #include "winnow/locate.h"
 #include "winnow/score.h"
 #include "winnow/select.h"
@@ -7,6 +8,8 @@
 
 using winnow::internal::c_api::guarded;
 using winnow::internal::c_api::In;
+using winnow::internal::c_api::norm_of;
+using winnow::internal::c_api::rope_of;
 
 namespace {
 
@@ -47,6 +50,10 @@ winnow_status winnow_write(const winnow_write_args* args) {
                    .slots = in(a.slots, "slots"),
                    .cache = in(a.cache, "cache"),
                    .scale = in.choice(a.scale, "scale", winnow::ScaleMode::kPow2FloorAmax),
+                   .prologue = {.norm = norm_of(a.prologue.norm, in),
+                                .rope = rope_of(a.prologue.rope, in),
+                                .positions = in(a.prologue.positions, "prologue.positions"),
+                                .hadamard = a.prologue.hadamard},
                    .target = in(a.target)});
   });
 }

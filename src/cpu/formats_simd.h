@@ -26,18 +26,24 @@ HWY_INLINE hn::VFromD<DF> load_bf16(DF df, const bf16* from) {
   return hn::BitCast(df, hn::ShiftLeft<16>(u));
 }
 
-// Rounds to nearest even; NaN stays NaN (quieted).
+// The bits of the float rounded to nearest even bf16, in the high half of each lane (the low half
+// is anything); NaN stays NaN (quieted).
 template <class DF>
-HWY_INLINE void store_bf16(DF /*df*/, hn::VFromD<DF> v, bf16* to) {
+HWY_INLINE hn::VFromD<hn::RebindToUnsigned<DF>> round_to_bf16(DF /*df*/, hn::VFromD<DF> v) {
   const hn::RebindToUnsigned<DF> du;
-  const hn::RebindToSigned<DF> di;
-  const hn::Rebind<uint16_t, DF> dh;
   const auto u = hn::BitCast(du, v);
   const auto odd = hn::And(hn::ShiftRight<16>(u), hn::Set(du, 1u));
   const auto rounded = hn::Add(u, hn::Add(odd, hn::Set(du, 0x7fffu)));
   const auto quiet = hn::Or(u, hn::Set(du, 0x400000u));
-  const auto bits = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), quiet, rounded);
-  const auto high = hn::BitCast(di, hn::ShiftRight<16>(bits));  // 0..65535: demotes as it is
+  return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), quiet, rounded);
+}
+
+template <class DF>
+HWY_INLINE void store_bf16(DF df, hn::VFromD<DF> v, bf16* to) {
+  const hn::RebindToSigned<DF> di;
+  const hn::Rebind<uint16_t, DF> dh;
+  // 0..65535: demotes as it is.
+  const auto high = hn::BitCast(di, hn::ShiftRight<16>(round_to_bf16(df, v)));
   hn::StoreU(hn::DemoteTo(dh, high), dh, reinterpret_cast<uint16_t*>(to));
 }
 

@@ -32,4 +32,14 @@ constexpr decltype(auto) with_latent(CacheFormat format, F&& f) {
   }
 }
 
+// The same for formats that compressed entries have: V4's and the indexer's.
+template <class F>
+constexpr decltype(auto) with_entry(CacheFormat format, F&& f) {
+  switch (format) {
+    case CacheFormat::kV4Fp8: return f(V4Fp8{});
+    case CacheFormat::kV4Bf16: return f(V4Bf16{});
+    default: return f(IndexKeys{});
+  }
+}
+
 }  // namespace winnow::internal::model

@@ -8,52 +8,38 @@
 
 #include "core/formats.h"
 #include "core/kernel_table.h"
+#include "core/prologue.h"
+#include "core/quantizer.h"
 #include "winnow/write.h"
 
 namespace winnow::internal::write {
 
-struct Shape {};  // every kernel takes every call
-
-// How a tile's scale follows from its largest magnitude: ScaleMode and format, resolved.
-struct Quantizer {
-  float floor = 0;          // of amax / 448, or of amax itself
-  bool floor_amax = false;  // ... if this is set
-  bool power_of_two = false;
-};
-
-WINNOW_HD inline float scale_of(const Quantizer& q, float amax) {
-  const float floored = q.floor_amax && amax < q.floor ? q.floor : amax;
-  float s = floored / kE4m3Max;
-  if (!q.floor_amax && s < q.floor) s = q.floor;
-  return q.power_of_two ? from_ue8m0(static_cast<uint8_t>(ceil_log2(s) + 127)) : s;
-}
-
-struct Pages {
-  std::byte* data = nullptr;
-  int64_t stride = 0;  // bytes
-  int64_t pages = 0;
-  int32_t page = 1;
-  CacheFormat format = CacheFormat::kV32Fp8;
+struct Shape {
+  bool prologue = false;  // of write()
 };
 
 struct Params {
-  // Values [0, d_nope) of token t at kv + t * kv_stride, the others at rope + t * rope_stride.
+  // Values [0, d_nope) of token t at kv + t * kv_stride, the others at rope_part + t * rope_stride.
   const bf16* kv = nullptr;
-  const bf16* rope = nullptr;
+  const bf16* rope_part = nullptr;
   int64_t kv_stride = 0, rope_stride = 0;
   const int64_t* slots = nullptr;  // below pages * page; negative: skip
   int64_t slot_stride = 0;
   int64_t tokens = 0;
   Pages cache;
   Quantizer quantizer;
+  // The prologue; without one rows are stored as they are.
+  bool prologue = false;
+  NormParams norm;
+  int64_t norm_width = 0;
+  RopeParams rope;  // no table: none
+  const int32_t* positions = nullptr;
+  int64_t position_stride = 0;
+  bool hadamard = false;
   Device device;
 };
 
-// Writes one scale as the record stores it: fp32, or ue8m0 (s is a power of two then).
-WINNOW_HD inline void put_scale(float* to, float s) { *to = s; }
-WINNOW_HD inline void put_scale(uint8_t* to, float s) { *to = to_ue8m0(s); }
-WINNOW_HD inline float get_scale(const float* from) { return *from; }
-WINNOW_HD inline float get_scale(const uint8_t* from) { return from_ue8m0(*from); }
+inline constexpr int kMaxDim = 576;  // values of the longest record
 
 struct GatherParams {
   Pages cache;

@@ -3,36 +3,12 @@
 #include <cstring>
 
 #include "model/records.h"
+#include "model/write_record.h"
 #include "write/kernel.h"
 
 namespace winnow::internal::write::reference {
 
 namespace {
-
-// Token t into place `off` of a page.
-template <class R>
-void write_record(const Params& p, int64_t t, std::byte* page, int64_t off) {
-  const bf16* kv = p.kv + t * p.kv_stride;
-  std::byte* row = page + R::row(off, p.cache.page);
-  if constexpr (R::kQuantized) {
-    auto* codes = reinterpret_cast<e4m3*>(row);
-    std::byte* scales = page + R::scales(off, p.cache.page);
-    std::memset(scales, 0, R::kScaleBytes);  // V4's eighth byte stays zero
-    for (int tile = 0; tile < R::kTiles; ++tile) {
-      const bf16* x = kv + tile * R::kTile;
-      float amax = 0;
-      for (int i = 0; i < R::kTile; ++i) amax = max_magnitude(amax, to_float(x[i]));
-      const float s = scale_of(p.quantizer, amax);
-      put_scale(reinterpret_cast<typename R::Scale*>(scales) + tile, s);
-      for (int i = 0; i < R::kTile; ++i) codes[tile * R::kTile + i] = to_e4m3(to_float(x[i]) / s);
-    }
-    if constexpr (R::kRope > 0)
-      std::memcpy(page + R::rope(off, p.cache.page), p.rope + t * p.rope_stride, R::kRope * 2);
-  } else {
-    std::memcpy(row, kv, R::kNope * 2);
-    std::memcpy(row + R::kNope * 2, p.rope + t * p.rope_stride, R::kRope * 2);
-  }
-}
 
 // Place `off` of a page as a row of bf16.
 template <class R>
@@ -52,13 +28,43 @@ void gather_record(const GatherParams& p, const std::byte* page, int64_t off, bf
 
 }  // namespace
 
+namespace {
+
+// Token t behind its prologue; false if its position is outside the table.
+bool prepare(const Params& p, int64_t t, int64_t nope, int64_t dim, bf16* row) {
+  std::copy_n(p.kv + t * p.kv_stride, nope, row);
+  std::copy_n(p.rope_part + t * p.rope_stride, dim - nope, row + nope);
+  norm_row(p.norm, row, p.norm_width, row);
+  if (p.rope.table) {
+    const int32_t position = p.positions[t * p.position_stride];
+    if (!in_table(p.rope, position)) return false;
+    Angles angles;
+    load_angles(p.rope, position, angles);
+    bf16* slice = row + rope_begin(p.rope, dim);
+    rotate_row(p.rope, angles, slice, slice);
+  }
+  if (p.hadamard) hadamard_row(row, row);
+  return true;
+}
+
+}  // namespace
+
 void write(const Params& p) noexcept {
   for (int64_t t = 0; t < p.tokens; ++t) {
     const int64_t slot = p.slots[t * p.slot_stride];
     if (slot < 0) continue;
     std::byte* page = p.cache.data + slot / p.cache.page * p.cache.stride;
     with_record(p.cache.format, [&](auto record) {
-      write_record<decltype(record)>(p, t, page, slot % p.cache.page);
+      using R = decltype(record);
+      const bf16* values = p.kv + t * p.kv_stride;
+      const bf16* rope = p.rope_part + t * p.rope_stride;
+      bf16 row[kMaxDim];
+      if (p.prologue) {
+        if (!prepare(p, t, R::kNope, R::kDim, row)) return;
+        values = row;
+        rope = row + R::kNope;
+      }
+      write_record<R>(p.quantizer, values, rope, page, slot % p.cache.page, p.cache.page);
     });
   }
 }

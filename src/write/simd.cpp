@@ -19,6 +19,8 @@
 #include "hwy/highway.h"
 //
 #include "cpu/formats_simd.h"
+#include "cpu/prologue_simd.h"
+#include "cpu/write_record_simd.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace winnow::internal::write::HWY_NAMESPACE {
@@ -26,49 +28,40 @@ namespace winnow::internal::write::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = cpu::HWY_NAMESPACE;
 
-// Finds the scale of one tile and encodes it.
-template <int kTile>
-HWY_INLINE float write_tile(const Quantizer& q, const bf16* x, uint8_t* codes) {
-  const hn::CappedTag<float, kTile> df;
-  const int lanes = static_cast<int>(hn::Lanes(df));
-  auto amax = hn::Zero(df);
-  for (int i = 0; i < kTile; i += lanes)
-    amax = hs::max_magnitude(df, amax, hs::load_bf16(df, x + i));
-  const float s = scale_of(q, hn::GetLane(hn::MaxOfLanes(df, amax)));
-  if (q.power_of_two) {  // x / s = x * (1 / s) exactly
-    const auto factor = hn::Set(df, 1 / s);
-    for (int i = 0; i < kTile; i += lanes)
-      hs::store_e4m3(df, hn::Mul(hs::load_bf16(df, x + i), factor), codes + i);
-  } else {
-    const auto scale = hn::Set(df, s);
-    for (int i = 0; i < kTile; i += lanes)
-      hs::store_e4m3(df, hn::Div(hs::load_bf16(df, x + i), scale), codes + i);
+// Token t behind its prologue; false if its position is outside the table.
+template <class R>
+HWY_INLINE bool prepare(const Params& p, int64_t t, bf16* row) {
+  std::memcpy(row, p.kv + t * p.kv_stride, R::kNope * sizeof(bf16));
+  if constexpr (R::kRope > 0)
+    std::memcpy(row + R::kNope, p.rope_part + t * p.rope_stride, R::kRope * sizeof(bf16));
+  if (p.norm.kind != NormKind::kNone) hs::norm_row(p.norm, row, p.norm_width, row);
+  if (p.rope.table) {
+    const int32_t position = p.positions[t * p.position_stride];
+    if (!in_table(p.rope, position)) return false;
+    Angles angles;
+    hs::load_angles(p.rope, position, angles);
+    bf16* slice = row + rope_begin(p.rope, R::kDim);
+    hs::rotate_row(p.rope, angles, slice, slice);
   }
-  return s;
+  if (p.hadamard) hs::hadamard_row(row, row);
+  return true;
 }
 
 template <class R>
 void write_tokens_of(const Params& p, int64_t first, int64_t last) {
+  HWY_ALIGN bf16 row[kMaxDim];
   for (int64_t t = first; t < last; ++t) {
     const int64_t slot = p.slots[t * p.slot_stride];
     if (slot < 0) continue;
-    const int64_t off = slot % p.cache.page;
-    std::byte* page = p.cache.data + slot / p.cache.page * p.cache.stride;
-    std::byte* row = page + R::row(off, p.cache.page);
-    const bf16* kv = p.kv + t * p.kv_stride;
-    if constexpr (R::kQuantized) {
-      std::byte* scales = page + R::scales(off, p.cache.page);
-      std::memset(scales, 0, R::kScaleBytes);
-      for (int tile = 0; tile < R::kTiles; ++tile)
-        put_scale(reinterpret_cast<typename R::Scale*>(scales) + tile,
-                  write_tile<R::kTile>(p.quantizer, kv + tile * R::kTile,
-                                       reinterpret_cast<uint8_t*>(row) + tile * R::kTile));
-      if constexpr (R::kRope > 0)
-        std::memcpy(page + R::rope(off, p.cache.page), p.rope + t * p.rope_stride, R::kRope * 2);
-    } else {
-      std::memcpy(row, kv, R::kNope * 2);
-      std::memcpy(row + R::kNope * 2, p.rope + t * p.rope_stride, R::kRope * 2);
+    const bf16* values = p.kv + t * p.kv_stride;
+    const bf16* rope = p.rope_part + t * p.rope_stride;
+    if (p.prologue) {
+      if (!prepare<R>(p, t, row)) continue;
+      values = row;
+      rope = row + R::kNope;
     }
+    std::byte* page = p.cache.data + slot / p.cache.page * p.cache.stride;
+    hs::write_record<R>(p.quantizer, values, rope, page, slot % p.cache.page, p.cache.page);
   }
 }
 

@@ -1,8 +1,6 @@
 // write: checks the call, chooses the kernel.
 #include "winnow/write.h"
 
-#include <cfloat>
-
 #include "core/check.h"
 #include "model/records.h"
 #include "winnow/plan.h"
@@ -12,10 +10,16 @@ namespace winnow {
 
 namespace internal::write {
 
+#ifdef WINNOW_WITH_CUDA
+static const char* no_prologue(const Shape& shape) {
+  return shape.prologue ? "has no prologue" : nullptr;
+}
+#endif
+
 std::span<const WriteKernel> kernels() {
   static constexpr WriteKernel table[] = {
 #ifdef WINNOW_WITH_CUDA
-      {{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, nullptr, sm90::write},
+      {{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, no_prologue, sm90::write},
 #endif
       {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd::write},
       {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference::write},
@@ -25,25 +29,20 @@ std::span<const WriteKernel> kernels() {
 
 namespace {
 
-Quantizer quantizer_of(const Check& check, CacheFormat format, ScaleMode mode) {
-  constexpr float kFloor = 1e-4f;
-  const bool amax = mode == ScaleMode::kAmax, pow2 = mode == ScaleMode::kPow2;
-  const bool standard = mode == ScaleMode::kDefault;
-  switch (format) {
-    case CacheFormat::kV32Fp8:
-      check.that(standard || amax || pow2, "scale", "kDefault, kAmax or kPow2 for v32_fp8",
-                 "another mode");
-      return pow2 ? Quantizer{kFloor, false, true} : Quantizer{FLT_MIN, false, false};
-    case CacheFormat::kV4Fp8:
-      check.that(standard || pow2 || mode == ScaleMode::kPow2FloorAmax, "scale",
-                 "kDefault, kPow2 or kPow2FloorAmax for v4_fp8", "another mode");
-      return {kFloor, mode == ScaleMode::kPow2FloorAmax, true};
-    case CacheFormat::kIndexKeys:
-      check.that(standard || amax || pow2, "scale", "kDefault, kAmax or kPow2 for index_keys",
-                 "another mode");
-      return {kFloor, true, !amax};
-    default: return {};  // bf16 records have no scale
+// The steps before a row is stored. `dim` values, of which the norm takes all but V3.2's RoPE part.
+void check_prologue(const Check& check, const WriteArgs& a, int64_t dim, Params& p) {
+  const Prologue& prologue = a.prologue;
+  p.norm_width = dim < V32::kDqk ? dim : V32::kNope;
+  p.norm = checked_norm(check, prologue.norm, p.norm_width);
+  if (prologue.rope.table) {
+    p.rope = checked_rope(check, prologue.rope);
+    check.tensor(prologue.positions, "prologue.positions", DType::kI32, {p.tokens});
+    p.positions = static_cast<const int32_t*>(prologue.positions.data);
+    p.position_stride = prologue.positions.stride[0];
   }
+  p.hadamard = prologue.hadamard;
+  check.that(!p.hadamard || dim == kIndexDim, "prologue.hadamard", "rows of 128 values", cat(dim));
+  p.prologue = p.norm.kind != NormKind::kNone || p.rope.table != nullptr || p.hadamard;
 }
 
 Params checked(const WriteArgs& a) {
@@ -70,21 +69,16 @@ Params checked(const WriteArgs& a) {
   Params p;
   p.kv = static_cast<const bf16*>(a.kv.data);
   p.kv_stride = a.kv.stride[0];
-  p.rope = a.rope ? static_cast<const bf16*>(a.rope.data) : p.kv + (p.kv ? nope : 0);
+  p.rope_part = a.rope ? static_cast<const bf16*>(a.rope.data) : p.kv + (p.kv ? nope : 0);
   p.rope_stride = a.rope ? a.rope.stride[0] : p.kv_stride;
   p.slots = static_cast<const int64_t*>(a.slots.data);
   p.slot_stride = a.slots.stride[0];
   p.tokens = tokens;
-  p.cache = {static_cast<std::byte*>(cache.data), cache.page_stride, cache.pages, cache.page,
-             cache.format};
+  p.cache = pages_of(cache);
   p.quantizer = quantizer_of(check, cache.format, a.scale);
+  check_prologue(check, a, nope + rope, p);
   p.device = device;
-  if (device.kind == DeviceKind::kCpu) {
-    const int64_t capacity = cache.pages * cache.page;
-    for (int64_t t = 0; t < tokens; ++t)
-      if (const int64_t slot = p.slots[t * p.slot_stride]; slot >= capacity)
-        check.fail("slots", cat("slots below ", capacity), cat(slot, " at token ", t));
-  }
+  if (device.kind == DeviceKind::kCpu) check_slots(check, a.slots, p.cache);
   return p;
 }
 
@@ -93,10 +87,13 @@ Params checked(const WriteArgs& a) {
 
 void write(const WriteArgs& args) try {
   const internal::write::Params params = internal::write::checked(args);
+  const internal::write::Shape shape{.prologue = params.prologue};
+  const auto* planned =
+      args.plan ? pick<internal::write::WriteKernel>(args.plan->usable(Stage::kWrite), shape)
+                : nullptr;
+  const Target target{.device = params.device, .kernel = args.target.kernel};
   const auto& kernel =
-      args.plan
-          ? *pick<internal::write::WriteKernel>(args.plan->usable(Stage::kWrite), {})
-          : choose("write", internal::write::kernels(), internal::write::Shape{}, args.target);
+      planned ? *planned : choose("write", internal::write::kernels(), shape, target);
   run("write", kernel, params);
 } catch (const std::bad_alloc&) {
   out_of_memory("write");

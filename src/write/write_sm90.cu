@@ -70,12 +70,12 @@ __global__ void write_records(const __grid_constant__ Params p) {
       }
     } else if constexpr (R::kRope > 0) {
       auto* rope = reinterpret_cast<bf16*>(page + R::rope(off, p.cache.page));
-      for (int i = lane; i < R::kRope; i += 32) rope[i] = p.rope[t * p.rope_stride + i];
+      for (int i = lane; i < R::kRope; i += 32) rope[i] = p.rope_part[t * p.rope_stride + i];
     }
   } else {
     auto* row = reinterpret_cast<bf16*>(page + R::row(off, p.cache.page));
     for (int i = threadIdx.x; i < R::kDim; i += blockDim.x)
-      row[i] = i < R::kNope ? kv[i] : p.rope[t * p.rope_stride + i - R::kNope];
+      row[i] = i < R::kNope ? kv[i] : p.rope_part[t * p.rope_stride + i - R::kNope];
   }
 }
 

@@ -1,0 +1,125 @@
+// winnow norm, rotate, prepare_query, index_query, compress: the steps between projections and
+// attention, each alone, held against the reference.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "accuracy.h"
+#include "layer_problems.h"
+#include "verb.h"
+
+namespace winnow::cli {
+
+namespace {
+
+// Kernels differ from the reference by fp32 sums in another order: a value next to a tie rounds to
+// the other neighbour, one unit of bf16.
+constexpr tools::Bar kOneUnit{0x1p-126, 0x1p-7 * 1.01};
+// An e4m3 code follows such a value to its neighbour.
+constexpr tools::Bar kOneCode{0x1p-9 * 1.01, 0x1p-3 * 1.01};
+
+template <class Problem, class Call>
+int try_out(const char* stage, const VerbOptions& o, Problem& p, const Tensor& out, Call&& verb) {
+  Trial trial{.stage = stage, .bytes = p.bytes()};
+  trial.tensors = {{"out", out}};
+  time_trial(trial, o, [&](const char* kernel) {
+    p.args.target.kernel = kernel;
+    verb(p.args);
+  });
+  const auto* data = static_cast<const std::byte*>(out.data);
+  const size_t bytes = static_cast<size_t>(out.size() * size_of(out.dtype));
+  trial.digest = digest({data, bytes});
+  if (o.check) {
+    const std::vector<std::byte> got(data, data + bytes);
+    p.args.target.kernel = "reference";
+    verb(p.args);
+    Tensor view = out;
+    view.data = const_cast<std::byte*>(got.data());
+    const tools::Bar& bar = out.dtype == DType::kE4m3 ? kOneCode : kOneUnit;
+    const tools::Deviation d = tools::compare(view, out, bar);
+    trial.ok = d.ok;
+    trial.deviation = d.text(out);
+  }
+  return report(trial, o.json);
+}
+
+template <class Run>
+void add(CLI::App& app, const char* verb, const char* what, Run run) {
+  CLI::App* cmd = app.add_subcommand(verb, what);
+  cmd->footer(
+      fmt::format("Examples:\n  winnow {0} --batch 128\n"
+                  "  winnow {0} --s-q 4096 --kernel reference --json",
+                  verb));
+  auto o = std::make_shared<VerbOptions>();
+  o->sizes.batch = 16;
+  o->sizes.context = 8192;
+  add_common(*cmd, *o);
+  run(cmd, o);
+}
+
+void add_heads(CLI::App* cmd, VerbOptions& o) {
+  cmd->add_option("--heads", o.sizes.heads, "Query heads")
+      ->check(CLI::Range(kMinHeads, kMaxHeads))
+      ->capture_default_str();
+}
+
+}  // namespace
+
+void add_layer_verbs(CLI::App& app, Outcome& outcome) {
+  add(app, "norm", "RMSNorm of random query and KV latents", [&](CLI::App* cmd, auto o) {
+    cmd->callback([o, &outcome] {
+      resolve(*o);
+      bench::NormProblem p(o->sizes);
+      outcome.code = try_out("norm", *o, p, p.args.rows[0].out, norm);
+    });
+  });
+  add(app, "rotate", "RoPE of random heads, turned back", [&](CLI::App* cmd, auto o) {
+    add_heads(cmd, *o);
+    cmd->callback([o, &outcome] {
+      resolve(*o);
+      bench::RotateProblem p(o->sizes);
+      outcome.code = try_out("rotate", *o, p, p.args.out, rotate);
+    });
+  });
+  add(app, "prepare_query", "Norm and RoPE of random query heads", [&](CLI::App* cmd, auto o) {
+    add_heads(cmd, *o);
+    cmd->callback([o, &outcome] {
+      resolve(*o);
+      bench::PrepareQueryProblem p(o->sizes);
+      outcome.code = try_out("prepare_query", *o, p, p.args.out, prepare_query);
+    });
+  });
+  add(app, "index_query", "RoPE and e4m3 of random index heads", [&](CLI::App* cmd, auto o) {
+    cmd->callback([o, &outcome] {
+      resolve(*o);
+      bench::IndexQueryProblem p(o->sizes);
+      outcome.code = try_out("index_query", *o, p, p.args.out, index_query);
+    });
+  });
+  add(app, "compress", "V4's compressor over random rows", [&](CLI::App* cmd, auto o) {
+    auto layer = std::make_shared<std::string>("c4a");
+    std::vector<std::string> layers;
+    for (const bench::Compressor& of : bench::kCompressors) layers.push_back(of.name);
+    cmd->add_option("--layer", *layer, "The compressor")
+        ->check(CLI::IsMember(layers))
+        ->capture_default_str();
+    cmd->callback([o, layer, &outcome] {
+      resolve(*o);
+      for (const bench::Compressor& of : bench::kCompressors) {
+        if (of.name != *layer) continue;
+        bench::CompressProblem p(o->sizes, of);
+        tools::Buffer<bf16> latent(o->sizes.tokens() * of.width);
+        p.args.latent = tensor(latent.data(), {o->sizes.tokens(), of.width});
+        // A ring is written by every run, and read by the next: each starts from the same rows.
+        const std::vector<float> state(p.state.span().begin(), p.state.span().end());
+        outcome.code = try_out("compress", *o, p, p.args.latent, [&](const CompressArgs& args) {
+          std::copy(state.begin(), state.end(), p.state.span().begin());
+          compress(args);
+        });
+      }
+    });
+  });
+}
+
+}  // namespace winnow::cli

@@ -1,0 +1,205 @@
+// norm, rotate, rope_table, prepare_query, index_query, compress: from projections to attention.
+#include "layers.h"
+
+#include "winnow/compress.h"
+#include "winnow/index_query.h"
+#include "winnow/prepare_query.h"
+
+namespace winnow::python {
+
+Norm norm_of(Call& c, const char* weight, const char* otherwise) {
+  const std::string kind = c.text("norm", otherwise);
+  Norm norm;
+  if (kind == "none") norm.kind = NormKind::kNone;
+  else if (kind == "rms") norm.kind = NormKind::kRms;
+  else if (kind == "layer") norm.kind = NormKind::kLayer;
+  else c.fail("norm", "none, rms or layer", kind);
+  norm.weight = c.in(weight);
+  norm.bias = c.in("norm_bias");
+  norm.eps = static_cast<float>(c.number("eps", 1e-6));
+  return norm;
+}
+
+Rope rope_of(Call& c, const char* table) {
+  Rope rope;
+  rope.table = c.in(table);
+  const std::string pairs = c.text("pairs", "interleaved");
+  if (pairs == "half") rope.pairs = RopePairs::kHalf;
+  else if (pairs != "interleaved") c.fail("pairs", "interleaved or half", pairs);
+  const std::string slice = c.text("slice", "last");
+  if (slice == "first") rope.slice = RopeSlice::kFirst;
+  else if (slice != "last") c.fail("slice", "last or first", slice);
+  return rope;
+}
+
+ScaleMode scale_mode(const Call& c) {
+  const std::string name = c.text("scale", "default");
+  if (name == "default") return ScaleMode::kDefault;
+  if (name == "amax") return ScaleMode::kAmax;
+  if (name == "pow2") return ScaleMode::kPow2;
+  if (name == "pow2_floor_amax") return ScaleMode::kPow2FloorAmax;
+  c.fail("scale", "default, amax, pow2 or pow2_floor_amax", name);
+}
+
+namespace {
+
+nb::object norm_(Call& c) {
+  NormArgs a;
+  a.rows[0].x = c.in("x");
+  a.rows[0].norm = norm_of(c, "weight", "rms");
+  a.rows[0].out = c.out("out", DType::kBf16, {a.rows[0].x.shape[0], a.rows[0].x.shape[1]});
+  a.target = c.target();
+  c.run([&] { norm(a); });
+  return c.result({"out"});
+}
+
+nb::object rope_table_(Call& c) {
+  RopeTableArgs a;
+  a.theta = c.number("theta", 10000.0);
+  a.factor = c.number("factor", 1.0);
+  a.original = c.integer("original", 0);
+  a.beta_fast = c.number("beta_fast", 32.0);
+  a.beta_slow = c.number("beta_slow", 1.0);
+  a.table = c.in("out");
+  a.target = c.target();
+  c.run([&] { rope_table(a); });
+  return nb::none();
+}
+
+nb::object rotate_(Call& c) {
+  RotateArgs a;
+  a.x = c.in("x");
+  a.positions = c.in("positions");
+  a.rope = rope_of(c, "table");
+  a.rope.inverse = c.flag("inverse");
+  a.out = c.out("out", DType::kBf16, {a.x.shape[0], a.x.shape[1], a.x.shape[2]});
+  a.target = c.target();
+  c.run([&] { rotate(a); });
+  return c.result({"out"});
+}
+
+nb::object prepare_query_(Call& c) {
+  PrepareQueryArgs a;
+  a.q = c.in("q");
+  a.positions = c.in("positions");
+  a.rope = rope_of(c, "table");
+  a.norm = norm_of(c, "norm_weight", "none");
+  a.out = c.out("out", DType::kBf16, {a.q.shape[0], a.q.shape[1], a.q.shape[2]});
+  a.target = c.target();
+  c.run([&] { prepare_query(a); });
+  return c.result({"out"});
+}
+
+nb::object index_query_(Call& c) {
+  IndexQueryArgs a;
+  a.q = c.in("q");
+  a.weights = c.in("weights");
+  a.positions = c.in("positions");
+  a.rope = rope_of(c, "table");
+  a.hadamard = c.flag("hadamard");
+  a.scale = scale_mode(c);
+  a.factor = static_cast<float>(c.number("factor", 1.0));
+  const auto& n = a.q.shape;
+  a.out = c.out("out", c.flag("bf16") ? DType::kBf16 : DType::kE4m3, {n[0], n[1], n[2]});
+  a.out_weights = c.out("out_weights", DType::kF32, {n[0], n[1]});
+  a.target = c.target();
+  c.run([&] { index_query(a); });
+  return c.result({"out", "out_weights"});
+}
+
+nb::object compress_(Call& c) {
+  CompressArgs a;
+  a.rows = c.in("rows");
+  a.positions = c.in("positions");
+  a.requests = c.in("requests");
+  a.ratio = c.int32("ratio", 4);
+  a.overlap = c.flag("overlap");
+  a.gate = c.flag("gate", true);
+  a.bias = c.in("bias");
+  a.state = {.rows = c.in("state"), .table = c.in("state_table"), .ring = c.flag("ring")};
+  a.norm = norm_of(c, "norm_weight", "rms");
+  a.rope = rope_of(c, "table");
+  a.hadamard = c.flag("hadamard");
+  a.slots = c.in("slots");
+  if (c.given("cache")) a.cache = c.cache("cache", true);
+  a.scale = scale_mode(c);
+  a.latent = c.in("latent");
+  a.target = c.target();
+  c.run([&] { compress(a); });
+  return nb::none();
+}
+
+}  // namespace
+
+void bind_layers(nb::module_& m) {
+  def(m,
+      "def norm(x: Array, weight: Array | None = None, *, norm: str = 'rms', norm_bias: Array | "
+      "None = None, eps: float = 1e-6, out: Array | None = None, kernel: str | None = None) -> "
+      "Array",
+      norm_,
+      R"(Normalises rows: x [rows, d] bf16, weight and norm_bias [d] f32, norm "rms" or "layer".
+
+Returns out [rows, d] bf16, which may be x.)");
+  def(m,
+      "def rope_table(out: Array, *, theta: float = 10000.0, factor: float = 1.0, original: int = "
+      "0, beta_fast: float = 32.0, beta_slow: float = 1.0, kernel: str | None = None) -> None",
+      rope_table_,
+      R"(Fills out [positions, 2, 32] f32 (any strides) with cosines and sines; factor: YaRN's.)");
+  def(m,
+      "def rotate(x: Array, positions: Array, table: Array, *, pairs: str = 'interleaved', slice: "
+      "str = 'last', inverse: bool = False, out: Array | None = None, kernel: str | None = None) "
+      "-> Array",
+      rotate_,
+      R"(RoPE of 64 of the d values of x [tokens, heads, d] bf16, or its inverse.
+
+positions  [tokens] int32; rows of out stay as they are where one is outside the table
+table      [positions, 2, 32] f32, of rope_table()
+pairs      "interleaved" (2i, 2i + 1) or "half" (i, i + 32)
+slice      "last" or "first" 64
+
+Returns out [tokens, heads, d] bf16, which may be x.)");
+  def(m,
+      "def prepare_query(q: Array, positions: Array, table: Array, *, norm: str = 'none', "
+      "norm_weight: Array | None = None, norm_bias: Array | None = None, eps: float = 1e-6, pairs: "
+      "str = 'interleaved', slice: str = 'last', out: Array | None = None, kernel: str | None = "
+      "None) -> Array",
+      prepare_query_,
+      R"(norm() of each head (V4: norm="rms" without weights), then rotate(), in one pass.)");
+  def(m,
+      "def index_query(q: Array, weights: Array, positions: Array, table: Array, *, factor: float "
+      "= 1.0, hadamard: bool = False, scale: str = 'default', bf16: bool = False, pairs: str = "
+      "'interleaved', slice: str = 'last', out: Array | None = None, out_weights: Array | None = "
+      "None, kernel: str | None = None) -> tuple[Array, Array]",
+      index_query_,
+      R"(The indexer's queries and weights as score() takes them.
+
+q        [tokens, heads, 128] bf16, weights [tokens, heads] f32 or bf16: of the projections
+factor   heads^-1/2 * 128^-1/2
+hadamard rotates by the Hadamard matrix behind RoPE; index keys must be made alike
+bf16     queries in bf16 instead of e4m3, for keys in bf16
+
+Returns (out, out_weights).)");
+  def(m,
+      "def compress(rows: Array, positions: Array, *, requests: Array | None = None, ratio: int = "
+      "4, overlap: bool = False, gate: bool = True, bias: Array | None = None, state: Array | None "
+      "= None, state_table: Array | None = None, ring: bool = False, norm: str = 'rms', "
+      "norm_weight: Array | None = None, norm_bias: Array | None = None, eps: float = 1e-6, table: "
+      "Array | None = None, pairs: str = 'interleaved', slice: str = 'last', hadamard: bool = "
+      "False, slots: Array | None = None, cache: Cache | None = None, scale: str = 'default', "
+      "latent: Array | None = None, kernel: str | None = None) -> None",
+      compress_,
+      R"(V4's compressor: projected rows of new tokens into compressed records and the state.
+
+rows         [tokens, (2 with a gate) * e * d] f32 or bf16, e = 2 with overlap: values, then scores
+positions    [tokens] int32; negative: padding
+requests     [tokens] int32: row of state_table, or ring
+ratio        tokens of an entry; overlap and gate as the layer has them
+bias         [ratio, e * d] f32
+state        [blocks, block, 2 * e * d] f32: rows of earlier tokens, by state_table int32
+             [requests, width] or as rings
+table        of rope_table()
+slots        [tokens] int64, of compressed_slots(); cache: where entries go
+latent       [tokens, d] bf16: entries before RoPE, in the rows of the tokens that close them)");
+}
+
+}  // namespace winnow::python

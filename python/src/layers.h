@@ -1,0 +1,18 @@
+// Steps that several calls take, from Python.
+#pragma once
+
+#include "call.h"
+#include "winnow/norm.h"
+#include "winnow/rotate.h"
+#include "winnow/write.h"
+
+namespace winnow::python {
+
+// norm=, norm_bias=, eps= and the weight under this name; `otherwise` without norm=.
+Norm norm_of(Call& c, const char* weight, const char* otherwise);
+// The table under this name, pairs= and slice=.
+Rope rope_of(Call& c, const char* table);
+// scale=
+ScaleMode scale_mode(const Call& c);
+
+}  // namespace winnow::python

@@ -1,0 +1,13 @@
+// Steps that several calls take, from C.
+#pragma once
+
+#include "c_api/common.h"
+#include "winnow/norm.h"
+#include "winnow/rotate.h"
+
+namespace winnow::internal::c_api {
+
+Norm norm_of(const winnow_norm_step& norm, const In& in);
+Rope rope_of(const winnow_rope& rope, const In& in);
+
+}  // namespace winnow::internal::c_api

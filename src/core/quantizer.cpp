@@ -1,0 +1,37 @@
+#include "core/quantizer.h"
+
+#include <cfloat>
+
+namespace winnow::internal::core {
+
+Quantizer quantizer_of(const Check& check, CacheFormat format, ScaleMode mode) {
+  constexpr float kFloor = 1e-4f;
+  const bool amax = mode == ScaleMode::kAmax;
+  const bool pow2 = mode == ScaleMode::kPow2;
+  const bool standard = mode == ScaleMode::kDefault;
+  switch (format) {
+    case CacheFormat::kV32Fp8:
+      check.that(standard || amax || pow2, "scale", "kDefault, kAmax or kPow2 for v32_fp8",
+                 "another mode");
+      return pow2 ? Quantizer{kFloor, false, true} : Quantizer{FLT_MIN, false, false};
+    case CacheFormat::kV4Fp8:
+      check.that(standard || pow2 || mode == ScaleMode::kPow2FloorAmax, "scale",
+                 "kDefault, kPow2 or kPow2FloorAmax for v4_fp8", "another mode");
+      return {kFloor, mode == ScaleMode::kPow2FloorAmax, true};
+    case CacheFormat::kIndexKeys:
+      check.that(standard || amax || pow2, "scale", "kDefault, kAmax or kPow2 for index_keys",
+                 "another mode");
+      return {kFloor, true, !amax};
+    default: return {};  // bf16 records have no scale
+  }
+}
+
+void check_slots(const Check& check, const Tensor& slots, const Pages& pages) {
+  const int64_t capacity = pages.pages * pages.page;
+  const auto* values = static_cast<const int64_t*>(slots.data);
+  for (int64_t t = 0; t < slots.shape[0]; ++t)
+    if (const int64_t slot = values[t * slots.stride[0]]; slot >= capacity)
+      check.fail("slots", cat("slots below ", capacity), cat(slot, " at token ", t));
+}
+
+}  // namespace winnow::internal::core

@@ -1,0 +1,58 @@
+// norm: checks the call, chooses the kernel.
+#include "winnow/norm.h"
+
+#include "core/check.h"
+#include "norm/kernel.h"
+
+namespace winnow {
+
+namespace internal::norm {
+
+std::span<const NormKernel> kernels() {
+  static constexpr NormKernel table[] = {
+      {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd},
+      {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference},
+  };
+  return table;
+}
+
+namespace {
+
+Rows checked_rows(const Check& check, const NormRows& rows) {
+  check.tensor(rows.x, "x", DType::kBf16, {Check::kAny, Check::kAny});
+  const int64_t count = rows.x.shape[0];
+  const int64_t width = rows.x.shape[1];
+  check.range(width, "x.shape[1]", 1, INT32_MAX);
+  check.output(rows.out, "out", DType::kBf16, {count, width});
+  check.tensor(rows.out, "out", DType::kBf16, {count, width});
+  check.that(rows.norm.kind != NormKind::kNone, "norm.kind", "kRms or kLayer", "kNone");
+  Rows r;
+  r.norm = core::checked_norm(check, rows.norm, width);
+  r.x = static_cast<const bf16*>(rows.x.data);
+  r.x_stride = rows.x.stride[0];
+  r.out = static_cast<bf16*>(rows.out.data);
+  r.out_stride = rows.out.stride[0];
+  r.count = count;
+  r.width = width;
+  return r;
+}
+
+Params checked(const NormArgs& a) {
+  const Check check("norm");
+  Params p;
+  p.rows[0] = checked_rows(check, a.rows[0]);
+  if (a.rows[1].x || a.rows[1].out) p.rows[1] = checked_rows(check, a.rows[1]);
+  p.device = a.target.device;
+  return p;
+}
+
+}  // namespace
+}  // namespace internal::norm
+
+void norm(const NormArgs& args) {
+  using namespace internal::norm;
+  const Params params = checked(args);
+  run("norm", choose("norm", kernels(), Shape{}, args.target), params);
+}
+
+}  // namespace winnow

@@ -1,0 +1,41 @@
+// The shapes and contents that norm is tested with.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "winnow/norm.h"
+
+namespace winnow::internal::norm {
+
+struct Case {
+  std::string name;
+  NormKind kind;
+  int64_t rows, width;
+  bool weight = true, bias = false;
+  float eps = 1e-6f;
+  int64_t second_width = 0;  // of a second set of rows; 0: none
+  int64_t padding = 0;       // elements between rows
+  bool in_place = false;
+};
+
+inline std::vector<Case> cases() {
+  using K = NormKind;
+  return {
+      {"rms_query_and_kv", K::kRms, 7, 1536, true, false, 1e-6f, 512},
+      {"rms_glm", K::kRms, 3, 2048, true, false, 1e-5f, 512, 64},
+      {"rms_unweighted", K::kRms, 33, 512, false},
+      {"rms_tiny_eps", K::kRms, 5, 1280, true, false, 1e-20f},
+      {"rms_bias", K::kRms, 4, 96, true, true},
+      {"layer_index_key", K::kLayer, 19, 128, true, true},
+      {"layer_plain", K::kLayer, 6, 128, false, false, 1e-6f, 0, 3},
+      {"in_place", K::kRms, 9, 512, true, false, 1e-6f, 0, 8, true},
+      {"odd_width", K::kRms, 5, 77, true, false, 1e-6f, 1},
+      {"one_value", K::kLayer, 3, 1, true, true},
+      {"many_rows", K::kRms, 300, 128},
+      {"no_rows", K::kRms, 0, 512},
+  };
+}
+
+}  // namespace winnow::internal::norm

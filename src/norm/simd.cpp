@@ -1,0 +1,45 @@
+// norm with portable vectors, parallel over rows. Budget: a row is read from memory once (the
+// second pass finds it in L1) and written once, 4 B a value; a dozen vector operations for a
+// vector.
+#include <algorithm>
+
+#include "cpu/threads.h"
+#include "norm/kernel.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "norm/simd.cpp"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+//
+#include "cpu/prologue_simd.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace winnow::internal::norm::HWY_NAMESPACE {
+
+void norm_rows(const Rows& rows, int64_t first, int64_t last) {
+  for (int64_t i = first; i < last; ++i)
+    cpu::HWY_NAMESPACE::norm_row(rows.norm, rows.x + i * rows.x_stride, rows.width,
+                                 rows.out + i * rows.out_stride);
+}
+
+}  // namespace winnow::internal::norm::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace winnow::internal::norm {
+
+HWY_EXPORT(norm_rows);
+
+void simd(const Params& p) noexcept {
+  for (const Rows& rows : p.rows) {
+    if (rows.count == 0) continue;
+    const int64_t block = 1 + 16384 / rows.width;  // 64 KB of traffic: above the cost of a task
+    cpu::parallel_for((rows.count + block - 1) / block, [&](int64_t task, int) {
+      const int64_t first = task * block;
+      HWY_DYNAMIC_DISPATCH(norm_rows)(rows, first, std::min(first + block, rows.count));
+    });
+  }
+}
+
+}  // namespace winnow::internal::norm
+#endif  // HWY_ONCE

@@ -1,0 +1,55 @@
+// prepare_query with portable vectors, parallel over heads. Budget: 4 B of traffic a value; the
+// norm's second pass and RoPE find the row in L1.
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/threads.h"
+#include "prepare_query/kernel.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "prepare_query/simd.cpp"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+//
+#include "cpu/prologue_simd.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace winnow::internal::prepare_query::HWY_NAMESPACE {
+
+namespace hs = cpu::HWY_NAMESPACE;
+
+// Heads [first, last) of all tokens, counted as token * heads + head.
+void prepare_heads(const Params& p, int64_t first, int64_t last) {
+  hs::TokenAngles angles(p.rope, p.positions, p.position_stride);
+  for (int64_t at = first; at < last; ++at) {
+    const int64_t t = at / p.heads;
+    const int64_t h = at % p.heads;
+    if (!angles.load(t)) continue;
+    const bf16* q = p.q + t * p.q_token + h * p.q_head;
+    bf16* out = p.out + t * p.out_token + h * p.out_head;
+    if (p.norm.kind != NormKind::kNone) hs::norm_row(p.norm, q, p.width, out);
+    else if (out != q) std::memcpy(out, q, p.width * sizeof(bf16));
+    bf16* slice = out + core::rope_begin(p.rope, p.width);
+    hs::rotate_row(p.rope, angles.values, slice, slice);
+  }
+}
+
+}  // namespace winnow::internal::prepare_query::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace winnow::internal::prepare_query {
+
+HWY_EXPORT(prepare_heads);
+
+void simd(const Params& p) noexcept {
+  const int64_t count = p.tokens * p.heads;
+  const int64_t block = 1 + 16384 / p.width;  // 64 KB of traffic: above the cost of a task
+  cpu::parallel_for((count + block - 1) / block, [&](int64_t task, int) {
+    const int64_t first = task * block;
+    HWY_DYNAMIC_DISPATCH(prepare_heads)(p, first, std::min(first + block, count));
+  });
+}
+
+}  // namespace winnow::internal::prepare_query
+#endif  // HWY_ONCE

@@ -1,0 +1,54 @@
+// rotate with portable vectors, parallel over tokens. Budget: 4 B of traffic a value (2 B for those
+// that stay, in place); a token's 256 B of angles are read once for all its heads.
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/threads.h"
+#include "rotate/kernel.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "rotate/simd.cpp"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+//
+#include "cpu/prologue_simd.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace winnow::internal::rotate::HWY_NAMESPACE {
+
+namespace hs = cpu::HWY_NAMESPACE;
+
+// Heads [first, last) of all tokens, counted as token * heads + head.
+void rotate_heads(const Params& p, int64_t first, int64_t last) {
+  const int64_t begin = core::rope_begin(p.rope, p.width);
+  hs::TokenAngles angles(p.rope, p.positions, p.position_stride);
+  for (int64_t at = first; at < last; ++at) {
+    const int64_t t = at / p.heads;
+    const int64_t h = at % p.heads;
+    if (!angles.load(t)) continue;
+    const bf16* x = p.x + t * p.x_token + h * p.x_head;
+    bf16* out = p.out + t * p.out_token + h * p.out_head;
+    if (out != x) std::memcpy(out, x, p.width * sizeof(bf16));
+    hs::rotate_row(p.rope, angles.values, x + begin, out + begin);
+  }
+}
+
+}  // namespace winnow::internal::rotate::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace winnow::internal::rotate {
+
+HWY_EXPORT(rotate_heads);
+
+void simd::rotate(const Params& p) noexcept {
+  const int64_t count = p.tokens * p.heads;
+  const int64_t block = 1 + 16384 / p.width;  // 64 KB of traffic: above the cost of a task
+  cpu::parallel_for((count + block - 1) / block, [&](int64_t task, int) {
+    const int64_t first = task * block;
+    HWY_DYNAMIC_DISPATCH(rotate_heads)(p, first, std::min(first + block, count));
+  });
+}
+
+}  // namespace winnow::internal::rotate
+#endif  // HWY_ONCE

@@ -1,0 +1,175 @@
+// write with a prologue: the bytes of norm(), rotate() and write(), one after the other.
+#include <cmath>
+
+#include "core/formats.h"
+#include "testing.h"
+#include "winnow/error.h"
+#include "winnow/index_query.h"
+#include "winnow/write.h"
+
+namespace winnow {
+namespace {
+
+using testing::Guarded;
+
+constexpr int64_t kTokens = 13, kPositions = 30;
+
+struct Case {
+  const char* name;
+  CacheFormat format;
+  NormKind norm;
+  bool bias = false;
+  bool split = false;  // RoPE in a tensor of its own
+  bool rope = true;
+  bool hadamard = false;
+  RopePairs pairs = RopePairs::kInterleaved;
+  RopeSlice slice = RopeSlice::kLast;
+};
+
+std::vector<Case> cases() {
+  using F = CacheFormat;
+  using N = NormKind;
+  constexpr RopePairs kHalf = RopePairs::kHalf, kInterleaved = RopePairs::kInterleaved;
+  constexpr RopeSlice kFirst = RopeSlice::kFirst;
+  return {
+      {"v32", F::kV32Fp8, N::kRms},
+      {"v32_split", F::kV32Fp8, N::kRms, false, true},
+      {"v32_bf16", F::kV32Bf16, N::kRms},
+      {"v4", F::kV4Fp8, N::kRms},
+      {"v4_split_bf16", F::kV4Bf16, N::kRms, false, true},
+      {"v4_norm_alone", F::kV4Fp8, N::kRms, false, false, false},
+      {"v4_rope_alone", F::kV4Fp8, N::kNone},
+      {"v32_index", F::kIndexKeys, N::kLayer, true, false, true, false, kHalf, kFirst},
+      {"glm_index", F::kIndexKeys, N::kLayer, true, false, true, false, kInterleaved, kFirst},
+      {"v41_index", F::kIndexKeys, N::kRms},
+      {"index_hadamard", F::kIndexKeys, N::kNone, false, false, true, true},
+  };
+}
+
+struct Problem {
+  Case c;
+  int64_t dim, norm_width;
+  Guarded<bf16> kv;
+  Guarded<float> weight, bias, angles;
+  Guarded<int32_t> positions;
+  Guarded<int64_t> slots;
+
+  explicit Problem(const Case& c_)
+      : c(c_),
+        dim(record_dim(c.format)),
+        norm_width(dim == 576 ? 512 : dim),
+        kv(kTokens * dim),
+        weight(norm_width),
+        bias(norm_width),
+        angles(kPositions * 64),
+        positions(kTokens),
+        slots(kTokens) {
+    testing::Rng rng(dim);
+    for (bf16& v : kv) v = to_bf16(testing::normal(rng) + 0.5f);
+    for (float& w : weight) w = 1 + 0.2f * testing::normal(rng);
+    for (float& b : bias) b = testing::normal(rng);
+    rope_table({.table = tensor(angles.data(), {kPositions, 2, 32})});
+    const auto hostile = testing::hostile(kPositions);
+    for (int64_t t = 0; t < kTokens; ++t) {
+      positions[t] = static_cast<int32_t>(t % 4 == 3 ? hostile[t % hostile.size()] : 2 * t);
+      slots[t] = t % 5 == 4 ? -1 : kTokens - 1 - t;
+    }
+  }
+  Norm norm() {
+    Norm n{.kind = c.norm, .weight = tensor(weight.data(), {norm_width}), .eps = 1e-5f};
+    if (c.bias) n.bias = tensor(bias.data(), {norm_width});
+    return n;
+  }
+  Rope rope() { return {tensor(angles.data(), {kPositions, 2, 32}), c.pairs, c.slice}; }
+  WriteArgs args(bf16* rows, std::byte* cache) {
+    WriteArgs a{.slots = tensor(slots.data(), {kTokens}), .cache = {cache, c.format, 5, 3}};
+    const int64_t nope = dim - 64;
+    a.kv = tensor(rows, {kTokens, c.split ? nope : dim}, {dim, 1});
+    if (c.split) a.rope = tensor(rows + nope, {kTokens, 64}, {dim, 1});
+    return a;
+  }
+  int64_t bytes() const { return 5 * page_bytes(c.format, 3); }
+};
+
+class PrologueTest : public ::testing::TestWithParam<std::tuple<std::string, Case>> {};
+
+TEST_P(PrologueTest, IsTheCompositionOfItsSteps) {
+  const auto& [kernel, c] = GetParam();
+  if (const std::string why = testing::why_not("write", kernel); !why.empty()) GTEST_SKIP() << why;
+  Problem p(c);
+  Guarded<std::byte> got(p.bytes()), want(p.bytes());
+  WriteArgs a = p.args(p.kv.data(), got.data());
+  a.prologue.norm = p.norm();
+  if (c.rope) {
+    a.prologue.rope = p.rope();
+    a.prologue.positions = tensor(p.positions.data(), {kTokens});
+  }
+  a.prologue.hadamard = c.hadamard;
+  a.target.kernel = kernel.c_str();
+  write(a);
+
+  Guarded<bf16> rows(p.kv);
+  if (c.norm != NormKind::kNone) {
+    const Tensor view = tensor(rows.data(), {kTokens, p.norm_width}, {p.dim, 1});
+    norm({.rows = {{.x = view, .out = view, .norm = p.norm()}},
+          .target = {.kernel = kernel.c_str()}});
+  }
+  const Tensor heads = tensor(rows.data(), {kTokens, 1, p.dim});
+  const Tensor positions = tensor(p.positions.data(), {kTokens});
+  if (c.hadamard) {  // index_query() has the same steps
+    Guarded<float> weights(kTokens, 0), out_weights(kTokens);
+    index_query({.q = heads,
+                 .weights = tensor(weights.data(), {kTokens, 1}),
+                 .positions = positions,
+                 .rope = p.rope(),
+                 .hadamard = true,
+                 .out = heads,
+                 .out_weights = tensor(out_weights.data(), {kTokens, 1}),
+                 .target = {.kernel = kernel.c_str()}});
+  } else if (c.rope) {
+    rotate({.x = heads,
+            .positions = positions,
+            .rope = p.rope(),
+            .out = heads,
+            .target = {.kernel = kernel.c_str()}});
+  }
+  if (c.rope)  // positions outside the table are skipped
+    for (int64_t t = 0; t < kTokens; ++t)
+      if (p.positions[t] < 0 || p.positions[t] >= kPositions) p.slots[t] = -1;
+  WriteArgs b = p.args(rows.data(), want.data());
+  b.target.kernel = kernel.c_str();
+  write(b);
+  ASSERT_EQ(got.values(), want.values());
+}
+
+// No CUDA kernel has a prologue: a call there is refused.
+INSTANTIATE_TEST_SUITE_P(Kernels, PrologueTest,
+                         ::testing::Combine(::testing::ValuesIn(testing::cpu_kernels("write")),
+                                            ::testing::ValuesIn(cases())),
+                         [](const auto& info) {
+                           return std::get<0>(info.param) + "_" + std::get<1>(info.param).name;
+                         });
+
+TEST(PrologueErrors, NameTheArgument) {
+  Problem p(cases()[0]);
+  Guarded<std::byte> cache(p.bytes());
+  WriteArgs good = p.args(p.kv.data(), cache.data());
+  good.prologue = {
+      .norm = p.norm(), .rope = p.rope(), .positions = tensor(p.positions.data(), {kTokens})};
+  const auto expect = [&](auto change, std::initializer_list<const char*> words,
+                          ErrorCode code = ErrorCode::kInvalidArgument) {
+    WriteArgs a = good;
+    change(a.prologue);
+    testing::expect_error([&] { write(a); }, code, words);
+  };
+  expect([](Prologue& q) { q.norm.weight.shape[0] = 576; }, {"norm.weight", "512", "576"});
+  expect([](Prologue& q) { q.norm.eps = 0; }, {"norm.eps"});
+  expect([](Prologue& q) { q.rope.table.shape[1] = 3; }, {"rope.table"});
+  expect([](Prologue& q) { q.positions = {}; }, {"prologue.positions", "nothing"});
+  expect([](Prologue& q) { q.positions.shape[0] = 3; }, {"prologue.positions", "[13]", "[3]"});
+  expect([](Prologue& q) { q.hadamard = true; }, {"prologue.hadamard", "128", "576"});
+  for (const std::byte b : cache) EXPECT_EQ(b, std::byte{0xcd});  // nothing was written
+}
+
+}  // namespace
+}  // namespace winnow
