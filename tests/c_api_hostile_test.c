@@ -30,7 +30,7 @@ typedef struct field {
 static _Alignas(64) uint8_t outputs[OUTPUTS][OUTPUT_BYTES + 64];
 static _Alignas(64) uint8_t bytes[TOKENS * HEADS * 576 * 2 + 64];
 static _Alignas(64) uint8_t pages[PAGES * PAGE * 1152 + 64];
-static _Alignas(64) uint8_t workspace[1 << 20];
+static _Alignas(64) uint8_t workspace[1 << 26];
 static int32_t ints[256];
 
 static void damage_tensor(winnow_tensor* t, unsigned free) {

@@ -144,7 +144,7 @@ std::shared_ptr<void> make_attend(Subject& s) {
   constexpr CacheFormat formats[] = {CacheFormat::kV32Fp8, CacheFormat::kV32Bf16,
                                      CacheFormat::kV4Fp8, CacheFormat::kV4Bf16};
   auto a = calls(s, attend_args(s, formats[kind], kind < 2 ? 1 : 2, kind % 2 == 0), attend);
-  static std::vector<std::byte> workspace(size_t{4} << 20);  // large, and its contents nobody's
+  static std::vector<std::byte> workspace(size_t{64} << 20);  // large, and its contents nobody's
   a->workspace = workspace;
   damage_attend(s, *a);
   s.damages(a->workspace, a->part);
