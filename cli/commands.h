@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <string>
 
 namespace winnow::cli {
 
@@ -10,6 +11,11 @@ namespace winnow::cli {
 struct Outcome {
   int code = 0;
 };
+
+// A check of numbers without a sign: CLI11 takes "-1" for the largest of them.
+inline std::string not_negative(const std::string& text) {
+  return text.starts_with('-') ? "expected 0 or more, found " + text : "";
+}
 
 void add_run(CLI::App& app, Outcome& outcome);
 void add_soak(CLI::App& app, Outcome& outcome);

@@ -230,7 +230,7 @@ void add_run(CLI::App& app, Outcome& outcome) {
       ->capture_default_str();
   cmd->add_option("--kernel", o->kernel, "Kernel of every stage that has it (the fastest)");
   cmd->add_option("--seed", o->seed, "Of the random inputs")
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative)
       ->capture_default_str();
   cmd->add_flag("--check", o->check, "Compare every step with the reference (else the last)");
   cmd->add_flag("--json", o->json, "Print JSON");

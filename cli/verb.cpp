@@ -26,7 +26,7 @@ void add_common(CLI::App& cmd, VerbOptions& o) {
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   cmd.add_option("--seed", o.sizes.seed, "Of the random inputs")
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative)
       ->capture_default_str();
   cmd.add_option("--kernel", o.kernel, "Kernel to run (the fastest that fits)");
   cmd.add_option("--repeat", o.repeat, "Runs; the best is printed")

@@ -94,7 +94,7 @@ TEST_F(Cli, BadUsageIsNamed) {
   expect("plan --query-lens 4 --seq-lens 2", {"plan", "seq_lens"});
   expect("plan --model v4 --mha", {"plan", "mha"});
   expect("verify", {"path"});
-  expect("run --steps 1 --seed -1", {"--seed", "-1"});
+  expect("run --steps 1 --seed -1", {"--seed", "expected 0 or more, found -1"});
   expect("attend --seed -1", {"--seed", "-1"});
   expect("bench locate --after code", {"after", "CUDA"});
   expect("bench --runs 0", {"--runs", "not in range"});
