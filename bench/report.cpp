@@ -96,13 +96,14 @@ std::vector<std::string> header_lines(const json& h) {
   return lines;
 }
 
-// Whether something else ran beside this row. A CPU's time is then too long, or, where it was the
-// roof's turn, beyond the roof.
+// Whether something else ran beside a row of the CPU. Its time is then too long, or, where it was
+// the roof's turn, beyond the roof. (A GPU's rows may be: what L2 holds is read faster than
+// memory.)
 bool under_load(const json& header, const json& r) {
-  const bool beyond = r.at("roof_share").is_number() && r["roof_share"].get<double>() > 1;
-  if (beyond || r.at("device") != "cpu") return beyond;
-  const double load = std::atof(header.at("load").get<std::string>().c_str());  // of one minute
-  return load > 0.25 * header.at("cores").get<int>();
+  if (r.at("device") != "cpu") return false;
+  if (r.at("roof_share").is_number() && r["roof_share"].get<double>() > 1) return true;
+  const double load = std::strtod(header.at("load").get<std::string>().c_str(), nullptr);
+  return load > 0.25 * header.at("cores").get<int>();  // of one minute
 }
 
 std::vector<std::string> row_of(const json& header, const json& r) {
