@@ -19,6 +19,9 @@ static int64_t draw(int64_t count) { /* 0 .. count - 1 */
   ((const int64_t[]){ \
       __VA_ARGS__})[draw((int64_t)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)))]
 
+/* Of a number that may be damaged already. */
+static int64_t less(int64_t n) { return n == INT64_MIN ? n : n - 1; }
+
 typedef enum kind { TENSOR, CACHE, TARGET, INT32, INT64, ENUM, FLOAT, SIZE, POINTER } kind;
 typedef struct field {
   kind what;
@@ -42,11 +45,11 @@ static void damage_tensor(winnow_tensor* t, unsigned free) {
     case 3: t->rank = (int32_t)PICK(-1, 0, 1, 2, 3, 4, 5, INT32_MIN, INT32_MAX); break;
     case 4: {
       const int64_t n = t->shape[dim];
-      t->shape[dim] = free >> dim & 1 ? PICK(-1, INT64_MIN, 0, n - 1)
-                                      : PICK(-1, INT64_MIN, 0, n - 1, INT64_MAX);
+      t->shape[dim] = free >> dim & 1 ? PICK(-1, INT64_MIN, 0, less(n))
+                                      : PICK(-1, INT64_MIN, 0, less(n), INT64_MAX);
       break;
     }
-    default: t->stride[dim] = PICK(-1, INT64_MIN, 0, t->stride[dim] - 1, INT64_MAX); break;
+    default: t->stride[dim] = PICK(-1, INT64_MIN, 0, less(t->stride[dim]), INT64_MAX); break;
   }
 }
 
@@ -54,9 +57,9 @@ static void damage_cache(winnow_cache* c) {
   switch (draw(5)) {
     case 0: c->data = NULL; break;
     case 1: c->format = (int32_t)PICK(0, 1, 2, 3, 4, 5, -1, INT32_MAX); break;
-    case 2: c->pages = PICK(0, -1, c->pages - 1, INT64_MIN, INT64_MAX); break;
-    case 3: c->page = (int32_t)PICK(0, -1, c->page - 1, INT32_MIN, INT32_MAX); break;
-    default: c->page_stride = PICK(-1, 16, c->page_stride - 1, INT64_MIN); break;
+    case 2: c->pages = PICK(0, -1, less(c->pages), INT64_MIN, INT64_MAX); break;
+    case 3: c->page = (int32_t)PICK(0, -1, less(c->page), INT32_MIN, INT32_MAX); break;
+    default: c->page_stride = PICK(-1, 16, less(c->page_stride), INT64_MIN); break;
   }
 }
 

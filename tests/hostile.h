@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -131,7 +132,7 @@ class Subject {
   void add(T& number) requires(std::is_integral_v<T> && !std::is_same_v<T, bool>) {
     targets_.push_back([&number, this] {
       const T values[] = {0, static_cast<T>(-1), std::numeric_limits<T>::min(),
-                          std::numeric_limits<T>::max(), static_cast<T>(number - 1)};
+                          std::numeric_limits<T>::max(), one_less(number)};
       number = values[draw(rng_, 0, 4)];
     });
   }
@@ -156,6 +157,11 @@ class Subject {
       if (message.starts_with(std::string(stage) + ": ")) return true;
     return false;
   }
+  // Of a number that may be damaged already.
+  template <class T>
+  static T one_less(T number) {
+    return number == std::numeric_limits<T>::min() ? number : static_cast<T>(number - 1);
+  }
   int64_t pick(std::initializer_list<int64_t> values) {
     return values.begin()[draw(rng_, 0, std::ssize(values) - 1)];
   }
@@ -172,12 +178,12 @@ class Subject {
         // One dimension of a call may grow: two that agree would be a call for more memory.
         const bool may_grow = !(free >> dim & 1) && !grown_;
         const int64_t n = t.shape[dim];
-        t.shape[dim] = may_grow ? pick({-1, INT64_MIN, 0, n - 1, n + 1, INT64_MAX, 1 << 20})
-                                : pick({-1, INT64_MIN, 0, n - 1});
+        t.shape[dim] = may_grow ? pick({-1, INT64_MIN, 0, one_less(n), n + 1, INT64_MAX, 1 << 20})
+                                : pick({-1, INT64_MIN, 0, one_less(n)});
         grown_ |= t.shape[dim] > n;
         break;
       }
-      case 5: t.stride[dim] = pick({-1, INT64_MIN, 0, t.stride[dim] - 1, INT64_MAX}); break;
+      case 5: t.stride[dim] = pick({-1, INT64_MIN, 0, one_less(t.stride[dim]), INT64_MAX}); break;
       default: t = {}; break;
     }
   }
@@ -186,9 +192,11 @@ class Subject {
       case 0: c.data = nullptr; break;
       case 1: c.data = static_cast<std::byte*>(c.data) + (c.data ? 1 : 0); break;
       case 2: c.format = static_cast<CacheFormat>(draw(rng_, 0, 7)); break;
-      case 3: c.pages = pick({0, -1, c.pages - 1, INT64_MAX, INT64_MIN}); break;
-      case 4: c.page = static_cast<int32_t>(pick({0, -1, c.page - 1, INT32_MIN, INT32_MAX})); break;
-      default: c.page_stride = pick({-1, c.page_stride - 1, 16, INT64_MIN}); break;
+      case 3: c.pages = pick({0, -1, one_less(c.pages), INT64_MAX, INT64_MIN}); break;
+      case 4:
+        c.page = static_cast<int32_t>(pick({0, -1, one_less(c.page), INT32_MIN, INT32_MAX}));
+        break;
+      default: c.page_stride = pick({-1, one_less(c.page_stride), 16, INT64_MIN}); break;
     }
   }
   void damage(Target& t) {
