@@ -67,14 +67,14 @@ void add_heads(CLI::App* cmd, VerbOptions& o) {
 }  // namespace
 
 void add_layer_verbs(CLI::App& app, Outcome& outcome) {
-  add(app, "norm", "RMSNorm of random query and KV latents", [&](CLI::App* cmd, auto o) {
+  add(app, "norm", "RMSNorm of random query and KV latents", [&](CLI::App* cmd, const auto& o) {
     cmd->callback([o, &outcome] {
       resolve(*o);
       bench::NormProblem p(o->sizes);
       outcome.code = try_out("norm", *o, p, p.args.rows[0].out, norm);
     });
   });
-  add(app, "rotate", "RoPE of random heads, turned back", [&](CLI::App* cmd, auto o) {
+  add(app, "rotate", "RoPE of random heads, turned back", [&](CLI::App* cmd, const auto& o) {
     add_heads(cmd, *o);
     cmd->callback([o, &outcome] {
       resolve(*o);
@@ -82,22 +82,23 @@ void add_layer_verbs(CLI::App& app, Outcome& outcome) {
       outcome.code = try_out("rotate", *o, p, p.args.out, rotate);
     });
   });
-  add(app, "prepare_query", "Norm and RoPE of random query heads", [&](CLI::App* cmd, auto o) {
-    add_heads(cmd, *o);
-    cmd->callback([o, &outcome] {
-      resolve(*o);
-      bench::PrepareQueryProblem p(o->sizes);
-      outcome.code = try_out("prepare_query", *o, p, p.args.out, prepare_query);
-    });
-  });
-  add(app, "index_query", "RoPE and e4m3 of random index heads", [&](CLI::App* cmd, auto o) {
+  add(app, "prepare_query", "Norm and RoPE of random query heads",
+      [&](CLI::App* cmd, const auto& o) {
+        add_heads(cmd, *o);
+        cmd->callback([o, &outcome] {
+          resolve(*o);
+          bench::PrepareQueryProblem p(o->sizes);
+          outcome.code = try_out("prepare_query", *o, p, p.args.out, prepare_query);
+        });
+      });
+  add(app, "index_query", "RoPE and e4m3 of random index heads", [&](CLI::App* cmd, const auto& o) {
     cmd->callback([o, &outcome] {
       resolve(*o);
       bench::IndexQueryProblem p(o->sizes);
       outcome.code = try_out("index_query", *o, p, p.args.out, index_query);
     });
   });
-  add(app, "compress", "V4's compressor over random rows", [&](CLI::App* cmd, auto o) {
+  add(app, "compress", "V4's compressor over random rows", [&](CLI::App* cmd, const auto& o) {
     auto layer = std::make_shared<std::string>("c4a");
     std::vector<std::string> layers;
     for (const bench::Compressor& of : bench::kCompressors) layers.push_back(of.name);

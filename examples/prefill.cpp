@@ -71,6 +71,7 @@ int main() try {
   const Tensor pages = tensor(table.data(), {requests, kTableWidth});
   for (int64_t r = 0; r < requests; ++r) {
     std::vector<int64_t> slots;
+    slots.reserve(lens[r]);
     for (int64_t p = 0; p < lens[r]; ++p)
       slots.push_back(table[r * kTableWidth + p / kPage] * kPage + p % kPage);
     const std::vector<bf16> kv = random_bf16(lens[r] * kV32.d_qk);

@@ -60,7 +60,7 @@ nb::object rope_table_(Call& c) {
   a.original = c.integer("original", 0);
   a.beta_fast = c.number("beta_fast", 32.0);
   a.beta_slow = c.number("beta_slow", 1.0);
-  a.table = c.in("out");
+  a.table = c.out("out", DType::kF32, {-1, -1, -1});
   a.target = c.target();
   c.run([&] { rope_table(a); });
   return nb::none();
@@ -116,14 +116,16 @@ nb::object compress_(Call& c) {
   a.overlap = c.flag("overlap");
   a.gate = c.flag("gate", true);
   a.bias = c.in("bias");
-  a.state = {.rows = c.in("state"), .table = c.in("state_table"), .ring = c.flag("ring")};
+  if (c.given("state")) a.state.rows = c.out("state", DType::kF32, {-1, -1, -1});
+  a.state.table = c.in("state_table");
+  a.state.ring = c.flag("ring");
   a.norm = norm_of(c, "norm_weight", "rms");
   a.rope = rope_of(c, "table");
   a.hadamard = c.flag("hadamard");
   a.slots = c.in("slots");
   if (c.given("cache")) a.cache = c.cache("cache", true);
   a.scale = scale_mode(c);
-  a.latent = c.in("latent");
+  if (c.given("latent")) a.latent = c.out("latent", DType::kBf16, {-1, -1});
   a.target = c.target();
   c.run([&] { compress(a); });
   return nb::none();
