@@ -51,7 +51,7 @@ def records():
 
 
 def decode_memory(record, heads):
-    """Fields of decode's Smem<RowTraits<fp8 record>, heads> with their bytes, as ConfigOf has them."""
+    """Fields of decode's Smem<RowTraits<fp8 record>, heads> with their bytes, as ConfigOf has."""
     c = constants("src/attend/decode_sm90/layout.cuh")
     rows, block, ahead = c["kRows"], c["kBlock"], c["kAhead"]
     pitch = record["row"] if record["row"] % 128 == 16 else record["row"] + 16
