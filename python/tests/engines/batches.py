@@ -44,3 +44,30 @@ def same(theirs, ours, note: str) -> None:
     theirs = theirs.tolist() if hasattr(theirs, "tolist") else list(theirs)
     ours = ours.tolist() if hasattr(ours, "tolist") else list(ours)
     assert theirs == ours, note
+
+
+# Two decodes and two chunks of prefills; then what pads the batch of a CUDA graph.
+QUERY, SEQUENCE, PADDING = [1, 1, 5, 20], [70, 3, 5, 150], 4
+
+
+def padded_metadata(page, pages) -> CommonAttentionMetadata:
+    """The batch above, with the slots of its new tokens."""
+    starts = i32(np.concatenate([[0], np.cumsum(QUERY)]))
+    table = np.random.default_rng(1).permutation(pages)[: len(QUERY) * 3].reshape(len(QUERY), 3)
+    slots = [
+        table[request][position // page] * page + position % page
+        for request, (query, sequence) in enumerate(zip(QUERY, SEQUENCE, strict=True))
+        for position in range(sequence - query, sequence)
+    ]
+    slots += [-1] * PADDING
+    return CommonAttentionMetadata(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=i32(SEQUENCE),
+        num_reqs=len(QUERY),
+        num_actual_tokens=len(slots),
+        max_query_len=max(QUERY),
+        max_seq_len=max(SEQUENCE),
+        block_table_tensor=i32(table),
+        slot_mapping=torch.tensor(slots, dtype=torch.int64),
+    )

@@ -5,19 +5,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from batches import PADDING, QUERY, SEQUENCE, padded_metadata
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import (
     cleanup_dist_env_and_memory,
     init_distributed_environment,
     initialize_model_parallel,
 )
-from vllm.v1.attention.backend import CommonAttentionMetadata
 
 import winnow
 
 HEADS, TOPK, PAGE, PAGES = 6, 24, 64, 12
-# Two decodes and two chunks of prefills; then what pads the batch of a CUDA graph.
-QUERY, SEQUENCE, PADDING = [1, 1, 5, 20], [70, 3, 5, 150], 4
 
 
 @pytest.fixture(scope="module")
@@ -37,24 +35,6 @@ def config(tmp_path_factory):
     cleanup_dist_env_and_memory()
 
 
-def common_metadata():
-    starts = torch.tensor([0, *QUERY], dtype=torch.int32).cumsum(0).int()
-    generator = torch.Generator().manual_seed(1)
-    table = torch.randperm(PAGES, generator=generator)[: len(QUERY) * 3].view(len(QUERY), 3).int()
-    tokens = int(starts[-1]) + PADDING
-    return CommonAttentionMetadata(
-        query_start_loc=starts,
-        query_start_loc_cpu=starts,
-        seq_lens=torch.tensor(SEQUENCE, dtype=torch.int32),
-        num_reqs=len(QUERY),
-        num_actual_tokens=tokens,
-        max_query_len=max(QUERY),
-        max_seq_len=max(SEQUENCE),
-        block_table_tensor=table,
-        slot_mapping=torch.full((tokens,), -1, dtype=torch.int64),
-    )
-
-
 def metadata(config):
     from winnow.engines.vllm.sparse_mla import WinnowSparseMetadataBuilder
 
@@ -65,7 +45,7 @@ def metadata(config):
     )
     spec = SimpleNamespace(block_size=PAGE)
     return WinnowSparseMetadataBuilder(spec, ["layer"], seen, torch.device("cpu")).build(
-        0, common_metadata()
+        0, padded_metadata(PAGE, PAGES)
     )
 
 

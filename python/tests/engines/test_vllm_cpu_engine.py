@@ -87,7 +87,7 @@ def test_preemption(model, tmp_path):
 
 
 def test_fp8_cache(model, tmp_path):
-    """Records of 656 bytes: e4m3 keeps 4 bits of a value, so log probabilities move by 2^-5."""
+    """Records of 656 bytes. e4m3 keeps 4 bits of a value: log probabilities move by some 2^-5."""
     folder, want = model
     got = run(folder, tmp_path, scored=scored(want["answers"]), kv_cache_dtype="fp8_ds_mla")
     assert distance(got["logprobs"], want["logprobs"]) <= 2**-4

@@ -7,14 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 import vllm
+from batches import PADDING, QUERY, SEQUENCE, padded_metadata
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.forward_context import set_forward_context
-from vllm.v1.attention.backend import CommonAttentionMetadata
 
 LAYERS = "vllm.model_executor.layers.sparse_attn_indexer"
 HEADS, TOPK, PAGE, PAGES = 8, 16, 64, 12
-# Two decodes and two chunks of prefills; then what pads the batch of a CUDA graph.
-QUERY, SEQUENCE, PADDING = [1, 1, 5, 20], [70, 3, 5, 150], 4
 NAME = "layer.indexer.k_cache"
 
 
@@ -67,30 +65,6 @@ def test_refused(models, config, lines):
     ]
 
 
-def batch():
-    starts = torch.tensor([0, *QUERY], dtype=torch.int32).cumsum(0).int()
-    generator = torch.Generator().manual_seed(1)
-    table = torch.randperm(PAGES, generator=generator)[: len(QUERY) * 3].view(len(QUERY), 3).int()
-    tokens = int(starts[-1]) + PADDING
-    slots = torch.full((tokens,), -1, dtype=torch.int64)
-    at = 0
-    for request, (query, sequence) in enumerate(zip(QUERY, SEQUENCE, strict=True)):
-        positions = torch.arange(sequence - query, sequence)
-        slots[at : at + query] = table[request][positions // PAGE] * PAGE + positions % PAGE
-        at += query
-    return CommonAttentionMetadata(
-        query_start_loc=starts,
-        query_start_loc_cpu=starts,
-        seq_lens=torch.tensor(SEQUENCE, dtype=torch.int32),
-        num_reqs=len(QUERY),
-        num_actual_tokens=tokens,
-        max_query_len=max(QUERY),
-        max_seq_len=max(SEQUENCE),
-        block_table_tensor=table,
-        slot_mapping=slots,
-    )
-
-
 def reference(q, weights, keys, scales, table, page=PAGE):
     """The top-k of each token by plain PyTorch, in ascending order; ties do not occur."""
     rows, at = [], 0
@@ -112,7 +86,7 @@ def test_topk(models, config, way):
 
     layer = cache_layer(models, config)
     assert layer.get_attn_backend() is indexer.WinnowIndexerBackend
-    common = batch()
+    common = padded_metadata(PAGE, PAGES)
     seen = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_batched_tokens=64))
     builder = layer.get_attn_backend().get_builder_cls()
     built = builder(SimpleNamespace(block_size=PAGE), [NAME], seen, torch.device("cpu")).build(
