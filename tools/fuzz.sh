@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Coverage-guided fuzzing of tests/fuzz with Clang's libFuzzer (16 or newer), under AddressSanitizer.
+#   fuzz.sh compiler                    the version of the Clang that it takes; fails without one
 #   fuzz.sh build                       the programs: build/fuzz/tests/fuzz_<target>
 #   fuzz.sh replay                      every input of the stored corpora (tests/fuzz/corpus), once
 #   fuzz.sh minute                      that, and a minute of fuzzing, shared by all targets
@@ -16,11 +17,12 @@ stored=tests/fuzz/corpus
 kept=build/fuzz/corpus
 findings=build/fuzz/findings
 
-# The newest Clang of the system that brings libFuzzer.
+# The newest Clang of the system that links with its libFuzzer.
 clang_version() {
   local version
   for version in 22 21 20 19 18 17 16; do
-    if command -v "clang++-$version" >/dev/null; then
+    if echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' |
+      "clang++-$version" -fsanitize=fuzzer,address -x c++ - -o /dev/null 2>/dev/null; then
       echo "$version"
       return
     fi
@@ -57,6 +59,7 @@ fuzz() {
 
 status=0
 case ${1:-} in
+  compiler) clang_version ;;
   build) build ;;
   replay | minute)
     build

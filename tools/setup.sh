@@ -28,7 +28,7 @@ missing() {
     header=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))' 2>/dev/null)/Python.h
     [ -f "$header" ] || echo "python3-dev (Python.h)"
   fi
-  if [ "${1:-}" = fuzz ] && ! compgen -c | grep -qE '^clang\+\+-(1[6-9]|2[0-9])$'; then
+  if [ "${1:-}" = fuzz ] && ! tools/fuzz.sh compiler >/dev/null 2>&1; then
     printf '%s\n' "clang-19 (libFuzzer)" "libclang-rt-19-dev (its runtime)" "llvm-19 (coverage)"
   fi
   # Headers anywhere the build would look: the compiler's own folders and CMAKE_PREFIX_PATH.
