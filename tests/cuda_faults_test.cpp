@@ -13,6 +13,7 @@ TEST(CudaFaults, AreNotInThisBuild) { GTEST_SKIP() << "built without CUDA (WINNO
 
 #include <cstdio>
 
+#include "core/check.h"
 #include "cuda/device.h"
 #include "cuda_verbs.h"
 #include "pipeline_problem.h"
@@ -23,9 +24,19 @@ namespace {
 // The n-th from now on fails, once; below 0: none does.
 int launches_left = -1, pinned_left = -1, events_left = -1;
 
+// The kernel of the launch that failed last, and what CUDA said of it.
+const char* failed_kernel = "";
+cudaError_t failed_result = cudaSuccess;
+
 bool fails(int& left) {
   if (left < 0) return false;
   return left-- == 0;
+}
+
+cudaError_t failed(const void* kernel, cudaError_t result) {
+  failed_result = result;
+  if (cudaFuncGetName(&failed_kernel, kernel) != cudaSuccess) failed_kernel = "?";
+  return result;
 }
 
 }  // namespace
@@ -37,16 +48,19 @@ cudaError_t __real_cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const v
                                        void** args);
 cudaError_t __wrap_cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel,
                                        void** args) {
-  cudaLaunchConfig_t used = *config;
-  if (fails(launches_left)) used.gridDim = dim3(0, 0, 0);
-  return __real_cudaLaunchKernelExC(&used, kernel, args);
+  if (!fails(launches_left)) return __real_cudaLaunchKernelExC(config, kernel, args);
+  cudaLaunchConfig_t empty = *config;
+  empty.gridDim = dim3(0, 0, 0);
+  return failed(kernel, __real_cudaLaunchKernelExC(&empty, kernel, args));
 }
 cudaError_t __real___cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** args,
                                       size_t shared, cudaStream_t stream);
 cudaError_t __wrap___cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** args,
                                       size_t shared, cudaStream_t stream) {
-  if (fails(launches_left)) grid = dim3(0, 0, 0);
-  return __real___cudaLaunchKernel(kernel, grid, block, args, shared, stream);
+  if (!fails(launches_left))
+    return __real___cudaLaunchKernel(kernel, grid, block, args, shared, stream);
+  return failed(kernel,
+                __real___cudaLaunchKernel(kernel, dim3(0, 0, 0), block, args, shared, stream));
 }
 cudaError_t __real_cudaHostAlloc(void** memory, size_t bytes, unsigned flags);
 cudaError_t __wrap_cudaHostAlloc(void** memory, size_t bytes, unsigned flags) {
@@ -63,6 +77,8 @@ cudaError_t __wrap_cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) 
 namespace winnow::testing {
 namespace {
 
+using internal::cat;
+
 // Ends the process of a case: with the line that failed, or 0.
 #define ENSURE(condition)                                          \
   do {                                                             \
@@ -72,20 +88,34 @@ namespace {
     }                                                              \
   } while (false)
 
-// 0, or the code of the Error that `call` threw; -1 for anything else, or without CUDA's message.
+// What a call did: 0, or the code of the Error that it threw, which must name CUDA's error; -1 for
+// anything else.
+struct Outcome {
+  int code = 0;
+  std::string text = "success";
+};
 template <class F>
-int code_of(F&& call) {
+Outcome outcome_of(F&& call) {
   try {
     call();
-    return 0;
+    return {};
   } catch (const Error& e) {
-    const bool says = std::string(e.what()).find("CUDA: ") != std::string::npos;
-    return says ? static_cast<int>(e.code()) : -1;
-  } catch (...) {
-    return -1;
+    const std::string text = e.what();
+    const bool says = text.find(": CUDA: cudaError") != std::string::npos;
+    return {says ? static_cast<int>(e.code()) : -1, text};
+  } catch (const std::exception& e) {
+    return {-1, e.what()};
   }
 }
 constexpr int kRuntime = static_cast<int>(ErrorCode::kRuntime);
+
+// All that went wrong in a case is printed before it ends: one run on a device tells it all.
+int mistakes = 0;
+void expect(bool right, const std::string& what, const Outcome& found) {
+  if (right) return;
+  ++mistakes;
+  std::fprintf(stderr, "%s: %s\n", what.c_str(), found.text.c_str());
+}
 
 // Every launch of every verb fails in turn; then the verb gives the bits that it gave before.
 void failing_launches() {
@@ -97,21 +127,24 @@ void failing_launches() {
     for (int n = 0; n < 64; ++n) {
       verb->load(0);
       launches_left = n;
-      const int code = code_of([&] { verb->run(cuda()); });
-      const bool failed = launches_left < 0;
+      const Outcome outcome = outcome_of([&] { verb->run(cuda()); });
+      const bool happened = launches_left < 0;
       launches_left = -1;
-      if (!failed) {
-        ENSURE(code == 0 && n > 0);
+      if (!happened) {
+        expect(outcome.code == 0 && n > 0, cat(name, ", after ", n, " launches"), outcome);
         break;
       }
-      if (code != kRuntime) std::fprintf(stderr, "%s, launch %d: %d\n", name, n, code);
-      ENSURE(code == kRuntime);
-      ENSURE(cudaGetLastError() == cudaSuccess);
+      const std::string what = cat(name, ", launch ", n, " (", failed_kernel, ", ",
+                                   cudaGetErrorName(failed_result), ")");
+      expect(failed_result != cudaSuccess, what + " was not refused", outcome);
+      expect(outcome.code == kRuntime, what, outcome);
+      expect(cudaGetLastError() == cudaSuccess, what + " left CUDA's error behind", outcome);
     }
     verb->load(0);
-    verb->run(cuda());
-    ENSURE(verb->results() == want);
+    const Outcome again = outcome_of([&] { verb->run(cuda()); });
+    expect(again.code == 0 && verb->results() == want, cat(name, ", again"), again);
   }
+  ENSURE(mistakes == 0);
 }
 
 // Pinned memory and events of a plan.
@@ -121,46 +154,104 @@ void failing_plans() {
   for (int* left : {&pinned_left, &events_left})
     for (int n = 0; n < 8; ++n) {
       *left = n;
-      const int code = code_of([&] { Plan plan(options); });
-      const bool failed = *left < 0;
+      const Outcome outcome = outcome_of([&] { Plan plan(options); });
+      const bool happened = *left < 0;
       *left = -1;
-      ENSURE(code == (failed ? kRuntime : 0));
-      if (!failed) break;
+      expect(outcome.code == (happened ? kRuntime : 0),
+             cat(left == &pinned_left ? "pinned memory " : "event ", n), outcome);
+      if (!happened) break;
     }
   Plan plan(options);
   plan.refill(world.batch());
+  ENSURE(mistakes == 0);
 }
 
-// All of the device's memory is taken: calls over memory that they have go on or say that they
-// cannot; when it is given back they give the right bits.
+// All of the device's memory that CUDA gives, for the life of the object.
+class AllMemory {
+ public:
+  AllMemory() {
+    for (size_t bytes = size_t{64} << 30; bytes >= size_t{1} << 20;) {
+      void* p = nullptr;
+      if (cudaMalloc(&p, bytes) == cudaSuccess) taken_.push_back(p);
+      else bytes /= 2;
+    }
+    cudaGetLastError();
+    void* more = nullptr;
+    ENSURE(cudaMalloc(&more, size_t{64} << 20) != cudaSuccess);
+    cudaGetLastError();
+  }
+  AllMemory(const AllMemory&) = delete;
+  AllMemory& operator=(const AllMemory&) = delete;
+  ~AllMemory() {
+    for (void* p : taken_) cudaFree(p);
+  }
+
+ private:
+  std::vector<void*> taken_;
+};
+
+Outcome make_plan() {
+  return outcome_of([] { Plan({.pages = 8, .max_tokens = 8, .target = {.device = cuda()}}); });
+}
+
+// Calls over memory that they have need no more of it, once CUDA has loaded their kernels.
 void full_memory() {
-  std::vector<std::pair<VerbPtr, std::string> > all;
-  for (const auto& [name, make] : verbs()) all.emplace_back(make(), "");
-  std::vector<void*> taken;
-  for (size_t bytes = size_t{64} << 30; bytes >= size_t{1} << 20;) {
-    void* p = nullptr;
-    if (cudaMalloc(&p, bytes) == cudaSuccess) taken.push_back(p);
-    else bytes /= 2;
+  struct Run {
+    const char* name;
+    VerbPtr verb;
+    std::string want;
+  };
+  std::vector<Run> runs;
+  for (const auto& [name, make] : verbs()) {
+    runs.push_back({name, make(), ""});
+    runs.back().verb->load(0);
+    runs.back().verb->run(cuda());
+    runs.back().want = runs.back().verb->results();
   }
-  cudaGetLastError();
-  void* more = nullptr;
-  ENSURE(cudaMalloc(&more, size_t{64} << 20) != cudaSuccess);
-  cudaGetLastError();
-  for (auto& [verb, bits] : all) {
-    verb->load(0);
-    const int code = code_of([&, v = verb.get()] { v->run(cuda()); });
-    ENSURE(code == 0 || code == kRuntime);
-    if (code == 0) bits = verb->results();
-    ENSURE(code_of([&] { Plan({.pages = 8, .max_tokens = 8, .target = {.device = cuda()}}); }) >=
-           0);
+  const auto all = [&](const char* when) {
+    for (const Run& r : runs) {
+      r.verb->load(0);
+      const Outcome outcome = outcome_of([&] { r.verb->run(cuda()); });
+      expect(outcome.code == 0 && r.verb->results() == r.want, cat(r.name, ", ", when), outcome);
+    }
+    const Outcome plan = make_plan();
+    expect(plan.code == 0 || plan.code == kRuntime, cat("Plan, ", when), plan);
+  };
+  {
+    const AllMemory taken;
+    all("memory full");
   }
-  for (void* p : taken) cudaFree(p);
-  for (auto& [verb, bits] : all) {
-    verb->load(0);
-    verb->run(cuda());
-    const std::string now = verb->results();
-    ENSURE(bits.empty() || now == bits);
+  all("memory free again");
+  ENSURE(mistakes == 0);
+}
+
+// The memory is full when CUDA would load the kernels: a call does its work or says what the device
+// lacks. CUDA may refuse such a kernel for good, and a call that meets this names the cause, too.
+void full_memory_at_first() {
+  std::vector<std::pair<const char*, VerbPtr> > runs;
+  for (const auto& [name, make] : verbs()) runs.emplace_back(name, make());
+  std::vector<std::string> bits(runs.size());
+  const auto all = [&](const char* when) {
+    for (size_t i = 0; i < runs.size(); ++i) {
+      const auto& [name, verb] = runs[i];
+      verb->load(0);
+      const Outcome outcome = outcome_of([&, v = verb.get()] { v->run(cuda()); });
+      std::fprintf(stderr, "%s, %s: %s\n", name, when, outcome.text.c_str());
+      const bool explained = outcome.text.find("the device's memory") != std::string::npos;
+      expect(outcome.code == 0 || (outcome.code == kRuntime && explained), cat(name, ", ", when),
+             outcome);
+      if (outcome.code != 0) continue;
+      const std::string now = verb->results();
+      expect(bits[i].empty() || now == bits[i], cat(name, ", ", when, ": other bits"), outcome);
+      bits[i] = now;
+    }
+  };
+  {
+    const AllMemory taken;
+    all("memory full");
   }
+  all("memory free again");
+  ENSURE(mistakes == 0);
 }
 
 // A kernel that read where nothing is: nothing runs in this context again. Every call says so,
@@ -173,13 +264,17 @@ void broken_context() {
                  .target = {.device = cuda()}};
   select(lie);
   ENSURE(cudaDeviceSynchronize() != cudaSuccess);
-  for (int i = 0; i < 3; ++i) ENSURE(code_of([&] { good->run(cuda()); }) == kRuntime);
-  ENSURE(code_of([&] { Plan({.pages = 8, .max_tokens = 8, .target = {.device = cuda()}}); }) ==
-         kRuntime);
+  for (int i = 0; i < 3; ++i) {
+    const Outcome outcome = outcome_of([&] { good->run(cuda()); });
+    expect(outcome.code == kRuntime, "select", outcome);
+  }
+  const Outcome plan = make_plan();
+  expect(plan.code == kRuntime, "Plan", plan);
   const std::vector<float> logits = {3, 1, 2};
   std::vector<int32_t> ids(2, -7);
   select({.logits = tensor(logits.data(), {1, 3}), .ids = tensor(ids.data(), {1, 2})});
   ENSURE(ids == std::vector<int32_t>({0, 2}));
+  ENSURE(mistakes == 0);
 }
 
 struct Case {
@@ -203,6 +298,7 @@ TEST_P(CudaFaultsDeathTest, IsAnError) {
 constexpr Case kCases[] = {{"failing_launches", failing_launches},
                            {"failing_plans", failing_plans},
                            {"full_memory", full_memory},
+                           {"full_memory_at_first", full_memory_at_first},
                            {"broken_context", broken_context}};
 INSTANTIATE_TEST_SUITE_P(Cases, CudaFaultsDeathTest, ::testing::ValuesIn(kCases),
                          [](const auto& info) { return std::string(info.param.name); });

@@ -13,6 +13,7 @@
 #include "absorb/multiply_sm90.h"
 #include "core/formats.h"
 #include "cuda/device.h"
+#include "cuda/launch.h"
 #include "cuda/mma.h"
 
 namespace winnow::internal::absorb::sm90 {
@@ -140,8 +141,9 @@ void launch_tiles(const Task& task, cudaStream_t stream) {
   const Product& p = task.p;
   const int64_t tiles = (p.rows + C::kRows - 1) / C::kRows * ((p.cols + C::kCols - 1) / C::kCols);
   constexpr int kBytes = sizeof(typename C::SharedMemory);
-  cudaFuncSetAttribute(multiply_any<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  cuda::keep_error(cuda::allow_shared(multiply_any<C>, kBytes));
   multiply_any<C><<<static_cast<unsigned>(tiles * p.heads), kThreads, kBytes, stream>>>(task);
+  cuda::keep_error(cudaGetLastError());
 }
 
 void tile_product(const Product& p, const Device& device) {
@@ -201,11 +203,13 @@ void copy(const Copy& c, const Device& device) {
   if (c.shape[0] == 0 || c.shape[1] == 0 || c.shape[2] == 0) return;
   if (copies_vectors(c)) {
     copy_rows<<<blocks_for((vectors_of(c) + 255) / 256, device), 256, 0, stream>>>(c);
+    cuda::keep_error(cudaGetLastError());
     return;
   }
   const int64_t tiles =
       (c.shape[0] + kTile - 1) / kTile * c.shape[1] * ((c.shape[2] + kTile - 1) / kTile);
   copy_tiles<<<blocks_for(tiles, device), dim3(kTile, 8), 0, stream>>>(c);
+  cuda::keep_error(cudaGetLastError());
 }
 
 __global__ void __launch_bounds__(256) dequantize_rows(const __grid_constant__ DequantizeParams p) {
@@ -272,6 +276,7 @@ void dequantize(const DequantizeParams& p) noexcept {
   if (p.rows == 0 || p.cols == 0) return;
   const auto stream = static_cast<cudaStream_t>(p.device.stream);
   dequantize_rows<<<blocks_for(p.rows, p.device), 256, 0, stream>>>(p);
+  cuda::keep_error(cudaGetLastError());
 }
 
 }  // namespace winnow::internal::absorb::sm90

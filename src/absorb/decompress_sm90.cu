@@ -21,6 +21,7 @@
 
 #include "absorb/multiply_sm90.h"
 #include "cuda/device.h"
+#include "cuda/launch.h"
 #include "cuda/mma.h"
 #include "cuda/tensor_map.h"
 #include "cuda/wgmma_bf16.h"
@@ -261,7 +262,7 @@ void launch(Expand& t, const Device& device) {
   constexpr int kBytes = sizeof(SharedMemory);
   static_assert(kBytes <= 232448);
   const auto kernel = decompress_rows<kByColumn>;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  cuda::keep_error(cuda::allow_shared(kernel, kBytes));
   const Product& p = t.p[0];
   const int64_t tiles = (p.rows + kBlocks * kRows - 1) / (kBlocks * kRows);
   const int64_t clusters = cuda::multiprocessors(device.index) / kBlocks;
@@ -277,6 +278,7 @@ void launch(Expand& t, const Device& device) {
   const int64_t blocks = kBlocks * std::min(tiles * t.splits, clusters);
   kernel<<<static_cast<unsigned>(blocks), kThreads, kBytes,
            static_cast<cudaStream_t>(device.stream)>>>(t);
+  cuda::keep_error(cudaGetLastError());
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 
 #include "absorb/multiply_sm90.h"
 #include "cuda/device.h"
+#include "cuda/launch.h"
 #include "cuda/mma.h"
 #include "cuda/wgmma_bf16_128.h"
 
@@ -136,11 +137,12 @@ template <int kGroups, bool kByColumn, int kStages>
 void launch(const Tiles& t, int64_t blocks, cudaStream_t stream) {
   constexpr int kBytes = sizeof(Stage<kGroups>);
   const auto kernel = multiply_tiles<kGroups, kByColumn, kStages>;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kStages * kBytes);
+  cuda::keep_error(cuda::allow_shared(kernel, kStages * kBytes));
   // No more stages than slices: four blocks of a short depth share a multiprocessor.
   const int64_t slices = (t.p[0].depth + kDepth - 1) / kDepth;
   const int bytes = static_cast<int>(std::min<int64_t>(slices, kStages)) * kBytes;
   kernel<<<static_cast<unsigned>(blocks), 128 * kGroups, bytes, stream>>>(t);
+  cuda::keep_error(cudaGetLastError());
 }
 
 // Tiles of 64 * groups rows; their number.

@@ -14,6 +14,7 @@
 
 #include "absorb/multiply_sm90.h"
 #include "cuda/device.h"
+#include "cuda/launch.h"
 #include "cuda/mma.h"
 #include "cuda/tensor_map.h"
 #include "cuda/wgmma_bf16_128.h"
@@ -159,8 +160,9 @@ void launch(const Stream& t, cudaStream_t stream) {
   constexpr int kBytes = sizeof(SharedMemory);
   static_assert(kBytes <= 232448);
   const auto kernel = stream_rows<kByColumn, kOne>;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  cuda::keep_error(cuda::allow_shared(kernel, kBytes));
   kernel<<<static_cast<unsigned>(t.p.heads * t.splits), kThreads, kBytes, stream>>>(t);
+  cuda::keep_error(cudaGetLastError());
 }
 
 }  // namespace

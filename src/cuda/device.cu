@@ -4,10 +4,47 @@
 
 #include <array>
 #include <atomic>
+#include <utility>
 
 #include "core/check.h"
+#include "cuda/launch.h"
 
 namespace winnow::internal::cuda {
+
+namespace {
+
+// Of the launches of this thread since its last check_launch().
+thread_local cudaError_t kept_error = cudaSuccess;
+
+// Whether a call has found the device's memory full.
+std::atomic<bool> memory_was_full{false};
+
+// CUDA loads a kernel into the device's memory when it is first called. Where that memory is full,
+// it says that it is out of memory or that the error is unknown, and it may say the latter of this
+// kernel for good: the error is then unknown to CUDA, but not to the user.
+std::string cause_of(cudaError_t e) {
+  size_t free = 0, total = 0;
+  constexpr size_t kLittle = size_t{64} << 20;
+  const bool full = cudaMemGetInfo(&free, &total) == cudaSuccess && free < kLittle;
+  cudaGetLastError();
+  if (e == cudaErrorMemoryAllocation || (e == cudaErrorUnknown && full)) {
+    memory_was_full.store(true, std::memory_order_relaxed);
+    return cat("; of the device's memory ", free >> 20, " MiB are free");
+  }
+  if (e == cudaErrorUnknown && memory_was_full.load(std::memory_order_relaxed))
+    return "; the device's memory was full when CUDA loaded a kernel (CUDA_MODULE_LOADING=EAGER "
+           "loads them at the start)";
+  return {};
+}
+
+// Throws Error(kRuntime) that names the error as CUDA does, in both ways.
+void throw_if(cudaError_t e, const char* stage) {
+  if (e == cudaSuccess) return;
+  throw Error(ErrorCode::kRuntime, cat(stage, ": CUDA: ", cudaGetErrorName(e), " (",
+                                       cudaGetErrorString(e), ")", cause_of(e)));
+}
+
+}  // namespace
 
 std::string missing() {
   static const std::string reason = []() -> std::string {
@@ -54,8 +91,7 @@ Current::~Current() {
 
 void* allocate_pinned(size_t bytes) {
   void* memory = nullptr;
-  if (const cudaError_t e = cudaHostAlloc(&memory, bytes, cudaHostAllocPortable); e != cudaSuccess)
-    throw Error(ErrorCode::kRuntime, cat("plan: CUDA: ", cudaGetErrorString(e)));
+  throw_if(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable), "plan");
   return memory;
 }
 
@@ -65,15 +101,14 @@ void release_pinned(void* memory) noexcept {
 
 void copy_to_device(const Device& device, void* to, const void* from, size_t bytes) noexcept {
   if (bytes > 0)
-    cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(device.stream));
+    keep_error(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault,
+                               static_cast<cudaStream_t>(device.stream)));
 }
 
 void* make_mark(const Device& device) {
   const Current current(device);
   cudaEvent_t event = nullptr;
-  if (const cudaError_t e = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
-      e != cudaSuccess)
-    throw Error(ErrorCode::kRuntime, cat("plan: CUDA: ", cudaGetErrorString(e)));
+  throw_if(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "plan");
   return event;
 }
 
@@ -88,17 +123,23 @@ void pass_mark(void* mark, const Device& device) noexcept {
   if (cudaStreamIsCapturing(stream, &status) != cudaSuccess ||
       status != cudaStreamCaptureStatusNone)
     return;
-  cudaStreamWaitEvent(stream, event, 0);
-  cudaEventRecord(event, stream);
+  keep_error(cudaStreamWaitEvent(stream, event, 0));
+  keep_error(cudaEventRecord(event, stream));
 }
 
 void wait_mark(void* mark) noexcept {
   if (mark) cudaEventSynchronize(static_cast<cudaEvent_t>(mark));
 }
 
+void keep_error(cudaError_t result) noexcept {
+  if (kept_error == cudaSuccess) kept_error = result;
+}
+
 void check_launch(const char* stage) {
-  if (const cudaError_t e = cudaGetLastError(); e != cudaSuccess)
-    throw Error(ErrorCode::kRuntime, cat(stage, ": CUDA: ", cudaGetErrorString(e)));
+  // Taken either way, or the next call would be blamed.
+  const cudaError_t last = cudaGetLastError();
+  const cudaError_t kept = std::exchange(kept_error, cudaSuccess);
+  throw_if(kept != cudaSuccess ? kept : last, stage);
 }
 
 }  // namespace winnow::internal::cuda

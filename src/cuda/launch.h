@@ -13,6 +13,11 @@ inline cudaStream_t stream_of(const Device& device) {
   return static_cast<cudaStream_t>(device.stream);
 }
 
+// Keeps the first error since the last check_launch() of this thread. Every launch, and every call
+// that readies one, hands its own result here: CUDA's last error may be gone when a later call
+// succeeds. Behind <<<>>> the result is cudaGetLastError().
+void keep_error(cudaError_t result) noexcept;
+
 // Lets a kernel have more than 48 KB of shared memory, on the current device.
 template <class... Args>
 cudaError_t allow_shared(void (*kernel)(Args...), size_t bytes) {

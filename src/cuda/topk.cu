@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cuda/device.h"
+#include "cuda/launch.h"
 #include "cuda/topk_stream.cuh"
 
 namespace winnow::internal::cuda {
@@ -20,8 +21,7 @@ template <class... Args>
 void launch(void (*kernel)(Args...), const TopkParams& p, int blocks, size_t bytes,
             Args... args) noexcept {
   // The same limit for every call: another host thread may be between it and its launch.
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                       static_cast<int>(kMostShared));
+  keep_error(allow_shared(kernel, kMostShared));
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = p.overlap;
@@ -34,7 +34,7 @@ void launch(void (*kernel)(Args...), const TopkParams& p, int blocks, size_t byt
   config.stream = static_cast<cudaStream_t>(p.device.stream);
   config.attrs = attributes;
   config.numAttrs = blocks > 1 ? 2 : 1;
-  cudaLaunchKernelEx(&config, kernel, args...);
+  keep_error(cudaLaunchKernelEx(&config, kernel, args...));
 }
 
 template <int kGroups>

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "cuda/launch.h"
 #include "lists/kernel.h"
 
 namespace winnow::internal::lists::sm90 {
@@ -56,16 +57,19 @@ void slots(const SlotsParams& p) noexcept {
   if (p.slot_count == 0) return;
   const int64_t blocks = (p.slot_count + kThreads - 1) / kThreads;
   slot_entries<<<static_cast<unsigned>(blocks), kThreads, 0, stream_of(p.device)>>>(p);
+  cuda::keep_error(cudaGetLastError());
 }
 
 void runs(const RunParams& p) noexcept {
   if (p.tokens.count == 0) return;
   run_rows<<<grid_of(p.tokens.count, p.out.width), kThreads, 0, stream_of(p.device)>>>(p);
+  cuda::keep_error(cudaGetLastError());
 }
 
 void combined(const CombinedParams& p) noexcept {
   if (p.tokens.count == 0) return;
   combined_rows<<<grid_of(p.tokens.count, p.out.width), kThreads, 0, stream_of(p.device)>>>(p);
+  cuda::keep_error(cudaGetLastError());
 }
 
 }  // namespace winnow::internal::lists::sm90

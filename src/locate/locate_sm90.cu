@@ -5,6 +5,7 @@
 // Memory-bound beyond that: 8 B per id and the block table from L1/L2.
 #include <cuda_runtime.h>
 
+#include "cuda/launch.h"
 #include "locate/kernel.h"
 
 namespace winnow::internal::locate {
@@ -101,6 +102,7 @@ void sm90(const Params& p) noexcept {
   if (p.tokens == 0) return;
   const auto stream = static_cast<cudaStream_t>(p.device.stream);
   locate_rows<<<static_cast<unsigned>(p.tokens), kThreads, 0, stream>>>(p);
+  cuda::keep_error(cudaGetLastError());
 }
 
 }  // namespace winnow::internal::locate

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "cuda/launch.h"
 #include "mask/kernel.h"
 
 namespace winnow::internal::mask {
@@ -89,6 +90,7 @@ void sm90(const Params& p) noexcept {
   const size_t shared = std::min(p.bytes, int64_t{kStretch}) / 16 * 16 + 32;
   mask_rows<<<blocks, kThreads, shared, static_cast<cudaStream_t>(p.device.stream)>>>(
       p, static_cast<unsigned>(stretches));
+  cuda::keep_error(cudaGetLastError());
 }
 
 }  // namespace winnow::internal::mask

@@ -11,6 +11,7 @@
 #include "core/formats.h"
 #include "cuda/device.h"
 #include "cuda/hopper.h"
+#include "cuda/launch.h"
 #include "merge/kernel.h"
 
 namespace winnow::internal::merge {
@@ -154,6 +155,7 @@ void launch(const Params& p) {
       aligned(p.out, alignof(Several<Out, kTogether>), {p.out_token_stride, p.out_head_stride}))
     merge_rows<In, Out, kTogether><<<blocks, kThreads, 0, stream>>>(p, rows);
   else merge_rows<In, Out, 1><<<blocks, kThreads, 0, stream>>>(p, rows);
+  cuda::keep_error(cudaGetLastError());
 }
 
 }  // namespace

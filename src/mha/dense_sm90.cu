@@ -21,6 +21,7 @@
 #include <algorithm>
 #include <cfloat>
 
+#include "cuda/launch.h"
 #include "cuda/mma.h"
 #include "cuda/wgmma_bf16_128.h"
 #include "mha/dense_sm90.h"
@@ -403,7 +404,7 @@ template <class Set>
 void launch(const Task& task, unsigned cluster) {
   constexpr int kBytes = sizeof(SharedMemory<Set>);
   static_assert(kBytes <= 232448);
-  cudaFuncSetAttribute(attend_dense<Set>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  cuda::keep_error(cuda::allow_shared(attend_dense<Set>, kBytes));
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {cluster, 1, 1};
@@ -414,7 +415,7 @@ void launch(const Task& task, unsigned cluster) {
   config.stream = static_cast<cudaStream_t>(task.p.device.stream);
   config.attrs = &attribute;
   config.numAttrs = cluster > 1;
-  cudaLaunchKernelEx(&config, attend_dense<Set>, task);
+  cuda::keep_error(cudaLaunchKernelEx(&config, attend_dense<Set>, task));
 }
 
 }  // namespace

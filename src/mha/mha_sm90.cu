@@ -12,6 +12,7 @@
 #include <cfloat>
 
 #include "core/formats.h"
+#include "cuda/launch.h"
 #include "cuda/mma.h"
 #include "mha/dense_sm90.h"
 #include "mha/mha_sm90.cuh"
@@ -345,10 +346,11 @@ void tiles_sm90(const Params& p) noexcept {
   // The same limit for every call: another host thread may be between it and its launch.
   constexpr int kMost = bytes_of(kMostResident + cuda::kTilePad);
   static_assert(kMost <= 232448);
-  cudaFuncSetAttribute(attend_tiles, cudaFuncAttributeMaxDynamicSharedMemorySize, kMost);
+  cuda::keep_error(cuda::allow_shared(attend_tiles, kMost));
   const auto blocks = static_cast<unsigned>(task.tiles * p.heads * task.v_tiles);
   attend_tiles<<<blocks, kThreads, bytes_of(task.q_width),
                  static_cast<cudaStream_t>(p.device.stream)>>>(task);
+  cuda::keep_error(cudaGetLastError());
 }
 
 }  // namespace winnow::internal::mha

@@ -19,6 +19,7 @@
 // stored in that order.
 #pragma once
 
+#include "cuda/launch.h"
 #include "cuda/wgmma_fp8.h"
 #include "score/score_load_sm90.cuh"
 
@@ -338,7 +339,7 @@ void launch(const Params& p, int32_t chunk) noexcept {
   const int64_t groups = (p.tokens + p.guess.step - 1) / p.guess.step;
   const int64_t chunks = (p.ranges.limit + chunk - 1) / chunk;
   const int bytes = sizeof(SharedMemory<C>);
-  cudaFuncSetAttribute(score_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  cuda::keep_error(cuda::allow_shared(score_kernel<C>, bytes));
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = p.overlap;
@@ -352,7 +353,7 @@ void launch(const Params& p, int32_t chunk) noexcept {
   config.stream = static_cast<cudaStream_t>(p.device.stream);
   config.attrs = &overlap;
   config.numAttrs = 1;
-  cudaLaunchKernelEx(&config, score_kernel<C>, p, chunk);
+  cuda::keep_error(cudaLaunchKernelEx(&config, score_kernel<C>, p, chunk));
 }
 
 }  // namespace winnow::internal::score

@@ -10,6 +10,7 @@
 
 #include "cuda/device.h"
 #include "cuda/hopper.h"
+#include "cuda/launch.h"
 #include "model/records.h"
 #include "write/kernel.h"
 
@@ -184,6 +185,7 @@ void gather(const GatherParams& p) noexcept {
     using R = decltype(record);
     if (aligned) gather_records<R, true><<<blocks, kThreads, 0, stream>>>(p);
     else gather_records<R, false><<<blocks, kThreads, 0, stream>>>(p);
+    cuda::keep_error(cudaGetLastError());
   });
 }
 

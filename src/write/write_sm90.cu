@@ -9,6 +9,7 @@
 #include <cfloat>
 
 #include "cuda/device.h"
+#include "cuda/launch.h"
 #include "model/records.h"
 #include "write/kernel.h"
 
@@ -127,12 +128,14 @@ void write(const Params& p) noexcept {
     using R = decltype(record);
     write_records<R>
         <<<static_cast<unsigned>(p.tokens), 32 * write_warps<R>(), 0, stream_of(p.device)>>>(p);
+    cuda::keep_error(cudaGetLastError());
   });
 }
 
 void join(const JoinParams& p) noexcept {
   if (p.tokens * p.heads == 0) return;
   join_heads<<<static_cast<unsigned>(p.tokens * p.heads), 128, 0, stream_of(p.device)>>>(p);
+  cuda::keep_error(cudaGetLastError());
 }
 
 void quantize(const QuantizeParams& p) noexcept {
@@ -140,10 +143,13 @@ void quantize(const QuantizeParams& p) noexcept {
   const int64_t wanted = (p.count + kQuantizeThreads - 1) / kQuantizeThreads;
   const int64_t most = 4 * cuda::multiprocessors(p.device.index);
   const unsigned blocks = static_cast<unsigned>(wanted < 1 ? 1 : wanted < most ? wanted : most);
-  cudaMemsetAsync(p.scale, 0, sizeof(float), stream);
+  cuda::keep_error(cudaMemsetAsync(p.scale, 0, sizeof(float), stream));
   find_largest<<<blocks, kQuantizeThreads, 0, stream>>>(p);
+  cuda::keep_error(cudaGetLastError());
   quantize_all<<<blocks, kQuantizeThreads, 0, stream>>>(p);
+  cuda::keep_error(cudaGetLastError());
   finish_scale<<<1, 1, 0, stream>>>(p.scale);
+  cuda::keep_error(cudaGetLastError());
 }
 
 }  // namespace winnow::internal::write::sm90

@@ -219,16 +219,21 @@ cudaError_t launch_way(const Args& args, int tokens_at_once, cudaStream_t stream
 
 // Chooses the instantiation whose CTA has share.heads heads.
 template <class Row, int kMaxHeads>
-void launch_heads(const Args& args, Share share, cudaStream_t stream) {
+cudaError_t launch_share(const Args& args, Share share, cudaStream_t stream) {
   switch (share.heads) {
-    case 8: launch_way<Row, 8>(args, share.tokens, stream); break;
-    case 16: launch_way<Row, 16>(args, share.tokens, stream); break;
-    case 24: launch_way<Row, 24>(args, share.tokens, stream); break;
-    case 32: launch_way<Row, 32>(args, share.tokens, stream); break;
-    case 48: launch_way<Row, 48>(args, share.tokens, stream); break;
+    case 8: return launch_way<Row, 8>(args, share.tokens, stream);
+    case 16: return launch_way<Row, 16>(args, share.tokens, stream);
+    case 24: return launch_way<Row, 24>(args, share.tokens, stream);
+    case 32: return launch_way<Row, 32>(args, share.tokens, stream);
+    case 48: return launch_way<Row, 48>(args, share.tokens, stream);
     default:
-      if constexpr (kMaxHeads >= 64) launch_way<Row, 64>(args, share.tokens, stream);
+      if constexpr (kMaxHeads >= 64) return launch_way<Row, 64>(args, share.tokens, stream);
+      else return cudaErrorInvalidConfiguration;
   }
+}
+template <class Row, int kMaxHeads>
+void launch_heads(const Args& args, Share share, cudaStream_t stream) {
+  keep_error(launch_share<Row, kMaxHeads>(args, share, stream));
 }
 
 }  // namespace winnow::internal::attend::decode_sm90

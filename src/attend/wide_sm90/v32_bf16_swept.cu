@@ -5,7 +5,7 @@
 namespace winnow::internal::attend::wide_sm90 {
 
 void launch_v32_bf16_swept(const Args& args, int ctas, cudaStream_t stream) {
-  launch<Rows<V32Bf16, true>>(args, ctas, stream);
+  cuda::keep_error(launch<Rows<V32Bf16, true>>(args, ctas, stream));
 }
 
 }  // namespace winnow::internal::attend::wide_sm90

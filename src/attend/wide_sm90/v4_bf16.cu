@@ -5,7 +5,7 @@
 namespace winnow::internal::attend::wide_sm90 {
 
 void launch_v4_bf16(const Args& args, int ctas, cudaStream_t stream) {
-  launch<Rows<V4Bf16>>(args, ctas, stream);
+  cuda::keep_error(launch<Rows<V4Bf16>>(args, ctas, stream));
 }
 
 }  // namespace winnow::internal::attend::wide_sm90
