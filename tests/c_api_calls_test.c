@@ -41,9 +41,10 @@ static void projections(void) {
   mha.q = bf16(attn, 3, SHAPE(1, 1, 2));
   mha.k = decompress.k;
   mha.v = decompress.v;
-  mha.scale = 0.5f;
   mha.out = bf16(o, 3, SHAPE(1, 1, 2));
   mha.lse = f32(&lse, 2, SHAPE(1, 1));
+  INVALID(winnow_attend_mha(&mha), "scale");
+  mha.scale = 0.5f;
   OK(winnow_attend_mha(&mha));
   CHECK(from_bf16(o[0]) == 5 && fabsf(lse - 7.5f) < 1e-3f);
   uint8_t bits[1] = {0xfe}; /* all but the one key */

@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cstddef>
-#include <limits>
 #include <span>
 
 #include "winnow/mask.h"
@@ -14,9 +13,6 @@
 namespace winnow {
 
 class Plan;
-
-// A number that has no right default and was not given.
-inline constexpr float kNotGiven = std::numeric_limits<float>::quiet_NaN();
 
 // One list of keys per query token. V3.2 has one list. V4 has two (sliding window, compressed),
 // each with a cache of its own, under one softmax.

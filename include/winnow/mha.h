@@ -1,9 +1,14 @@
 // mha: sparse attention over uncompressed keys and values, one set per token.
 #pragma once
 
+#include <limits>
+
 #include "winnow/tensor.h"
 
 namespace winnow {
+
+// A number that has no right default and was not given.
+inline constexpr float kNotGiven = std::numeric_limits<float>::quiet_NaN();
 
 struct MhaArgs {
   Tensor q;  // [T, H, d_qk] bf16
@@ -20,7 +25,7 @@ struct MhaArgs {
   Tensor bits = {};
   // [T, M] f32, optional: added to the logit of id j (0 for ids >= M). -inf excludes the id.
   Tensor bias = {};
-  float scale = 1.0f;
+  float scale = kNotGiven;  // of the logits, as the model defines it: there is no default
   Tensor sink = {};  // [H] f32, optional
   Tensor out;        // [T, H, d_v] bf16
   Tensor lse = {};   // [T, H] f32, optional

@@ -172,14 +172,14 @@ typedef struct winnow_mha_args {
   winnow_tensor q, k, v;              /* [T, H, d_qk], [N, H, d_qk], [N, H, d_v] bf16 */
   winnow_tensor ids, starts, lengths; /* [T, K], [T], [T] int32, optional */
   winnow_tensor mask, bias;           /* [T, M] uint8, [T, M] f32, optional */
-  float scale;
+  float scale;                        /* no default, as in winnow_attend_args */
   winnow_tensor sink, out, lse; /* [H] f32, [T, H, d_v] bf16, [T, H] f32; only out must be given */
   bool empty_lse_negative;
   winnow_target target;
   winnow_tensor bits; /* [T, M] uint8, optional: of winnow_topk_mask */
 } winnow_mha_args;
 #define WINNOW_MHA_ARGS_INIT \
-  { .struct_size = sizeof(winnow_mha_args), .scale = 1.0f }
+  { .struct_size = sizeof(winnow_mha_args), .scale = WINNOW_NOT_GIVEN }
 winnow_status winnow_attend_mha(const winnow_mha_args* args);
 
 typedef struct winnow_topk_mask_args {

@@ -51,7 +51,7 @@ nb::object attend_mha_(Call& c) {
   a.bits = c.in("bits");
   a.bias = c.in("bias");
   a.sink = c.in("sink");
-  a.scale = static_cast<float>(c.number("scale", 1 / std::sqrt(double(a.q.shape[2]))));
+  a.scale = static_cast<float>(c.number("scale"));
   a.out = c.out("out", DType::kBf16, {a.q.shape[0], a.q.shape[1], a.v.shape[2]});
   if (c.wanted("lse")) a.lse = c.out("lse", DType::kF32, {a.q.shape[0], a.q.shape[1]});
   a.empty_lse_negative = c.flag("empty_lse_negative");
@@ -120,13 +120,11 @@ Returns out [tokens, heads, 512] bf16; with lse=True (or an array) and max_logit
 lse and max_logit [tokens, heads] f32 behind it. A row without a valid entry is 0 with lse +inf
 (-inf with empty_lse_negative).)");
   def(m,
-      "def attend_mha(q: Array, k: Array, v: Array, *, ids: Array | None = None, starts: Array | "
-      "None = "
-      "None, lengths: Array | None = None, mask: Array | None = None, bits: Array | None = "
-      "None, bias: Array | None = None, scale: "
-      "float | None = None, sink: Array | None = None, out: Array | None = None, lse: Array | bool "
-      "= "
-      "False, empty_lse_negative: bool = False, kernel: str | None = None) -> Any",
+      "def attend_mha(q: Array, k: Array, v: Array, *, scale: float, ids: Array | None = None, "
+      "starts: Array | None = None, lengths: Array | None = None, mask: Array | None = None, bits: "
+      "Array | None = None, bias: Array | None = None, sink: Array | None = None, out: Array | "
+      "None = None, lse: Array | bool = False, empty_lse_negative: bool = False, kernel: str | "
+      "None = None) -> Any",
       attend_mha_,
       R"(Sparse attention over uncompressed keys and values, one set of keys per token.
 
@@ -138,7 +136,7 @@ lengths  [tokens] int32: ids outside [0, length) are skipped
 mask     [tokens, M] uint8 or bool: an id counts only where it is not 0
 bits     [tokens, M] uint8: an id counts only where its bit is set, as topk_mask makes them
 bias     [tokens, M] f32: added to the logit of an id; -inf excludes it
-scale    1 / sqrt(d_qk) if not given
+scale    of the logits, as for attend()
 
 Returns out [tokens, heads, d_v] bf16, or (out, lse [tokens, heads] f32) with lse=True.)");
   def(m,

@@ -151,8 +151,12 @@ def test_scale_must_be_given():
         winnow.attend(q, cache, indices, scale=None)
     with pytest.raises(TypeError, match=r"pipeline\(\) misses the argument 'scale'"):
         winnow.pipeline(None, q, q, q, cache, indices)
+    with pytest.raises(TypeError, match=r"attend_mha\(\) misses the argument 'scale'"):
+        winnow.attend_mha(q, q, q)
     with pytest.raises(RuntimeError, match="missing value for argument 'scale'"):
         torch.ops.winnow.attend(q, cache.data, indices, "v32_fp8", 16)
+    with pytest.raises(RuntimeError, match="missing value for argument 'scale'"):
+        torch.ops.winnow.attend_mha(q, q, q)
     # FlashMLA has a default, so winnow.flash_mla has it too.
     q = torch.randn(1, 1, 4, 576).bfloat16()
     arguments = q, torch.ones(1, 16, 1, 656, dtype=torch.uint8), None, None, 512

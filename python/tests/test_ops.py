@@ -328,8 +328,9 @@ def test_masks_and_lists(device):
     assert [list(np.flatnonzero(row)) for row in bits] == [[0, 9], [3, 8]]
     d = Draw(1, device=device)
     q, k, v = d.bf16(2, 3, 16), d.bf16(12, 3, 16), d.bf16(12, 3, 8)
-    by_bits = winnow.attend_mha(q, k, v, bits=mask)
-    by_bytes = winnow.attend_mha(q, k, v, mask=torch.from_numpy(bits[:, :12].copy()).to(device))
+    by_bits = winnow.attend_mha(q, k, v, bits=mask, scale=0.2)
+    as_bytes = torch.from_numpy(bits[:, :12].copy()).to(device)
+    by_bytes = winnow.attend_mha(q, k, v, mask=as_bytes, scale=0.2)
     assert torch.equal(by_bits, by_bytes)
     positions, requests = ints([255, 511, 383, 639]), ints([0, 1, 0, 1])
     width = winnow.c128a_width(639)

@@ -78,7 +78,10 @@ def arguments():
                 "sink": torch.zeros(2),
             },
         ),
-        "attend_mha": ((bf16(3, 2, 48), bf16(24, 2, 48), bf16(24, 2, 32)), {"ids": indices}),
+        "attend_mha": (
+            (bf16(3, 2, 48), bf16(24, 2, 48), bf16(24, 2, 32)),
+            {"ids": indices, "scale": 0.14},
+        ),
         "topk_mask": ((indices, 24), {}),
         "merge": ((torch.rand(2, 3, 2, 16), torch.rand(2, 3, 2)), {"sink": torch.zeros(2)}),
         "compressed_slots": ((ints(3, 4, 7), requests, table), {"page": 8, "pages": 3}),

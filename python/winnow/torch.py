@@ -314,8 +314,8 @@ def _(q, cache, indices, format, page=None, **rest):
 
 
 @_operator(
-    "attend_mha(Tensor q, Tensor k, Tensor v, *, Tensor? ids=None, Tensor? starts=None, Tensor? "
-    "lengths=None, Tensor? mask=None, Tensor? bits=None, Tensor? bias=None, float? scale=None, "
+    "attend_mha(Tensor q, Tensor k, Tensor v, *, float scale, Tensor? ids=None, Tensor? "
+    "starts=None, Tensor? lengths=None, Tensor? mask=None, Tensor? bits=None, Tensor? bias=None, "
     "Tensor? sink=None, bool empty_lse_negative=False) -> (Tensor, Tensor)"
 )
 def _attend_mha(q, k, v, **rest):

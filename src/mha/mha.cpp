@@ -133,6 +133,7 @@ Params checked(const MhaArgs& a) {
   p.v_row_stride = a.v.stride[0];
   p.v_head_stride = a.v.stride[1];
   check_ids(check, a, p);
+  check.scale(a.scale);
   p.scale = a.scale;
   if (check.optional(a.sink, "sink", DType::kF32, {heads}))
     p.sink = static_cast<const float*>(a.sink.data);

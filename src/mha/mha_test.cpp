@@ -356,6 +356,7 @@ TEST_P(MhaProperties, FarRows) {
             .k = tensor(k.data(), {kRows, 1, kKey}),
             .v = tensor(v.data(), {kRows, 1, kValue}),
             .ids = tensor(ids.data(), {2, kIds}),
+            .scale = 1,
             .out = tensor(out.data(), {2, 1, kValue}),
             .target = testing::target("mha", GetParam())};
   attend_mha(a);
@@ -410,6 +411,7 @@ TEST(MhaErrors, NameTheArgument) {
   expect([&](MhaArgs& a) { a.bits = tensor(ints.data(), {5, 2}); }, {"bits", "uint8", "int32"});
   expect([&](MhaArgs& a) { a.bias = tensor(ints.data(), {5, 2}); }, {"bias", "f32", "int32"});
   expect([&](MhaArgs& a) { a.sink = tensor(floats.data(), {2}); }, {"sink", "[3]", "[2]"});
+  expect([](MhaArgs& a) { a.scale = MhaArgs{}.scale; }, {"scale", "a number", "none"});
   expect([](MhaArgs& a) { a.out.shape[2] = 127; }, {"out", "128", "127"});
   expect([](MhaArgs& a) { a.out.stride[0] = 0; }, {"out", "overlap"});
   expect([&](MhaArgs& a) { a.lse = tensor(floats.data(), {5, 2}); }, {"lse", "[5, 3]", "[5, 2]"});
