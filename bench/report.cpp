@@ -184,6 +184,11 @@ std::string stored_text(const Machine& machine, const Roofs& roofs,
 std::string markdown_of(const std::string& stored, const std::string& file_name) {
   try {
     const json file = json::parse(stored);
+    if (file.at("header").contains("peers"))
+      throw Error(ErrorCode::kInvalidArgument,
+                  "bench: " + file_name +
+                      ": has ratios of libraries timed in turns, not a run of this program: "
+                      "tools/plot_readme.py makes README's plot and tables of them");
     std::string out;
     for (const std::string& line : header_lines(file.at("header"))) out += "* " + line + "\n";
     tools::Table table(kColumns);

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <set>
 
 #include "safetensors.h"
@@ -37,8 +38,8 @@ class Cli : public ::testing::Test {
     std::ifstream stream(file, std::ios::binary);
     return {std::istreambuf_iterator<char>(stream), {}};
   }
-  Output run(const std::string& arguments) const {
-    const std::string command = std::string("'") + WINNOW_PROGRAM + "' " + arguments + " >'" +
+  Output run(const std::string& arguments, const std::string& environment = {}) const {
+    const std::string command = environment + " '" + WINNOW_PROGRAM + "' " + arguments + " >'" +
                                 path("out") + "' 2>'" + path("err") + "'";
     const int status = std::system(command.c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, text_of(path("out")),
@@ -234,6 +235,10 @@ TEST_F(Cli, SoakFindsNoDriftAndNoLeak) {
   const Output o = run("soak --steps 400 --check-every 8 --threads 3 --seed 5");
   EXPECT_EQ(o.code, 0) << o.out << o.err;
   expect_in(o.out, {"no drift, no leak", "resident memory", "open files", "v32", "v4"});
+  // Nothing is compared in the first quarter, and little is shared: the pool starts all the same.
+  const Output late = run("soak --steps 40 --check-every 39 --threads 1", "WINNOW_THREADS=16");
+  EXPECT_EQ(late.code, 0) << late.out << late.err;
+  EXPECT_TRUE(std::regex_search(late.out, std::regex("threads +16 +16"))) << late.out;
   const Output damaged = run("soak --steps 80 --check-every 1 --damage-step 20");
   EXPECT_EQ(damaged.code, 1) << damaged.out << damaged.err;
   expect_in(damaged.out, {"FAILED", "step 20", "main cache"});
@@ -313,6 +318,10 @@ TEST_F(Cli, BenchWritesItsFields) {
   EXPECT_EQ(run("bench --render '" + path("saved.json") + "'").code, 0);
   EXPECT_EQ(text_of(path("saved.md")), rendered);
   EXPECT_EQ(run("bench --render '" + path("bench.json") + "'").code, 2);
+  std::ofstream(path("turns.json")) << R"({"header": {"peers": {}}, "results": []})";
+  const Output turns = run("bench --render '" + path("turns.json") + "'");
+  EXPECT_EQ(turns.code, 2);
+  expect_in(turns.err, {"turns.json", "in turns", "plot_readme.py"});
 }
 
 TEST_F(Cli, BenchRefusesPlacesBeforeItTimes) {
