@@ -1,6 +1,7 @@
 // rope_table: checks the call, computes the frequencies, chooses the kernel.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 
 #include "core/check.h"
@@ -53,7 +54,12 @@ TableParams checked(const RopeTableArgs& a) {
   check.output(a.table, "table", DType::kF32, {Check::kAny, 2, core::kPairs});
   check.range(a.table.shape[0], "table.shape[0]", 0, INT32_MAX);
   TableParams p;
-  for (int i = 0; i < core::kPairs; ++i) p.frequencies[i] = static_cast<float>(frequency(a, i));
+  for (int i = 0; i < core::kPairs; ++i) {
+    const double angle = frequency(a, i) * static_cast<double>(a.table.shape[0]);
+    check.that(angle <= std::numeric_limits<float>::max(), "factor", "angles that fp32 holds",
+               cat(a.factor));
+    p.frequencies[i] = static_cast<float>(frequency(a, i));
+  }
   p.table = static_cast<float*>(a.table.data);
   p.positions = a.table.shape[0];
   p.position_stride = a.table.stride[0];

@@ -177,6 +177,7 @@ TEST(RopeTableErrors, NameTheArgument) {
   expect([](RopeTableArgs& a) { a.theta = 1; }, {"rope_table", "theta", "above 1", "found 1"});
   expect([](RopeTableArgs& a) { a.factor = NAN; }, {"factor", "above 0"});
   expect([](RopeTableArgs& a) { a.factor = 4; }, {"original", "found 0"});
+  expect([](RopeTableArgs& a) { a.factor = 1e-300, a.original = 9; }, {"factor", "fp32"});
   expect([](RopeTableArgs& a) { a.factor = 4, a.original = 9, a.beta_slow = 0; }, {"beta_slow"});
   expect([](RopeTableArgs& a) { a.table = {}; }, {"table", "nothing"});
   expect([](RopeTableArgs& a) { a.table.stride[1] = 0; }, {"table", "overlap"});
