@@ -47,7 +47,7 @@ fuzz() {
   mkdir -p "$kept/$target" "$findings"
   local options=(-max_len=512 -timeout=60 -rss_limit_mb=4096 -print_final_stats=1)
   if [ "$target" = files ]; then options+=(-max_len=4096 -dict=tests/fuzz/files.dict); fi
-  if ! ASAN_OPTIONS=allocator_may_return_null=1 WINNOW_THREADS=${WINNOW_THREADS:-2} \
+  if ! ASAN_OPTIONS=allocator_may_return_null=1:detect_stack_use_after_return=0 WINNOW_THREADS=${WINNOW_THREADS:-2} \
     "$programs/fuzz_$target" "${options[@]}" -artifact_prefix="$findings/$target-" "$@" \
     >"$log" 2>&1; then
     verdict="FOUND something: $log"
