@@ -60,7 +60,7 @@ class Verb {
   }
   // Numbers of [lo, hi], one in eight hostile.
   int32_t* ints(int64_t count, int64_t lo, int64_t hi) {
-    const std::vector<int32_t> bad = hostile(hi + 1);
+    const auto bad = hostile(hi + 1);
     return input<int32_t>(count, [=](Rng& r) {
       return draw(r, 0, 7) == 0 ? bad[draw(r, 0, bad.size() - 1)]
                                 : static_cast<int32_t>(draw(r, lo, hi));

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <random>
@@ -156,7 +157,7 @@ inline std::string why_not(const std::string& stage, const std::string& kernel) 
 }
 
 // Indices that must never be dereferenced, for a range of `length` valid ones.
-inline std::vector<int32_t> hostile(int64_t length) {
+inline std::array<int32_t, 7> hostile(int64_t length) {
   return {INT32_MIN, INT32_MIN + 1, -2, -1, static_cast<int32_t>(length), INT32_MAX, INT32_MAX - 1};
 }
 

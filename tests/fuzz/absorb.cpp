@@ -21,7 +21,7 @@ Tensor weights(Source& s, Guarded<bf16>& memory, int64_t l, int64_t h, int64_t w
 }
 
 void dequantize_any(Source& s) {
-  const int64_t rows = draw(s, 0, 150), cols = draw(s, 0, 150);
+  const int64_t most = chance(s, 80) ? 20 : 150, rows = draw(s, 0, most), cols = draw(s, 0, most);
   const int64_t sr = (rows + 127) / 128, sc = (cols + 127) / 128;
   const bool blocks = chance(s, 60);
   Guarded<e4m3> weight(rows * cols);
@@ -38,8 +38,11 @@ void dequantize_any(Source& s) {
 
 void run(Source& s) {
   if (chance(s, 20)) return dequantize_any(s);
-  const int64_t T = chance(s, 80) ? draw(s, 0, 9) : draw(s, 0, 80), H = draw(s, 0, 3);
-  const int64_t L = draw(s, 0, 40), P = draw(s, 0, 40), V = draw(s, 0, 40), R = draw(s, 0, 9);
+  // Nine in ten are small: a hundred of them in the time of a large one.
+  const int64_t most = chance(s, 90) ? 9 : 40;
+  const int64_t T = chance(s, 90) ? draw(s, 0, 5) : draw(s, 0, 80), H = draw(s, 0, 3);
+  const int64_t L = draw(s, 0, most), P = draw(s, 0, most), V = draw(s, 0, most);
+  const int64_t R = draw(s, 0, 9);
   auto both = normals(s, L * H * (P + V)), uk = normals(s, L * H * P), uv = normals(s, L * H * V);
   auto q = normals(s, T * H * P), attn = normals(s, T * H * L), latent = normals(s, T * (L + R));
   const Tensor weight = weights(s, both, L, H, P + V);

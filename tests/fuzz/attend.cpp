@@ -19,8 +19,8 @@ struct FuzzCache {
   std::vector<int32_t> good;  // slots that hold records
 
   FuzzCache(Source& s, const Model& model, CacheFormat format)
-      : page(chance(s, 90) ? draw32(s, 1, 5) : page_size(s)),
-        pages(draw(s, 1, 4)),
+      : page(chance(s, 95) ? draw32(s, 1, 3) : page_size(s)),
+        pages(draw(s, 1, 3)),
         bytes(pages * page_bytes(format, page), 0xff),
         view{.data = bytes.data(), .format = format, .pages = pages, .page = page} {
     std::vector<int64_t> slots;
@@ -49,7 +49,7 @@ struct FuzzList {
 
   FuzzList(Source& s, const Model& model, int64_t T, int64_t requests)
       : cache(s, model, chance(s, 60) ? model.fp8 : model.bf16),
-        width(chance(s, 85) ? draw(s, 0, 12) : draw(s, 0, 150)),
+        width(chance(s, 95) ? draw(s, 0, 9) : draw(s, 0, 150)),
         R(requests),
         W(draw(s, 1, 6)),
         lengths(indices(s, T, width + 1, 20)),
@@ -122,7 +122,7 @@ void expect_right(AttendArgs a, const Model& model) {
 void run(Source& s) {
   const Model& model = chance(s, 50) ? kV32 : kV4;
   const int64_t T = chance(s, 90) ? draw(s, 0, 2) : draw(s, 0, 5), R = draw(s, 1, 3);
-  const int64_t H = chance(s, 95) ? draw(s, 1, 4) : draw(s, 5, 128);
+  const int64_t H = chance(s, 98) ? draw(s, 1, 2) : draw(s, 3, 128);
   std::vector<FuzzList> lists;
   lists.reserve(2);
   for (int64_t n = draw(s, 1, model.lists); n > 0; --n) lists.emplace_back(s, model, T, R);

@@ -2,6 +2,7 @@
 // damages, and what the tests of faults call while memory fails.
 #pragma once
 
+#include "c_layer_calls.h"
 #include "damaged_call.h"
 
 namespace winnow::testing::c_calls {
@@ -136,6 +137,7 @@ inline void attend_call(DamagedCall& c) {
 
 inline void mha_call(DamagedCall& c) {
   winnow_mha_args a = WINNOW_MHA_ARGS_INIT;
+  a.scale = 0.3f;
   a.q = c.in(WINNOW_BF16, {T, H, 16});
   a.k = c.in(WINNOW_BF16, {N, H, 16});
   a.v = c.in(WINNOW_BF16, {N, H, 8});
@@ -329,6 +331,14 @@ inline constexpr NamedCall kCalls[] = {
     {"window", window_call},
     {"combined", combined_call},
     {"plan", plan_call},
+    {"norm", norm_call},
+    {"rotate", rotate_call},
+    {"rope_table", rope_table_call},
+    {"prepare_query", prepare_query_call},
+    {"index_query", index_query_call},
+    {"compress", compress_call},
+    {"write_prologue", prologue_call},
+    {"pipeline", pipeline_call},
 };
 
 }  // namespace winnow::testing::c_calls

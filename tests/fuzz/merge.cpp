@@ -7,8 +7,9 @@ namespace winnow::testing {
 namespace {
 
 void run(Source& s) {
-  const int64_t P = draw(s, 0, 9), T = draw(s, 0, 4), H = draw(s, 1, 6);
-  const int64_t d_v = draw(s, 0, 150), row = d_v + (chance(s, 30) ? draw(s, 0, 9) : 0);
+  const int64_t P = draw(s, 0, 9), T = draw(s, 0, 3), H = draw(s, 1, 3);
+  const int64_t d_v = chance(s, 90) ? draw(s, 0, 20) : draw(s, 0, 150),
+                row = d_v + (chance(s, 30) ? draw(s, 0, 9) : 0);
   const bool narrow_in = chance(s, 50), narrow_out = chance(s, 50);
   Guarded<float> lse(P * T * H), sink(H);
   for (float& x : lse) x = chance(s, 15) ? INFINITY : chance(s, 15) ? -INFINITY : 20 * s.normal();

@@ -19,13 +19,13 @@ struct ScoreProblem {
   ScoreArgs args;
 
   explicit ScoreProblem(Source& s)
-      : T(draw(s, 0, 5)),
-        heads(chance(s, 70) ? draw(s, 1, 8) : draw(s, 1, 64)),
-        N(chance(s, 80) ? draw(s, 0, 50) : draw(s, 0, 300)),
+      : T(draw(s, 0, 4)),
+        heads(chance(s, 90) ? draw(s, 1, 4) : draw(s, 1, 64)),
+        N(chance(s, 90) ? draw(s, 0, 20) : draw(s, 0, 300)),
         R(draw(s, 0, 3)),
         W(draw(s, 0, 8)),
         pages(draw(s, 1, 6)),
-        page(chance(s, 80) ? draw32(s, 1, 8) : page_size(s)),
+        page(chance(s, 90) ? draw32(s, 1, 4) : page_size(s)),
         q(T * heads * kIndexDim),
         rows(N * kIndexDim),
         weights(T * heads),

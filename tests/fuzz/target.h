@@ -42,7 +42,7 @@ inline bool chance(Source& source, int percent) { return source.draw(0, 99) < pe
 inline int32_t index_for(Source& source, int64_t length, int hostile_percent) {
   if (length > 0 && !chance(source, hostile_percent))
     return static_cast<int32_t>(source.draw(0, length - 1));
-  const std::vector<int32_t> bad = hostile(length);
+  const auto bad = hostile(length);
   return bad[source.draw(0, static_cast<int64_t>(bad.size()) - 1)];
 }
 

@@ -16,8 +16,8 @@ struct Written {
 
   explicit Written(Source& s)
       : format(cache_formats()[draw(s, 0, std::ssize(cache_formats()) - 1)]),
-        page(chance(s, 80) ? draw32(s, 1, 9) : page_size(s)),
-        pages(draw(s, 1, 4)),
+        page(chance(s, 90) ? draw32(s, 1, 4) : page_size(s)),
+        pages(draw(s, 1, 3)),
         bytes(pages * page_bytes(format, page)) {}
   Cache cache(void* data) const {
     return {.data = data, .format = format, .pages = pages, .page = page};
@@ -44,7 +44,7 @@ void expect_refused(WriteArgs a, Guarded<uint8_t>& bytes) {
 
 void write_any(Source& s) {
   const Written w(s);
-  const int64_t T = draw(s, 0, 12), dim = record_dim(w.format);
+  const int64_t T = chance(s, 90) ? draw(s, 0, 4) : draw(s, 0, 12), dim = record_dim(w.format);
   const int64_t stride = dim + (chance(s, 30) ? draw(s, 0, 9) : 0);
   const int rope = w.format == CacheFormat::kIndexKeys ? 0 : 64;
   const bool split = rope > 0 && chance(s, 30);
@@ -76,7 +76,8 @@ void write_any(Source& s) {
 void gather_any(Source& s) {
   const Written w(s);
   if (w.format == CacheFormat::kIndexKeys) return;
-  const int64_t R = draw(s, 0, 4), W = draw(s, 0, 5), N = draw(s, 0, 40);
+  const int64_t R = draw(s, 0, 4), W = draw(s, 0, 5),
+                N = chance(s, 90) ? draw(s, 0, 12) : draw(s, 0, 40);
   const int64_t dim = record_dim(w.format);
   auto table = indices(s, R * W, w.pages), starts = indices(s, R, W * w.page + 1, 15);
   Guarded<int32_t> lengths(R), out_starts(R);

@@ -1,0 +1,182 @@
+// The C functions of the steps in front of the stages, and the pipeline, for c_calls.h.
+#pragma once
+
+#include "damaged_call.h"
+
+namespace winnow::testing::c_calls {
+
+inline winnow_rope rope(DamagedCall& c) {
+  winnow_rope r{};
+  r.table = c.in(WINNOW_F32, {4, 2, 32});
+  return r;
+}
+inline void damage_rope(DamagedCall& c, winnow_rope& r) {
+  c.tensors({&r.table});
+  c.ints({&r.pairs, &r.slice});
+}
+inline winnow_norm_step norm_step(DamagedCall& c, int64_t width) {
+  winnow_norm_step n{};
+  n.kind = WINNOW_RMS_NORM;
+  n.weight = c.in(WINNOW_F32, {width});
+  n.bias = c.in(WINNOW_F32, {width});
+  n.eps = 1e-6f;
+  return n;
+}
+inline void damage_norm(DamagedCall& c, winnow_norm_step& n) {
+  c.tensors({&n.weight, &n.bias});
+  c.ints({&n.kind});
+}
+
+inline void norm_call(DamagedCall& c) {
+  winnow_norm_args a = WINNOW_NORM_ARGS_INIT;
+  int64_t width = 9;
+  for (winnow_norm_rows& rows : a.rows) {
+    rows.x = c.in(WINNOW_BF16, {3, width});
+    rows.out = c.out(WINNOW_BF16, {3, width});
+    rows.norm = norm_step(c, width);
+    c.tensors({&rows.x, &rows.out});
+    damage_norm(c, rows.norm);
+    width = 5;
+  }
+  c.run(a, winnow_norm);
+}
+
+inline void rotate_call(DamagedCall& c) {
+  winnow_rotate_args a = WINNOW_ROTATE_ARGS_INIT;
+  a.x = c.in(WINNOW_BF16, {3, 2, 70});
+  a.positions = c.in(WINNOW_I32, {3});
+  a.rope = rope(c);
+  a.out = c.out(WINNOW_BF16, {3, 2, 70});
+  c.tensors({&a.x, &a.positions, &a.out});
+  damage_rope(c, a.rope);
+  c.run(a, winnow_rotate);
+}
+
+inline void rope_table_call(DamagedCall& c) {
+  winnow_rope_table_args a = WINNOW_ROPE_TABLE_ARGS_INIT;
+  a.factor = 4;
+  a.original = 64;
+  a.table = c.out(WINNOW_F32, {4, 2, 32});
+  c.tensors({&a.table});
+  c.longs({&a.original});
+  c.run(a, winnow_rope_table);
+}
+
+inline void prepare_query_call(DamagedCall& c) {
+  winnow_prepare_query_args a = WINNOW_PREPARE_QUERY_ARGS_INIT;
+  a.q = c.in(WINNOW_BF16, {3, 2, 70});
+  a.norm = norm_step(c, 70);
+  a.positions = c.in(WINNOW_I32, {3});
+  a.rope = rope(c);
+  a.out = c.out(WINNOW_BF16, {3, 2, 70});
+  c.tensors({&a.q, &a.positions, &a.out});
+  damage_norm(c, a.norm);
+  damage_rope(c, a.rope);
+  c.run(a, winnow_prepare_query);
+}
+
+inline void index_query_call(DamagedCall& c) {
+  winnow_index_query_args a = WINNOW_INDEX_QUERY_ARGS_INIT;
+  a.q = c.in(WINNOW_BF16, {3, 2, 128});
+  a.weights = c.in(WINNOW_F32, {3, 2});
+  a.positions = c.in(WINNOW_I32, {3});
+  a.rope = rope(c);
+  a.hadamard = true;
+  a.out = c.out(WINNOW_E4M3, {3, 2, 128});
+  a.out_weights = c.out(WINNOW_F32, {3, 2});
+  c.tensors({&a.q, &a.weights, &a.positions, &a.out, &a.out_weights});
+  c.ints({&a.scale});
+  damage_rope(c, a.rope);
+  c.run(a, winnow_index_query);
+}
+
+inline void compress_call(DamagedCall& c) {
+  winnow_compress_args a = WINNOW_COMPRESS_ARGS_INIT;
+  a.ratio = 2;
+  a.rows = c.in(WINNOW_F32, {3, 256});
+  a.positions = c.in(WINNOW_I32, {3});
+  a.requests = c.in(WINNOW_I32, {3});
+  a.bias = c.in(WINNOW_F32, {2, 128});
+  a.state_rows = c.out(WINNOW_F32, {4, 2, 256});
+  a.state_table = c.in(WINNOW_I32, {2, 3});
+  a.norm = norm_step(c, 128);
+  a.rope = rope(c);
+  a.slots = c.in(WINNOW_I64, {3});
+  a.cache = c.cache(WINNOW_INDEX_KEYS, 4, 2, true);
+  a.latent = c.out(WINNOW_BF16, {3, 128});
+  c.tensors({&a.rows, &a.positions, &a.requests, &a.bias, &a.state_rows, &a.state_table, &a.slots,
+             &a.latent});
+  c.caches({&a.cache});
+  c.ints({&a.ratio, &a.scale});
+  damage_norm(c, a.norm);
+  damage_rope(c, a.rope);
+  c.run(a, winnow_compress);
+}
+
+inline void prologue_call(DamagedCall& c) {
+  winnow_write_args a = WINNOW_WRITE_ARGS_INIT;
+  a.kv = c.in(WINNOW_BF16, {3, 128});
+  a.slots = c.in(WINNOW_I64, {3});
+  a.cache = c.cache(WINNOW_INDEX_KEYS, 4, 2, true);
+  a.prologue.norm = norm_step(c, 128);
+  a.prologue.rope = rope(c);
+  a.prologue.positions = c.in(WINNOW_I32, {3});
+  a.prologue.hadamard = true;
+  c.tensors({&a.kv, &a.rope, &a.slots, &a.prologue.positions});
+  c.caches({&a.cache});
+  c.ints({&a.scale});
+  damage_norm(c, a.prologue.norm);
+  damage_rope(c, a.prologue.rope);
+  c.run(a, winnow_write);
+}
+
+// A V3.2 layer without an indexer over a plan of its own.
+inline void pipeline_call(DamagedCall& c) {
+  winnow_plan_options options = WINNOW_PLAN_OPTIONS_INIT;
+  options.format = WINNOW_V32_FP8;
+  options.heads = 2;
+  options.index_heads = 2;
+  options.topk = 4;
+  options.pages = 4;
+  options.page = 4;
+  options.max_requests = 2;
+  options.max_tokens = 4;
+  options.max_context = 12;
+  const int32_t starts[] = {0, 1, 3}, lens[] = {9, 5};
+  winnow_batch batch = WINNOW_BATCH_INIT;
+  batch.query_starts = {starts, 3};
+  batch.seq_lens = {lens, 2};
+  winnow_plan* plan = nullptr;
+  if (winnow_plan_create(&options, &plan) != WINNOW_OK) return;
+  size_t bytes = 0;
+  if (winnow_plan_refill(plan, &batch) == WINNOW_OK &&
+      winnow_pipeline_workspace_bytes(plan, &bytes) == WINNOW_OK) {
+    std::vector<std::byte> workspace(bytes);
+    winnow_pipeline_args a = WINNOW_PIPELINE_ARGS_INIT;
+    a.plan = plan;
+    a.kv = c.in(WINNOW_BF16, {3, 576});
+    a.slots = c.in(WINNOW_I64, {3});
+    a.cache = c.cache(WINNOW_V32_FP8, 4, 4, true);
+    a.block_table = c.in(WINNOW_I32, {2, 3});
+    a.indexer.k = c.in(WINNOW_BF16, {3, 128});
+    a.indexer.slots = c.in(WINNOW_I64, {3});
+    a.indexer.keys = c.cache(WINNOW_INDEX_KEYS, 4, 4, true);
+    a.indexer.block_table = c.in(WINNOW_I32, {2, 3});
+    a.indexer.q = c.in(WINNOW_E4M3, {3, 2, 128});
+    a.indexer.weights = c.in(WINNOW_F32, {3, 2});
+    a.q = c.in(WINNOW_BF16, {3, 2, 576});
+    a.scale = 0.1f;
+    a.out = c.out(WINNOW_BF16, {3, 2, 512});
+    a.lse = c.out(WINNOW_F32, {3, 2});
+    a.workspace = workspace.data();
+    a.workspace_bytes = workspace.size();
+    c.tensors({&a.kv, &a.slots, &a.block_table, &a.indexer.k, &a.indexer.slots,
+               &a.indexer.block_table, &a.indexer.q, &a.indexer.weights, &a.q, &a.sink, &a.out,
+               &a.lse, &a.compressed_kv, &a.compressed_slots, &a.compressed_table});
+    c.caches({&a.cache, &a.indexer.keys, &a.compressed});
+    c.run(a, winnow_pipeline);
+  }
+  winnow_plan_destroy(plan);
+}
+
+}  // namespace winnow::testing::c_calls
