@@ -136,9 +136,10 @@ class Subject {
       number = values[draw(rng_, 0, 4)];
     });
   }
-  void add(float& number) {
+  template <class T>
+  void add(T& number) requires std::is_floating_point_v<T> {
     targets_.push_back([&number, this] {
-      const float values[] = {0, -1, NAN, INFINITY, -INFINITY, 1e38f};
+      const T values[] = {0, -1, NAN, INFINITY, -INFINITY, static_cast<T>(1e38)};
       number = values[draw(rng_, 0, 5)];
     });
   }
