@@ -106,6 +106,9 @@ add_test(NAME files_under_500_lines
 add_test(NAME links_of_documents
          COMMAND ${CMAKE_COMMAND} -Droot=${PROJECT_SOURCE_DIR}
                  -P ${CMAKE_CURRENT_SOURCE_DIR}/links.cmake)
+add_test(NAME promises_of_documents
+         COMMAND ${CMAKE_COMMAND} -Droot=${PROJECT_SOURCE_DIR}
+                 -P ${CMAKE_CURRENT_SOURCE_DIR}/promises.cmake)
 # The stored pictures are what the script draws of the sources' sizes.
 find_package(Python3 3.10 REQUIRED COMPONENTS Interpreter)
 add_test(NAME pictures_of_documents
@@ -113,5 +116,6 @@ add_test(NAME pictures_of_documents
 # README's plot and its tables of speed are what the script makes of the stored results.
 add_test(NAME speeds_of_readme
          COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/tools/plot_readme.py --check)
-set_tests_properties(${docs_tests} links_of_documents files_under_500_lines pictures_of_documents speeds_of_readme
+set_tests_properties(${docs_tests} links_of_documents promises_of_documents files_under_500_lines pictures_of_documents
+                     speeds_of_readme
                      PROPERTIES LABELS docs)
