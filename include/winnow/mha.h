@@ -25,7 +25,8 @@ struct MhaArgs {
   Tensor bits = {};
   // [T, M] f32, optional: added to the logit of id j (0 for ids >= M). -inf excludes the id.
   Tensor bias = {};
-  float scale = kNotGiven;  // of the logits, as the model defines it: there is no default
+  // Of the logits, as the model defines it: there is no default.
+  float scale = kNotGiven;
   Tensor sink = {};  // [H] f32, optional
   Tensor out;        // [T, H, d_v] bf16
   Tensor lse = {};   // [T, H] f32, optional
