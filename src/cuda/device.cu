@@ -27,7 +27,7 @@ std::string cause_of(cudaError_t e) {
   constexpr size_t kLittle = size_t{64} << 20;
   const bool full = cudaMemGetInfo(&free, &total) == cudaSuccess && free < kLittle;
   cudaGetLastError();
-  if (e == cudaErrorMemoryAllocation || (e == cudaErrorUnknown && full)) {
+  if (e == cudaErrorMemoryAllocation || full) {
     memory_was_full.store(true, std::memory_order_relaxed);
     return cat("; of the device's memory ", free >> 20, " MiB are free");
   }
