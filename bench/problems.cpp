@@ -113,20 +113,27 @@ double WriteProblem::bytes() const {
          (record + 8 + 2.0 * static_cast<double>(args.kv.shape[1]));
 }
 
+static CacheFormat key_format(const Sizes& s) {
+  return s.bf16_keys ? CacheFormat::kIndexKeysBf16 : CacheFormat::kIndexKeys;
+}
+
 ScoreProblem::ScoreProblem(const Sizes& s)
     : placement(s.device),
       paging(placement, s, s.contiguous ? 0 : s.context),
-      keys(placement, {nullptr, CacheFormat::kIndexKeys, paging.pages, s.page}, s.seed),
+      keys(placement, {nullptr, key_format(s), paging.pages, s.page}, s.seed),
       ends(s.tokens()),
       sizes_(s) {
   tools::Random random(s.seed + 1);
   for (int64_t t = 0; t < s.tokens(); ++t)  // each token of a request sees one key more
     ends[t] = static_cast<int32_t>(std::max<int64_t>(0, s.context - s.s_q + 1 + t % s.s_q));
-  args.q = placement.normals(q, {s.tokens(), s.index_heads, kIndexDim}, random);
+  const std::initializer_list<int64_t> queries = {s.tokens(), s.index_heads, kIndexDim};
+  args.q = s.bf16_keys ? placement.normals(wide_q, queries, random)
+                       : placement.normals(q, queries, random);
   args.weights = placement.normals(weights, {s.tokens(), s.index_heads}, random, 0.1f);
   if (s.contiguous) {
-    args.key_rows = placement.normals(rows, {s.context, kIndexDim}, random);
-    args.key_scales = placement.normals(scales, {s.context}, random, 0.1f);
+    args.key_rows = s.bf16_keys ? placement.normals(wide_rows, {s.context, kIndexDim}, random)
+                                : placement.normals(rows, {s.context, kIndexDim}, random);
+    if (!s.bf16_keys) args.key_scales = placement.normals(scales, {s.context}, random, 0.1f);
   } else {
     args.keys = keys.cache;
     args.block_table = paging.table_view;
@@ -152,7 +159,7 @@ double ScoreProblem::flops() const {
 
 double ScoreProblem::bytes() const {  // keys once a request, logits once
   const double requests = sizes_.shared ? 1.0 : static_cast<double>(sizes_.batch);
-  const auto key = static_cast<double>(page_bytes_used(CacheFormat::kIndexKeys, 1));
+  const auto key = static_cast<double>(page_bytes_used(key_format(sizes_), 1));
   return requests * static_cast<double>(sizes_.context) * key +
          4.0 * std::accumulate(ends.begin(), ends.end(), 0.0);
 }

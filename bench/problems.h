@@ -31,6 +31,7 @@ struct Sizes {
   bool bf16_cache = false;                // instead of fp8
   ScaleMode scale = ScaleMode::kDefault;  // of fp8 caches
   bool contiguous = false;                // index keys in rows instead of pages
+  bool bf16_keys = false;                 // index keys and queries in bf16
   bool shuffled = false;                  // slots in no order
   bool logical = false;                   // logical ids and a block table instead of slots
   bool holes = false;                     // every second slot is -1
@@ -82,6 +83,7 @@ struct ScoreProblem {
   Paging paging;
   FilledCache keys;
   tools::Buffer<e4m3> q;
+  tools::Buffer<bf16> wide_q, wide_rows;  // with bf16_keys
   tools::Buffer<float> weights, logits;
   tools::Buffer<int32_t> ends;
   tools::Buffer<e4m3> rows;     // of contiguous keys

@@ -13,14 +13,19 @@ namespace {
 
 // |s_k| * sum_h |w_h| * (128 u * sum_i |q_hi k_i| + (H_I + 2) u * max(0, q_h . k)), u = 2^-24.
 double bound(const ScoreArgs& a, int64_t t, const float* key, float scale) {
-  const auto* q = static_cast<const e4m3*>(a.q.data) + t * a.q.stride[0];
+  const bool is_bf16 = a.q.dtype == DType::kBf16;
+  const int64_t first = t * a.q.stride[0];
+  const auto query = [&](int64_t i) {
+    return is_bf16 ? to_float(static_cast<const bf16*>(a.q.data)[first + i])
+                   : to_float(static_cast<const e4m3*>(a.q.data)[first + i]);
+  };
   const auto* w = static_cast<const float*>(a.weights.data) + t * a.weights.stride[0];
   const int64_t heads = a.q.shape[1];
   double sum = 0;
   for (int64_t h = 0; h < heads; ++h) {
     double dot = 0, magnitude = 0;
     for (int i = 0; i < kIndexDim; ++i) {
-      const double product = static_cast<double>(to_float(q[h * a.q.stride[1] + i])) * key[i];
+      const double product = static_cast<double>(query(h * a.q.stride[1] + i)) * key[i];
       dot += product;
       magnitude += std::abs(product);
     }
@@ -28,6 +33,18 @@ double bound(const ScoreArgs& a, int64_t t, const float* key, float scale) {
            (kIndexDim * magnitude + static_cast<double>(heads + 2) * std::max(0.0, dot));
   }
   return 0x1p-24 * std::abs(scale) * sum;
+}
+
+// The key at place `off` of a page; returns its scale.
+float read_key(const Cache& keys, const std::byte* page, int64_t off, float* key) {
+  if (keys.format == CacheFormat::kIndexKeysBf16) {
+    const auto* row = reinterpret_cast<const bf16*>(page + IndexKeysBf16::row(off, keys.page));
+    for (int i = 0; i < kIndexDim; ++i) key[i] = to_float(row[i]);
+    return 1;
+  }
+  const auto* codes = reinterpret_cast<const e4m3*>(page + IndexKeys::row(off, keys.page));
+  for (int i = 0; i < kIndexDim; ++i) key[i] = to_float(codes[i]);
+  return *reinterpret_cast<const float*>(page + IndexKeys::scales(off, keys.page));
 }
 
 }  // namespace
@@ -44,10 +61,8 @@ tools::Deviation compare_scores(const ScoreArgs& a, int64_t t, const Tensor& wan
     const auto* page =
         static_cast<const std::byte*>(a.keys.data) + table[j / a.keys.page] * page_stride;
     const int64_t off = j % a.keys.page;
-    const auto* codes = reinterpret_cast<const e4m3*>(page + IndexKeys::row(off, a.keys.page));
     float key[kIndexDim];
-    for (int i = 0; i < kIndexDim; ++i) key[i] = to_float(codes[i]);
-    const float scale = *reinterpret_cast<const float*>(page + IndexKeys::scales(off, a.keys.page));
+    const float scale = read_key(a.keys, page, off, key);
     const double got = static_cast<const float*>(a.logits.data)[t * a.logits.stride[0] + j];
     const double expected = static_cast<const float*>(want.data)[j];
     ++r.count;

@@ -19,7 +19,8 @@ void check_score(Trial& trial, const bench::ScoreProblem& p) {
   double worst = 0, largest = 0;
   for (const int64_t t : {int64_t{0}, tokens - 1}) {
     ScoreArgs a = p.args;
-    a.q = tensor(p.q.data() + t * a.q.stride[0], {1, a.q.shape[1], a.q.shape[2]});
+    a.q.data = static_cast<std::byte*>(a.q.data) + t * a.q.stride[0] * size_of(a.q.dtype);
+    a.q.shape[0] = 1;
     a.weights = tensor(p.weights.data() + t * a.weights.stride[0], {1, a.q.shape[1]});
     a.requests = tensor(p.paging.requests.data() + t, {1});
     a.ends = tensor(p.ends.data() + t, {1});
@@ -64,6 +65,7 @@ void add_score(CLI::App& app, Outcome& outcome) {
   cmd->footer(
       "Examples:\n  winnow score --context 131072\n"
       "  winnow score --select --topk 2048          straight to ids, no logits in memory\n"
+      "  winnow score --bf16                        keys and queries in bf16 instead of e4m3\n"
       "  winnow score --index-heads 8 --s-q 4 --json");
   auto o = std::make_shared<VerbOptions>();
   auto select_too = std::make_shared<bool>(false);
@@ -74,6 +76,7 @@ void add_score(CLI::App& app, Outcome& outcome) {
   cmd->add_option("--topk", o->sizes.topk, "Entries to select, with --select")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
       ->capture_default_str();
+  cmd->add_flag("--bf16", o->sizes.bf16_keys, "Index keys and queries in bf16");
   cmd->add_flag("--select", *select_too, "Select the top-k in the same call");
   cmd->callback([o, select_too, &outcome] { outcome.code = run_score(*o, *select_too); });
 }

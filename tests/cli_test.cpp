@@ -267,7 +267,8 @@ TEST_F(Cli, VerbsAgreeWithTheReference) {
        {"norm --batch 3", "rotate --context 300 --batch 3 --heads 2",
         "prepare_query --context 300 --batch 3 --heads 2", "index_query --context 300 --batch 3",
         "compress --context 300 --batch 2 --s-q 9", "compress --layer c128a --s-q 200 --batch 1",
-        "score --context 200 --index-heads 5 --s-q 2", "score --select --topk 9 --context 200",
+        "score --context 200 --index-heads 5 --s-q 2",
+        "score --bf16 --context 200 --select --topk 9", "score --select --topk 9 --context 200",
         "attend --context 200 --heads 5 --topk 70", "attend --model v4 --context 300 --heads 3",
         "attend --cache bf16 --context 90 --heads 1 --topk 100"}) {
     const json j = run_json(std::string(call) + " --json");

@@ -15,6 +15,7 @@ TEST(Cuda, IsNotInThisBuild) { GTEST_SKIP() << "built without CUDA (WINNOW_CUDA=
 #include "cuda/device.h"
 #include "cuda_verbs.h"
 #include "machine.h"
+#include "model/index.h"
 #include "pipeline_problem.h"
 
 namespace winnow {
@@ -277,11 +278,13 @@ TEST_P(LargeCache, OffsetsHave64Bits) {
            .cache = cache,
            .target = {.device = cuda()}});
     std::vector<uint32_t>& all = results.emplace_back();
-    if (GetParam() == CacheFormat::kIndexKeys) {
+    if (is_index(GetParam())) {
       testing::MappedVector<float> weights(16, 0.5f), logits(kTokens);
       testing::MappedVector<e4m3> q(16 * 128, to_e4m3(0.25f));
+      testing::MappedVector<bf16> wide_q(16 * 128, to_bf16(0.25f));
+      const bool wide = GetParam() == CacheFormat::kIndexKeysBf16;
       testing::MappedVector<int32_t> ends(1, kTokens), request(1, 0);
-      score({.q = tensor(q.data(), {1, 16, 128}),
+      score({.q = wide ? tensor(wide_q.data(), {1, 16, 128}) : tensor(q.data(), {1, 16, 128}),
              .weights = tensor(weights.data(), {1, 16}),
              .keys = cache,
              .block_table = tensor(table.data(), {1, kPages}),

@@ -16,8 +16,9 @@ constexpr int64_t kSlots = kPages * kPage;
 
 std::shared_ptr<void> make_write(Subject& s) {
   constexpr CacheFormat formats[] = {CacheFormat::kV32Fp8, CacheFormat::kV4Fp8,
-                                     CacheFormat::kV32Bf16, CacheFormat::kIndexKeys};
-  const CacheFormat format = formats[testing::draw(s.rng(), 0, 3)];
+                                     CacheFormat::kV32Bf16, CacheFormat::kIndexKeys,
+                                     CacheFormat::kIndexKeysBf16};
+  const CacheFormat format = formats[testing::draw(s.rng(), 0, 4)];
   auto a = calls(s,
                  WriteArgs{.kv = s.input<bf16>({kTokens, record_dim(format)}),
                            .slots = s.numbers<int64_t>({kTokens}, -1, kSlots - 1),

@@ -1,6 +1,7 @@
 // The verbs around attention against golden vectors of Hugging Face models
 // (tools/make_layer_golden.py). Inputs are bf16 values, outputs what the models give for them in
 // fp32: a kernel differs by its own rounding alone. Every bound says where it comes from.
+#include <algorithm>
 #include <cmath>
 
 #include "core/formats.h"
@@ -12,6 +13,8 @@
 #include "winnow/norm.h"
 #include "winnow/prepare_query.h"
 #include "winnow/rotate.h"
+#include "winnow/score.h"
+#include "winnow/write.h"
 
 namespace winnow {
 namespace {
@@ -224,6 +227,80 @@ TEST_P(LayersGolden, IndexQuery) {
   expect_near(out.data(), want, 2 * kBf16, 20 * 0x1p-24, "rotated");
   for (size_t i = 0; i < weights.size(); ++i)
     ASSERT_EQ(out_weights[i], to_float(weights[i]) * 1 * factor) << i;
+}
+
+// The model's logits over index keys in bf16. Both sides add 128 products and then the heads in
+// fp32, ours within score.h's bound: (128 + heads + 2) * 2^-24 of the terms' magnitudes, the model
+// within as much again. Ids are the model's wherever no two logits lie closer than that.
+TEST(LayersGoldenScores, IndexKeysInBf16) {
+  const Safetensors file = golden("index");
+  const Tensor& want = file.at("logits");
+  const int64_t tokens = want.shape[0], keys = want.shape[1], heads = file.at("q").shape[1];
+  const auto* turned = static_cast<const float*>(file.at("rotated").data);
+  Guarded<bf16> q(tokens * heads * 128), entries = copy_of<bf16>(file.at("keys"));
+  for (size_t i = 0; i < q.size(); ++i) q[i] = to_bf16(turned[i]);
+  Guarded<bf16> raw = copy_of<bf16>(file.at("weights"));
+  Guarded<float> weights(tokens * heads), logits(tokens * keys);
+  const float factor = 1 / std::sqrt(static_cast<float>(heads) * 128);
+  for (size_t i = 0; i < weights.size(); ++i) weights[i] = to_float(raw[i]) * factor;
+  Guarded<int64_t> slots(keys);
+  for (int64_t j = 0; j < keys; ++j) slots[j] = (keys - 1 - j) / 8 * 8 + j % 8;  // pages reversed
+  Guarded<std::byte> memory(page_bytes(CacheFormat::kIndexKeysBf16, 8) * keys / 8);
+  const Cache cache{memory.data(), CacheFormat::kIndexKeysBf16, keys / 8, 8};
+  Guarded<int32_t> table(std::vector<int32_t>{2, 1, 0}), requests(tokens, 0), ends(tokens);
+  for (int64_t t = 0; t < tokens; ++t) ends[t] = static_cast<int32_t>(keys);
+  constexpr int64_t kTop = 7;
+  Guarded<int32_t> ids(tokens * kTop);
+  const auto* expected = static_cast<const float*>(want.data);
+  for (const std::string kernel : {"simd", "reference"}) {
+    int64_t without_tie = 0;
+    write({.kv = tensor(entries.data(), {keys, 128}),
+           .slots = tensor(slots.data(), {keys}),
+           .cache = cache,
+           .target = {.kernel = kernel.c_str()}});
+    ScoreArgs a{.q = tensor(q.data(), {tokens, heads, 128}),
+                .weights = tensor(weights.data(), {tokens, heads}),
+                .keys = cache,
+                .block_table = tensor(table.data(), {1, 3}),
+                .requests = tensor(requests.data(), {tokens}),
+                .ends = tensor(ends.data(), {tokens}),
+                .logits = tensor(logits.data(), {tokens, keys}),
+                .target = {.kernel = kernel.c_str()}};
+    score(a);
+    a.logits = {};
+    score_select({.score = a, .ids = tensor(ids.data(), {tokens, kTop})});
+    for (int64_t t = 0; t < tokens; ++t) {
+      double bound = 0;
+      for (int64_t j = 0; j < keys; ++j) {
+        double size = 0;
+        for (int64_t h = 0; h < heads; ++h)
+          for (int64_t i = 0; i < 128; ++i)
+            size += std::fabs(weights[t * heads + h] * to_float(q[(t * heads + h) * 128 + i]) *
+                              to_float(entries[j * 128 + i]));
+        bound = std::max(bound, 2 * (128 + heads + 2) * 0x1p-24 * size);
+        ASSERT_NEAR(logits[t * keys + j], expected[t * keys + j], bound)
+            << kernel << " token " << t;
+      }
+      std::vector<int32_t> order(keys);
+      for (int64_t j = 0; j < keys; ++j) order[j] = static_cast<int32_t>(j);
+      const float* row = expected + t * keys;
+      std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return row[a] > row[b]; });
+      // What lies further above the last one picked than logits may differ must be picked, and
+      // nothing further below it may be: without a tie there, these are the model's ids.
+      const float last = row[order[kTop - 1]];
+      const std::vector<int32_t> got(ids.data() + t * kTop, ids.data() + (t + 1) * kTop);
+      for (const int32_t id : got) EXPECT_GE(row[id], last - 2 * bound) << kernel << " token " << t;
+      for (const int32_t id : order) {
+        if (row[id] <= last + 2 * bound) continue;
+        EXPECT_TRUE(std::binary_search(got.begin(), got.end(), id)) << kernel << " token " << t;
+      }
+      if (last - row[order[kTop]] <= 2 * bound) continue;
+      ++without_tie;
+      std::sort(order.begin(), order.begin() + kTop);
+      EXPECT_TRUE(std::equal(got.begin(), got.end(), order.begin())) << kernel << " token " << t;
+    }
+    EXPECT_GE(without_tie, tokens / 2) << kernel;
+  }
 }
 
 // project_output() is V4's grouped projection where a head is a group and the weight a view: 1,024

@@ -156,6 +156,12 @@ inline std::string why_not(const std::string& stage, const std::string& kernel) 
   return allowed_skip("no such kernel in this build", should_run(kernel));
 }
 
+// Whether a kernel of score, or a family, reads index keys in bf16: those of single instruction
+// sets read e4m3 alone.
+inline bool reads_bf16_keys(const std::string& kernel) {
+  return kernel != "amx" && kernel != "avx512bf16";
+}
+
 // Indices that must never be dereferenced, for a range of `length` valid ones.
 inline std::array<int32_t, 7> hostile(int64_t length) {
   return {INT32_MIN, INT32_MIN + 1, -2, -1, static_cast<int32_t>(length), INT32_MAX, INT32_MAX - 1};

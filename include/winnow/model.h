@@ -34,7 +34,7 @@ inline constexpr int32_t kMinHeads = 1, kMaxHeads = 128;
 // The model of a name ("v32", "v4"); throws Error naming the known ones.
 const Model& model_of(std::string_view name);
 
-// Name and back: "v32_fp8", "v32_bf16", "v4_fp8", "v4_bf16", "index_keys".
+// Name and back: "v32_fp8", "v32_bf16", "v4_fp8", "v4_bf16", "index_keys", "index_keys_bf16".
 std::string_view name_of(CacheFormat format);
 CacheFormat format_of(std::string_view name);
 

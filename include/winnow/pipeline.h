@@ -18,9 +18,9 @@ namespace winnow {
 struct Indexer {
   Tensor k;      // [>= S, 128] bf16: keys of the new tokens (V4: of the new compressed states)
   Tensor slots;  // [S] int64: where they go; V3.2: S = T
-  Cache keys;
+  Cache keys;    // kIndexKeys; with q in bf16 kIndexKeysBf16
   Tensor block_table;  // [>= R, W] int32
-  Tensor q;            // [T, H_I, 128] e4m3
+  Tensor q;            // [T, H_I, 128] e4m3 or bf16
   Tensor weights;      // [T, H_I] f32
 };
 

@@ -266,7 +266,7 @@ class Plan {
 
   // The kernel that a stage runs for the current batch; before the first refill(), for a batch of
   // the plan's capacity. Parts differ in kAttend alone ("" for one that is `mha`: its calls name
-  // their own). kScore and kSelect: for rows of max_context / ratio keys.
+  // their own). kScore and kSelect: for rows of max_context / ratio keys, in e4m3.
   const char* kernel(Stage stage, int32_t part = 0) const;
   // Why the kernels before it in the stage's table were passed over, for the plan's capacity.
   const std::string& reasons(Stage stage) const;

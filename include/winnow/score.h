@@ -12,15 +12,16 @@ class Plan;
 
 struct ScoreArgs {
   const Plan* plan = nullptr;
-  Tensor q;        // [T, H_I, 128] e4m3, heads 1..128
+  Tensor q;        // [T, H_I, 128] e4m3, heads 1..128; or bf16, with keys in bf16
   Tensor weights;  // [T, H_I] f32; already holds q's scale and the softmax factors
-  // Paged keys: a cache of index keys, with the pages of each request ...
+  // Paged keys: a cache of index keys (with q in bf16: kIndexKeysBf16), with the pages of each
+  // request ...
   Cache keys = {};
   Tensor block_table = {};  // [R, W] int32
   Tensor requests = {};     // [T] int32: request of each token
   // ... or contiguous keys:
-  Tensor key_rows = {};    // [N, 128] e4m3
-  Tensor key_scales = {};  // [N] f32
+  Tensor key_rows = {};    // [N, 128], of q's type
+  Tensor key_scales = {};  // [N] f32; none in bf16
   Tensor starts = {};      // [T] int32: first valid key of a token, optional (0)
   Tensor ends;             // [T] int32: one past its last valid key
   Tensor logits = {};      // [T, N] f32; N bounds the keys of a row
@@ -29,15 +30,15 @@ struct ScoreArgs {
 };
 
 // logits[t, j] = s_k[j] * sum_h weights[t, h] * max(0, q[t, h] . k[j]) for start_t <= j < end_t, in
-// fp32. max(0, NaN) is 0, as fmax defines it. Ranges are clamped to [0, N). A logit does not depend
-// on the other tokens and keys of the call.
-// A paged key whose page id is missing or outside the cache gives -inf, and so does every key of a
-// token whose request is outside the table.
-// Error of the CPU kernels, with u = 2^-24:
+// fp32; s_k is 1 in bf16. max(0, NaN) is 0, as fmax defines it. Ranges are clamped to [0, N). A
+// logit does not depend on the other tokens and keys of the call. A paged key whose page id is
+// missing or outside the cache gives -inf, and so does every key of a token whose request is
+// outside the table. Error of the CPU kernels, with u = 2^-24:
 //   |s_k| * sum_h |w_h| * (128 u * sum_i |q_hi k_i| + (H_I + 2) u * max(0, q_h . k))
 // Hopper's tensor core sums fp8 products with 14 bits, which adds
 //   |s_k| * sum_h |w_h| * 132 * 2^-13 * (the largest product or partial sum of the head)
-// Cost: 2 * 128 * H_I FLOP and 132 B per key. Keys are read once per block of tokens.
+// Its kernel for bf16 keeps the CPU's bound.
+// Cost: 2 * 128 * H_I FLOP and 132 B (bf16: 256 B) per key. Keys are read once per block of tokens.
 void score(const ScoreArgs& args);
 
 struct ScoreSelectArgs {

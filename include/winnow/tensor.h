@@ -114,6 +114,7 @@ enum class CacheFormat : uint8_t {
   kV4Fp8,      // 584 B, split inside a page: 448 e4m3 + 64 bf16 RoPE rows, then 8-byte ue8m0 scales
   kV4Bf16,     // 1,024 B: 512 bf16
   kIndexKeys,  // 132 B, split inside a page: 128 e4m3 rows, then fp32 scales
+  kIndexKeysBf16,  // 256 B: 128 bf16
 };
 
 // A paged cache: page p starts at data + p * page_stride and holds `page` tokens. Slot s is token

@@ -59,7 +59,14 @@ static inline winnow_tensor winnow_tensor_of(const void* data, winnow_dtype dtyp
 }
 
 typedef int32_t winnow_format;
-enum { WINNOW_V32_FP8, WINNOW_V32_BF16, WINNOW_V4_FP8, WINNOW_V4_BF16, WINNOW_INDEX_KEYS };
+enum {
+  WINNOW_V32_FP8,
+  WINNOW_V32_BF16,
+  WINNOW_V4_FP8,
+  WINNOW_V4_BF16,
+  WINNOW_INDEX_KEYS,
+  WINNOW_INDEX_KEYS_BF16
+};
 
 typedef int32_t winnow_scale_mode; /* <winnow/write.h> */
 enum { WINNOW_SCALE_DEFAULT, WINNOW_AMAX, WINNOW_POW2, WINNOW_POW2_FLOOR_AMAX };

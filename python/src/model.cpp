@@ -35,7 +35,7 @@ struct Layout {
 
   int64_t item() const { return size_of(t.dtype); }
   int64_t record() const { return page_bytes_used(format, 1); }
-  bool is_bf16() const { return format == CacheFormat::kV32Bf16 || format == CacheFormat::kV4Bf16; }
+  bool is_bf16() const { return record() == record_dim(format) * 2; }
 
   Cache cache() const {
     const bool bytes = t.dtype == DType::kU8 || t.dtype == DType::kE4m3;
@@ -124,7 +124,7 @@ void bind_cache(nb::module_& m) {
 data    [pages, page bytes] uint8, rows of any stride; or [pages, page, bytes per token] or
         [pages, page, 1, bytes per token] in uint8 (fp8 formats) or bf16 (bf16 formats); or
         [rows, d] bf16: a contiguous KV
-format  "v32_fp8", "v32_bf16", "v4_fp8", "v4_bf16" or "index_keys"
+format  "v32_fp8", "v32_bf16", "v4_fp8", "v4_bf16", "index_keys" or "index_keys_bf16"
 page    tokens per page, 64 where data does not say
 
 The array's address is taken once: do not resize it behind the cache's back.)")

@@ -95,12 +95,12 @@ void bind_score(nb::module_& m) {
       score_,
       R"(The indexer's logits: s_k[j] * sum_h weights[t, h] * max(0, q[t, h] . k[j]).
 
-q            [tokens, heads, 128] e4m3 (float8_e4m3fn, or uint8 with its bits)
+q            [tokens, heads, 128] e4m3 (float8_e4m3fn, or uint8 with its bits), or bf16
 weights      [tokens, heads] f32, with q's scale and the softmax factors in them
 starts, ends [tokens] int32: valid keys of a token
-keys         a Cache of index keys, with block_table [requests, pages] int32 and requests [tokens]
-             int32; or
-key_rows     [keys, 128] e4m3 with key_scales [keys] f32
+keys         a Cache of "index_keys" (q in bf16: "index_keys_bf16"), with block_table [requests,
+             pages] int32 and requests [tokens] int32; or
+key_rows     [keys, 128] e4m3 with key_scales [keys] f32; bf16 has no scales
 width        columns of the array that is made; all keys if not given
 clean        fills entries outside a token's range with -inf; else they are left as they are, which
              in a new array can be anything

@@ -9,7 +9,7 @@ def records(cache, fmt, page):
     """[pages, page bytes] uint8 -> [pages * page, d] fp64: the values of every record."""
     pages = cache.shape[0]
     if fmt.endswith("bf16"):
-        d = 576 if fmt == "v32_bf16" else 512
+        d = {"v32_bf16": 576, "v4_bf16": 512, "index_keys_bf16": 128}[fmt]
         return cache[:, : page * d * 2].contiguous().view(torch.bfloat16).view(-1, d).double()
     if fmt == "v32_fp8":
         rows = cache[:, : page * 656].reshape(pages * page, 656)

@@ -214,10 +214,12 @@ def test_score_and_select(device, start, tokens, heads, keys, topk):
 
 
 @on("score", "write")
-def test_score_paged(device):
+@pytest.mark.parametrize("fmt", ["index_keys", "index_keys_bf16"])
+def test_score_paged(device, fmt):
     d = Draw(5, device=device)
-    cache, rows = d.cache("index_keys", 4, 8)
-    q, weights = d.e4m3(3, 4, 128), d.f32(3, 4)
+    cache, rows = d.cache(fmt, 4, 8)
+    q = d.bf16(3, 4, 128) if fmt == "index_keys_bf16" else d.e4m3(3, 4, 128)
+    weights = d.f32(3, 4)
     table = torch.tensor([[2, 0], [3, -1]], dtype=INT, device=device)
     requests = torch.tensor([0, 1, 0], dtype=INT, device=device)
     ends = torch.tensor([16, 10, 5], dtype=INT, device=device)
@@ -225,6 +227,13 @@ def test_score_paged(device):
         q, weights, ends, keys=cache, block_table=table, requests=requests, clean=True
     )
     assert got.shape == (3, 16)
+    pages = {"keys": cache, "block_table": table, "requests": requests}
+    ids = winnow.score_select(q, weights, ends, 4, **pages)
+    assert torch.equal(ids, winnow.select(got, 4, ends=ends))
+    op = torch.ops.winnow.score(
+        q, weights, ends, **{**pages, "keys": cache.data}, page=8, width=16
+    )
+    assert torch.equal(op, got)
     q, weights, table, got = q.cpu(), weights.cpu(), table.cpu(), got.cpu()
     for t in range(3):
         pages = table[requests[t]]

@@ -231,6 +231,11 @@ def _(x):
 # ---- score, select, locate --------------------------------------------------------------------
 
 
+def _index_cache(q, keys, page):
+    """Index keys have the queries' type."""
+    return _cache(keys, "index_keys_bf16" if q.dtype == torch.bfloat16 else "index_keys", page)
+
+
 @_operator(
     "score(Tensor q, Tensor weights, Tensor ends, *, Tensor? starts=None, Tensor? keys=None, int? "
     "page=None, Tensor? block_table=None, Tensor? requests=None, Tensor? key_rows=None, Tensor? "
@@ -238,7 +243,7 @@ def _(x):
 )
 def _score(q, weights, ends, *, keys=None, page=None, width, **rest):
     return _winnow.score(
-        q, weights, ends, keys=_cache(keys, "index_keys", page), width=width, clean=True, **rest
+        q, weights, ends, keys=_index_cache(q, keys, page), width=width, clean=True, **rest
     )
 
 
@@ -254,7 +259,7 @@ def _(q, weights, ends, *, width, **rest):
 )
 def _score_select(q, weights, ends, topk, *, keys=None, page=None, **rest):
     return _winnow.score_select(
-        q, weights, ends, topk, keys=_cache(keys, "index_keys", page), **rest
+        q, weights, ends, topk, keys=_index_cache(q, keys, page), **rest
     )
 
 

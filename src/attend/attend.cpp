@@ -111,8 +111,8 @@ constexpr Names kNames[2] = {{"lists[0].cache", "lists[0].indices", "lists[0].in
 
 Cache checked_cache(const Check& check, const KvList& a, const Names& names, DeviceKind device) {
   const Cache cache = check.cache(a.cache, names.cache, {device, true});
-  check.that(cache.format != CacheFormat::kIndexKeys, names.cache, "a format that holds latent KV",
-             "index_keys");
+  check.that(!is_index(cache.format), names.cache, "a format that holds latent KV",
+             cat(name_of(cache.format)));
   return cache;
 }
 

@@ -14,7 +14,7 @@ namespace {
 // C's numbers are the C++ enumerators; the last of each group pins the group.
 static_assert(int(DType::kBf16) == WINNOW_BF16 && int(DType::kU8) == WINNOW_U8);
 static_assert(int(CacheFormat::kV32Fp8) == WINNOW_V32_FP8 &&
-              int(CacheFormat::kIndexKeys) == WINNOW_INDEX_KEYS);
+              int(CacheFormat::kIndexKeysBf16) == WINNOW_INDEX_KEYS_BF16);
 static_assert(int(DeviceKind::kCuda) == WINNOW_CUDA);
 static_assert(int(ErrorCode::kInvalidArgument) == WINNOW_INVALID_ARGUMENT &&
               int(ErrorCode::kUnsupported) == WINNOW_UNSUPPORTED &&
@@ -59,8 +59,8 @@ Tensor In::operator()(const winnow_tensor& t, const char* argument) const {
 }
 
 Cache In::operator()(const winnow_cache& c, const char* argument) const {
-  return {c.data, choice(c.format, argument, CacheFormat::kIndexKeys, ".format"), c.pages, c.page,
-          c.page_stride};
+  return {c.data, choice(c.format, argument, CacheFormat::kIndexKeysBf16, ".format"), c.pages,
+          c.page, c.page_stride};
 }
 
 Target In::operator()(const winnow_target& t) const {

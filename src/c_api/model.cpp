@@ -14,7 +14,7 @@ using winnow::internal::c_api::In;
 namespace {
 
 CacheFormat checked(winnow_format format, const In& in) {
-  return in.choice(format, "format", CacheFormat::kIndexKeys);
+  return in.choice(format, "format", CacheFormat::kIndexKeysBf16);
 }
 
 // The table does not change while the process lives.
@@ -45,7 +45,7 @@ winnow_status winnow_model_of(const char* name, winnow_model* out) {
 }
 
 const char* winnow_format_name(winnow_format format) {
-  if (format < 0 || format > WINNOW_INDEX_KEYS) return nullptr;
+  if (format < 0 || format > WINNOW_INDEX_KEYS_BF16) return nullptr;
   return winnow::name_of(static_cast<CacheFormat>(format)).data();
 }
 
@@ -56,8 +56,9 @@ winnow_status winnow_format_of(const char* name, winnow_format* out) {
 }
 
 const winnow_format* winnow_cache_formats(int64_t* count) {
-  static constexpr winnow_format formats[] = {WINNOW_V32_FP8, WINNOW_V32_BF16, WINNOW_V4_FP8,
-                                              WINNOW_V4_BF16, WINNOW_INDEX_KEYS};
+  static constexpr winnow_format formats[] = {WINNOW_V32_FP8,    WINNOW_V32_BF16,
+                                              WINNOW_V4_FP8,     WINNOW_V4_BF16,
+                                              WINNOW_INDEX_KEYS, WINNOW_INDEX_KEYS_BF16};
   if (count) *count = std::size(formats);
   return formats;
 }

@@ -28,7 +28,7 @@ static_assert(sizeof(winnow::Tile) == sizeof(winnow_tile) &&
 
 winnow::PlanOptions plan_options(const winnow_plan_options& o, const In& in) {
   return {.model = winnow::model_of(&in.given(o.model, "model")),
-          .format = in.choice(o.format, "format", winnow::CacheFormat::kIndexKeys),
+          .format = in.choice(o.format, "format", winnow::CacheFormat::kIndexKeysBf16),
           .heads = o.heads,
           .topk = o.topk,
           .extra_topk = o.extra_topk,

@@ -21,7 +21,7 @@ struct Case {
   float eps = 1e-6f;
   bool paired_table = false;
 
-  int64_t width() const { return format == CacheFormat::kIndexKeys ? 128 : 512; }
+  int64_t width() const { return record_dim(format); }
   int64_t values() const { return (overlap ? 2 : 1) * width(); }
   int32_t window() const { return (overlap ? 2 : 1) * ratio; }
 };
@@ -33,6 +33,7 @@ inline std::vector<Case> cases() {
       {"c4a_bf16", F::kV4Bf16, 4, true, true, true, {17, 8}, 3, true},
       {"c4a_index", F::kIndexKeys, 4, true, true, true, {30, 3, 16}, 4, false, false},
       {"c4a_index_hadamard", F::kIndexKeys, 4, true, true, true, {21}, 5, true, true},
+      {"c4a_index_bf16", F::kIndexKeysBf16, 4, true, true, true, {18, 7}, 4},
       {"c128a", F::kV4Fp8, 128, false, true, true, {261, 130}, 8},
       {"c128a_bf16", F::kV4Bf16, 128, false, true, true, {140}, 7, true, false, 1e-6f, true},
       {"v41_ratio_2", F::kV4Fp8, 2, false, true, false, {11, 6}, 8, false, false, 1e-20f},

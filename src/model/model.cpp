@@ -10,9 +10,9 @@ namespace winnow {
 
 namespace {
 
-constexpr CacheFormat kFormats[] = {CacheFormat::kV32Fp8, CacheFormat::kV32Bf16,
-                                    CacheFormat::kV4Fp8, CacheFormat::kV4Bf16,
-                                    CacheFormat::kIndexKeys};
+constexpr CacheFormat kFormats[] = {CacheFormat::kV32Fp8,    CacheFormat::kV32Bf16,
+                                    CacheFormat::kV4Fp8,     CacheFormat::kV4Bf16,
+                                    CacheFormat::kIndexKeys, CacheFormat::kIndexKeysBf16};
 constexpr int32_t kHeadSizes[] = {V32::kDqk, V4::kDqk};
 
 }  // namespace
@@ -32,6 +32,7 @@ std::string_view name_of(CacheFormat format) {
     case CacheFormat::kV4Fp8: return "v4_fp8";
     case CacheFormat::kV4Bf16: return "v4_bf16";
     case CacheFormat::kIndexKeys: return "index_keys";
+    case CacheFormat::kIndexKeysBf16: return "index_keys_bf16";
   }
   return "unknown";
 }
@@ -39,9 +40,10 @@ std::string_view name_of(CacheFormat format) {
 CacheFormat format_of(std::string_view name) try {
   for (CacheFormat f : kFormats)
     if (name == name_of(f)) return f;
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      cat("format: expected v32_fp8, v32_bf16, v4_fp8, v4_bf16 or index_keys, found ", name));
+  throw Error(ErrorCode::kInvalidArgument,
+              cat("format: expected v32_fp8, v32_bf16, v4_fp8, v4_bf16, index_keys or "
+                  "index_keys_bf16, found ",
+                  name));
 } catch (const std::bad_alloc&) {
   out_of_memory("format");
 }

@@ -26,9 +26,10 @@ TEST(Model, Families) {
 }
 
 TEST(Model, FormatNames) {
-  const char* names[] = {"v32_fp8", "v32_bf16", "v4_fp8", "v4_bf16", "index_keys"};
-  ASSERT_EQ(cache_formats().size(), 5u);
-  for (int i = 0; i < 5; ++i) {
+  const char* names[] = {"v32_fp8", "v32_bf16",   "v4_fp8",
+                         "v4_bf16", "index_keys", "index_keys_bf16"};
+  ASSERT_EQ(cache_formats().size(), std::size(names));
+  for (size_t i = 0; i < std::size(names); ++i) {
     EXPECT_EQ(name_of(cache_formats()[i]), names[i]);
     EXPECT_EQ(format_of(names[i]), cache_formats()[i]);
   }
@@ -59,6 +60,7 @@ TEST(Model, PageBytes) {
   expect(F::kV4Bf16, 3, 3072, 3072);
   expect(F::kIndexKeys, 64, 8448, 8448);
   expect(F::kIndexKeys, 5, 660, 660);
+  expect(F::kIndexKeysBf16, 5, 1280, 1280);
   // A page of 2^31 - 1 tokens needs more than 32 bits.
   expect(F::kV32Fp8, INT32_MAX, int64_t{INT32_MAX} * 656, int64_t{INT32_MAX} * 656);
   for (int64_t page : {int64_t{0}, int64_t{-64}, int64_t{INT32_MAX} + 1, INT64_MAX})

@@ -16,9 +16,10 @@ constexpr decltype(auto) with_record(CacheFormat format, F&& f) {
     case CacheFormat::kV32Bf16: return f(V32Bf16{});
     case CacheFormat::kV4Fp8: return f(V4Fp8{});
     case CacheFormat::kV4Bf16: return f(V4Bf16{});
-    case CacheFormat::kIndexKeys: break;
+    case CacheFormat::kIndexKeys: return f(IndexKeys{});
+    case CacheFormat::kIndexKeysBf16: break;
   }
-  return f(IndexKeys{});
+  return f(IndexKeysBf16{});
 }
 
 // The same for formats that hold latent KV.
@@ -38,7 +39,8 @@ constexpr decltype(auto) with_entry(CacheFormat format, F&& f) {
   switch (format) {
     case CacheFormat::kV4Fp8: return f(V4Fp8{});
     case CacheFormat::kV4Bf16: return f(V4Bf16{});
-    default: return f(IndexKeys{});
+    case CacheFormat::kIndexKeys: return f(IndexKeys{});
+    default: return f(IndexKeysBf16{});
   }
 }
 

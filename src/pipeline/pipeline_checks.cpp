@@ -56,11 +56,14 @@ void check_indexer(const Check& check, const Indexer& x, const Plan& plan) {
   const PlanOptions& o = plan.options();
   const int64_t tokens = plan.tokens();
   const DeviceKind device = o.target.device.kind;
-  check.tensor(x.q, "indexer.q", DType::kE4m3, {tokens, o.index_heads, kIndexDim});
+  const bool is_bf16 = x.q.dtype == DType::kBf16;
+  check.tensor(x.q, "indexer.q", is_bf16 ? DType::kBf16 : DType::kE4m3,
+               {tokens, o.index_heads, kIndexDim});
   check.tensor(x.weights, "indexer.weights", DType::kF32, {tokens, o.index_heads});
   check_insertion(check,
                   {x.k, x.slots, x.keys, "indexer.k", "indexer.slots", "indexer.keys", device},
-                  CacheFormat::kIndexKeys, Layer(o).v4 ? Check::kAny : tokens);
+                  is_bf16 ? CacheFormat::kIndexKeysBf16 : CacheFormat::kIndexKeys,
+                  Layer(o).v4 ? Check::kAny : tokens);
   check_table(check, {x.block_table, "indexer.block_table", x.keys}, plan.request_count());
 }
 

@@ -100,10 +100,11 @@ class Call {
     const int64_t whole = (n + kGroupKeys - 1) / kGroupKeys * kGroupKeys;
     s.missing = 0;
     for (int64_t i = 0; i < n;) {
-      const Run run = run_of(p_, request, first + i, n - i);
+      const Run run = keys_of(p_, request, first + i, n - i);
       if (run.rows) {
         e_.dequantize(run, s.keys + i * row_bytes);
-        for (int64_t j = 0; j < run.count; ++j) s.scales[i + j] = run.scales[j * run.scale_stride];
+        for (int64_t j = 0; j < run.count; ++j)
+          s.scales[i + j] = run.scales ? run.scales[j * run.scale_stride] : 1.0f;
       } else {
         std::memset(s.keys + i * row_bytes, 0, static_cast<size_t>(run.count * row_bytes));
         std::fill_n(s.scales + i, run.count, 0.0f);

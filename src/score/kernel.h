@@ -1,4 +1,5 @@
-// What score()'s and score_select()'s kernels see: checked, plain, strides in elements.
+// What score()'s and score_select()'s kernels see: checked, plain; strides of queries and keys in
+// bytes, others in elements.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +28,8 @@ struct Guess {
 };
 
 struct Params {
-  const uint8_t* q = nullptr;  // e4m3
+  bool is_bf16 = false;  // queries and keys: bf16 without scales instead of e4m3
+  const uint8_t* q = nullptr;
   int64_t q_token_stride = 0, q_head_stride = 0;
   const float* weights = nullptr;
   int64_t weight_stride = 0;  // between tokens
@@ -44,7 +46,7 @@ struct Params {
   // ... or contiguous ones.
   const uint8_t* rows = nullptr;
   int64_t row_stride = 0;
-  const float* scales = nullptr;
+  const float* scales = nullptr;  // null: bf16
   int64_t scale_stride = 0;
   Ranges ranges;  // limit: columns of a row of logits
   float* logits = nullptr;
@@ -56,39 +58,43 @@ struct Params {
   Device device;
 };
 
-// Consecutive keys that lie side by side in memory: `count` rows of 128 bytes, `row_stride` apart,
-// with their scales. rows is null when they are missing (no such page).
+// Consecutive keys that lie side by side in memory: `count` rows of 128 values, `row_stride` bytes
+// apart, with their scales (bf16: none). rows is null when they are missing (no such page).
 struct Run {
   const uint8_t* rows = nullptr;
   int64_t row_stride = IndexKeys::kRowBytes;
   const float* scales = nullptr;
   int64_t scale_stride = 1;
   int64_t count = 0;
+  bool is_bf16 = false;
 };
 
 WINNOW_HD inline int32_t request_of(const Params& p, int64_t token) {
   return p.requests ? p.requests[token * p.request_stride] : 0;
 }
 
-// The run from row `offset` of a page of the cache on.
+// The run from row `offset` of a page of the cache on. R: IndexKeys or IndexKeysBf16.
+template <class R = IndexKeys>
 WINNOW_HD inline Run run_in(const Params& p, int64_t found, int64_t offset, int64_t limit) {
-  Run r;
+  Run r{.row_stride = R::kRowBytes, .is_bf16 = !R::kQuantized};
   r.count = limit < p.page - offset ? limit : p.page - offset;
   if (found < 0 || found >= p.pages) return r;
   const std::byte* base = p.cache + found * p.page_stride;
-  r.rows = reinterpret_cast<const uint8_t*>(base + IndexKeys::row(offset, p.page));
-  r.scales = reinterpret_cast<const float*>(base + IndexKeys::scales(offset, p.page));
+  r.rows = reinterpret_cast<const uint8_t*>(base + R::row(offset, p.page));
+  if constexpr (R::kQuantized)
+    r.scales = reinterpret_cast<const float*>(base + R::scales(offset, p.page));
   return r;
 }
 
 // The run that starts at key `first` of a request, at most `limit` keys long. These two decide
 // whether a key is there.
+template <class R = IndexKeys>
 WINNOW_HD inline Run run_of(const Params& p, int32_t request, int64_t first, int64_t limit) {
-  Run r;
+  Run r{.is_bf16 = !R::kQuantized};
   if (!p.requests) {
     r.rows = p.rows + first * p.row_stride;
     r.row_stride = p.row_stride;
-    r.scales = p.scales + first * p.scale_stride;
+    if constexpr (R::kQuantized) r.scales = p.scales + first * p.scale_stride;
     r.scale_stride = p.scale_stride;
     r.count = limit;
     return r;
@@ -97,7 +103,13 @@ WINNOW_HD inline Run run_of(const Params& p, int32_t request, int64_t first, int
   if (request < 0 || request >= p.table_rows) return r;
   const int64_t page = first / p.page, offset = first - page * p.page;
   if (page >= p.table_width) return r;
-  return run_in(p, p.table[request * p.table_stride + page], offset, limit);
+  return run_in<R>(p, p.table[request * p.table_stride + page], offset, limit);
+}
+
+// The same, of the keys that the call has.
+inline Run keys_of(const Params& p, int32_t request, int64_t first, int64_t limit) {
+  return p.is_bf16 ? run_of<IndexKeysBf16>(p, request, first, limit)
+                   : run_of(p, request, first, limit);
 }
 
 // score_select(): score.logits is not used.
@@ -115,6 +127,7 @@ struct Shape {
   int64_t tokens = 1, keys = 0;
   int32_t topk = 2048;
   bool whole_tiles = true;  // CUDA: see whole_tiles() below
+  bool is_bf16 = false;     // queries and keys
 };
 
 // Whether tiles of kTileKeys keys can be brought in by bulk copies: each lies inside a page, on
@@ -158,6 +171,8 @@ void bulk_sm90(const Params& p) noexcept;
 void loads_sm90(const Params& p) noexcept;
 void select_sm90(const ScoreKernel& kernel, const SelectParams& p) noexcept;
 size_t sm90_workspace(const Shape& shape);
+// Queries and keys in bf16, by plain sums.
+void bf16_sm90(const Params& p) noexcept;
 
 // score_select() on the CPU, with any kernel: rows of logits for a few tokens at a time live in the
 // workspace and are selected from before the next tokens come.

@@ -20,18 +20,21 @@ const std::array<double, 256>& values() {
 }
 
 float logit(const Params& p, int64_t token, int64_t j) {
-  const Run key = run_of(p, request_of(p, token), j, 1);
+  const Run key = keys_of(p, request_of(p, token), j, 1);
   if (!key.rows) return -std::numeric_limits<float>::infinity();
   const auto& value = values();
+  const auto at = [&](const uint8_t* row, int i) {
+    return p.is_bf16 ? to_float(reinterpret_cast<const bf16*>(row)[i]) : value[row[i]];
+  };
   double sum = 0;
   for (int32_t h = 0; h < p.heads; ++h) {
     const uint8_t* q = p.q + token * p.q_token_stride + h * p.q_head_stride;
     double dot = 0;
-    for (int i = 0; i < kDim; ++i) dot += value[q[i]] * value[key.rows[i]];
+    for (int i = 0; i < kDim; ++i) dot += at(q, i) * at(key.rows, i);
     // Not a number counts as not positive, as fmax(0, dot) would have it.
     sum += p.weights[token * p.weight_stride + h] * (dot > 0 ? dot : 0);
   }
-  return static_cast<float>(*key.scales * sum);
+  return static_cast<float>(key.scales ? *key.scales * sum : sum);
 }
 
 }  // namespace

@@ -17,7 +17,14 @@ namespace internal::score {
 
 namespace {
 
+[[maybe_unused]] const char* needs_e4m3(const Shape& s) {
+  return s.is_bf16 ? "reads index keys in e4m3" : nullptr;
+}
+[[maybe_unused]] const char* needs_bf16(const Shape& s) {
+  return s.is_bf16 ? nullptr : "reads index keys in bf16";
+}
 [[maybe_unused]] const char* needs_tiles(const Shape& s) {
+  if (s.is_bf16) return needs_e4m3(s);
   return s.whole_tiles ? nullptr : "tiles of 64 keys do not lie whole and aligned in pages";
 }
 
@@ -44,15 +51,18 @@ std::span<const ScoreKernel> kernels() {
     {{{"sm90/bulk", DeviceKind::kCuda, false, internal::cuda::missing}, needs_tiles, bulk_sm90},
      sm90_workspace,
      select_sm90},
-    {{{"sm90/loads", DeviceKind::kCuda, false, internal::cuda::missing}, nullptr, loads_sm90},
+    {{{"sm90/loads", DeviceKind::kCuda, false, internal::cuda::missing}, needs_e4m3, loads_sm90},
+     sm90_workspace,
+     select_sm90},
+    {{{"sm90/bf16", DeviceKind::kCuda, false, internal::cuda::missing}, needs_bf16, bf16_sm90},
      sm90_workspace,
      select_sm90},
 #endif
 #if defined(__x86_64__)
-    {{{"amx", DeviceKind::kCpu, false, lacks_amx}, nullptr, amx}, waves_workspace, in_waves},
+    {{{"amx", DeviceKind::kCpu, false, lacks_amx}, needs_e4m3, amx}, waves_workspace, in_waves},
     // Intel's AMX generations run VDPBF16PS slower than FMA: there it serves on request only.
     {{{"avx512bf16", DeviceKind::kCpu, internal::cpu::isa().intel, lacks_avx512bf16},
-      nullptr,
+      needs_e4m3,
       avx512bf16},
      waves_workspace,
      in_waves},
@@ -80,20 +90,24 @@ int64_t key_limit(const ScoreArgs& a) {
 void check_keys(const Check& check, const ScoreArgs& a, Params& p) {
   check.that(!(a.keys && a.key_rows), "keys", "either a cache or key_rows", "both");
   if (a.key_rows) {
-    check.tensor(a.key_rows, "key_rows", DType::kE4m3, {Check::kAny, kIndexDim});
+    check.tensor(a.key_rows, "key_rows", a.q.dtype, {Check::kAny, kIndexDim});
     check.range(a.key_rows.shape[0], "key_rows rows", 0, INT32_MAX);
-    check.tensor(a.key_scales, "key_scales", DType::kF32, {a.key_rows.shape[0]});
+    if (p.is_bf16)
+      check.that(!a.key_scales, "key_scales", "none with keys in bf16", shape_of(a.key_scales));
+    else check.tensor(a.key_scales, "key_scales", DType::kF32, {a.key_rows.shape[0]});
     check.that(!a.block_table, "block_table", "none with key_rows", shape_of(a.block_table));
     check.that(!a.requests, "requests", "none with key_rows", shape_of(a.requests));
     p.rows = static_cast<const uint8_t*>(a.key_rows.data);
-    p.row_stride = a.key_rows.stride[0];
+    p.row_stride = a.key_rows.stride[0] * size_of(a.key_rows.dtype);
     p.scales = static_cast<const float*>(a.key_scales.data);
     p.scale_stride = a.key_scales.stride[0];
     return;
   }
   const Cache c = check.cache(a.keys, "keys", {p.device.kind, false});
-  check.that(c.format == CacheFormat::kIndexKeys, "keys", "a cache of index_keys",
-             std::string(name_of(c.format)));
+  const CacheFormat format = p.is_bf16 ? CacheFormat::kIndexKeysBf16 : CacheFormat::kIndexKeys;
+  check.that(c.format == format, "keys",
+             cat("a cache of ", name_of(format), ", as q is ", p.is_bf16 ? "bf16" : "e4m3"),
+             cat(name_of(c.format)));
   check.tensor(a.block_table, "block_table", DType::kI32, {Check::kAny, Check::kAny});
   check.tensor(a.requests, "requests", DType::kI32, {p.tokens});
   check.that(!a.key_scales, "key_scales", "none with a cache", shape_of(a.key_scales));
@@ -112,8 +126,10 @@ void check_keys(const Check& check, const ScoreArgs& a, Params& p) {
 
 // Everything but the logits.
 Params checked(const Check& check, const ScoreArgs& a) {
-  check.tensor(a.q, "q", DType::kE4m3, {Check::kAny, Check::kAny, kIndexDim});
   Params p;
+  p.is_bf16 = a.q.dtype == DType::kBf16;
+  check.tensor(a.q, "q", p.is_bf16 ? DType::kBf16 : DType::kE4m3,
+               {Check::kAny, Check::kAny, kIndexDim});
   p.device = a.plan ? a.plan->device(a.target) : a.target.device;
   p.tokens = a.q.shape[0];
   p.heads = static_cast<int32_t>(check.range(a.q.shape[1], "q heads", kMinHeads, kMaxHeads));
@@ -129,8 +145,8 @@ Params checked(const Check& check, const ScoreArgs& a) {
                cat("one for ", a.plan->options().index_heads));
   }
   p.q = static_cast<const uint8_t*>(a.q.data);
-  p.q_token_stride = a.q.stride[0];
-  p.q_head_stride = a.q.stride[1];
+  p.q_token_stride = a.q.stride[0] * size_of(a.q.dtype);
+  p.q_head_stride = a.q.stride[1] * size_of(a.q.dtype);
   p.weights = static_cast<const float*>(a.weights.data);
   p.weight_stride = a.weights.stride[0];
   p.ranges = {static_cast<const int32_t*>(a.starts.data), a.starts.stride[0],
@@ -139,8 +155,11 @@ Params checked(const Check& check, const ScoreArgs& a) {
 }
 
 const ScoreKernel& kernel_for(const char* stage, const ScoreArgs& a, const Shape& shape) {
-  return a.plan ? *pick<ScoreKernel>(a.plan->usable(Stage::kScore), shape)
-                : choose(stage, kernels(), shape, a.target);
+  if (!a.plan) return choose(stage, kernels(), shape, a.target);
+  if (const auto* planned = pick<ScoreKernel>(a.plan->usable(Stage::kScore), shape))
+    return *planned;
+  // None that the plan may use reads these keys: say why.
+  return choose(stage, kernels(), shape, a.plan->options().target);
 }
 
 // Keys of a token that a plan's workspace is made for.
@@ -151,7 +170,8 @@ Shape shape_for(const Params& p, int64_t topk) {
           .tokens = p.tokens,
           .keys = p.ranges.limit,
           .topk = static_cast<int32_t>(std::min<int64_t>(topk, INT32_MAX)),
-          .whole_tiles = whole_tiles(p)};
+          .whole_tiles = whole_tiles(p),
+          .is_bf16 = p.is_bf16};
 }
 
 }  // namespace
@@ -198,7 +218,10 @@ void score_select(const ScoreSelectArgs& args) try {
     const int64_t keys = internal::score::longest_range(p.score);
     least = internal::score::smallest_workspace(keys);
     if (!args.score.plan && args.workspace.empty()) {
-      own.emplace("score_select", kernel.workspace({shape.heads, shape.tokens, keys, shape.topk}));
+      own.emplace(
+          "score_select",
+          kernel.workspace(
+              {.heads = shape.heads, .tokens = shape.tokens, .keys = keys, .topk = shape.topk}));
       p.workspace = own->span();
     }
   } else {

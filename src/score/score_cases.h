@@ -25,6 +25,7 @@ struct Case {
   bool clean = false;
   int64_t topk = 16;
   int64_t padding = 0;  // of every outer stride, in elements (pages: times 4 bytes)
+  bool bf16 = false;    // queries and keys
 };
 
 inline std::vector<Case> cases() {
@@ -60,6 +61,13 @@ inline std::vector<Case> cases() {
       {"ties", 4, 20, 5000, 64, Fill::kZero, 2, true, false, 64},
       {"many_tokens", 70, 4, 90, 0, Fill::kNormal, 1, true, true, 8},
       {"long", 1, 8, 9000, 64, Fill::kNormal, 1, false, false, 2048},
+      {"bf16", 5, 64, 200, 0, Fill::kNormal, 1, true, true, 33, 3, true},
+      {"bf16_no_keys", 3, 4, 0, 0, Fill::kNormal, 1, true, true, 16, 0, true},
+      {"bf16_paged", 9, 33, 330, 64, Fill::kWide, 3, true, true, 60, 0, true},
+      {"bf16_page_3_h128", 4, 128, 170, 3, Fill::kNormal, 2, false, false, 20, 1, true},
+      {"bf16_tiny", 3, 5, 70, 16, Fill::kTiny, 1, true, true, 20, 2, true},
+      {"bf16_codes", 6, 17, 190, 64, Fill::kCodes, 2, true, true, 40, 3, true},
+      {"bf16_ties", 4, 20, 500, 64, Fill::kZero, 2, true, false, 64, 0, true},
   };
 }
 

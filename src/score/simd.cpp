@@ -18,6 +18,7 @@ namespace winnow::internal::score::HWY_NAMESPACE {
 namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
+namespace hs = cpu::HWY_NAMESPACE;
 using D = hn::CappedTag<float, 16>;
 using V = hn::Vec<D>;
 
@@ -41,8 +42,12 @@ void dequantize(const Run& run, std::byte* out) {
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   float* to = reinterpret_cast<float*>(out);
   for (int64_t j = 0; j < run.count; ++j, to += kDim)
-    for (int64_t i = 0; i < kDim; i += lanes)
-      hn::Store(cpu::HWY_NAMESPACE::load_e4m3(d, run.rows + j * run.row_stride + i), d, to + i);
+    for (int64_t i = 0; i < kDim; i += lanes) {
+      const uint8_t* row = run.rows + j * run.row_stride;
+      const auto values = run.is_bf16 ? hs::load_bf16(d, reinterpret_cast<const bf16*>(row) + i)
+                                      : hs::load_e4m3(d, row + i);
+      hn::Store(values, d, to + i);
+    }
 }
 
 void pack(const Params& p, int64_t token, std::byte* out) {
@@ -52,7 +57,9 @@ void pack(const Params& p, int64_t token, std::byte* out) {
   std::fill_n(q, heads * (kDim + 1), 0.0f);
   for (int64_t h = 0; h < p.heads; ++h) {
     alignas(64) float row[kDim];
-    dequantize({.rows = p.q + token * p.q_token_stride + h * p.q_head_stride, .count = 1},
+    dequantize({.rows = p.q + token * p.q_token_stride + h * p.q_head_stride,
+                .count = 1,
+                .is_bf16 = p.is_bf16},
                reinterpret_cast<std::byte*>(row));
     float* column = q + h / pair * pair * kDim + h % pair;
     for (int i = 0; i < kDim; ++i) column[i * pair] = row[i];

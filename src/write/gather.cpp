@@ -1,5 +1,6 @@
 // gather: pages -> contiguous bf16. Checks the call, chooses the kernel.
 #include "core/check.h"
+#include "model/index.h"
 #include "winnow/plan.h"
 #include "winnow/write.h"
 #include "write/kernel.h"
@@ -25,7 +26,7 @@ GatherParams checked(const GatherArgs& a) {
   const Check check("gather");
   const Device device = a.plan ? a.plan->device(a.target) : a.target.device;
   const Cache cache = check.cache(a.cache, "cache", {device.kind, false});
-  check.that(cache.format != CacheFormat::kIndexKeys, "cache", "a latent format", "index_keys");
+  check.that(!is_index(cache.format), "cache", "a latent format", cat(name_of(cache.format)));
   check.tensor(a.block_table, "block_table", DType::kI32, {Check::kAny, Check::kAny});
   const int64_t requests = a.block_table.shape[0];
   check.tensor(a.lengths, "lengths", DType::kI32, {requests});

@@ -42,6 +42,8 @@ std::vector<Case> cases() {
       {"v32_index", F::kIndexKeys, N::kLayer, true, false, true, false, kHalf, kFirst},
       {"glm_index", F::kIndexKeys, N::kLayer, true, false, true, false, kInterleaved, kFirst},
       {"v41_index", F::kIndexKeys, N::kRms},
+      {"v32_index_bf16", F::kIndexKeysBf16, N::kLayer, true, false, true, false, kHalf, kFirst},
+      {"index_bf16_hadamard", F::kIndexKeysBf16, N::kNone, false, false, true, true},
       {"index_hadamard", F::kIndexKeys, N::kNone, false, false, true, true},
   };
 }

@@ -61,6 +61,7 @@ Layout layout(CacheFormat format, int64_t off, int64_t page) {
     case CacheFormat::kV4Fp8:
       return {448, 64, 64, off * 576, page * 576 + off * 8, off * 576 + 448};
     case CacheFormat::kV4Bf16: return {448, 64, 0, off * 1024, 0, 0};
+    case CacheFormat::kIndexKeysBf16: return {128, 0, 0, off * 256, 0, 0};
     default: return {128, 0, 128, off * 128, page * 128 + off * 4, 0};
   }
 }

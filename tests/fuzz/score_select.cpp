@@ -22,6 +22,7 @@ void run(Source& s) {
           .relative = relative,
           .target = {.kernel = "reference"}});
   for (const Candidate& kernel : candidates("score_select")) {
+    if (!serves(kernel, p.args)) continue;
     ids.poison();
     ScoreSelectArgs a{.score = p.args, .ids = tensor(ids.data(), {p.T, K}), .relative = relative};
     a.score.target = kernel.target();

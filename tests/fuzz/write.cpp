@@ -3,6 +3,7 @@
 
 #include <numeric>
 
+#include "model/index.h"
 #include "target.h"
 #include "winnow/error.h"
 
@@ -46,7 +47,7 @@ void write_any(Source& s) {
   const Written w(s);
   const int64_t T = chance(s, 90) ? draw(s, 0, 4) : draw(s, 0, 12), dim = record_dim(w.format);
   const int64_t stride = dim + (chance(s, 30) ? draw(s, 0, 9) : 0);
-  const int rope = w.format == CacheFormat::kIndexKeys ? 0 : 64;
+  const int rope = is_index(w.format) ? 0 : 64;
   const bool split = rope > 0 && chance(s, 30);
   // Different slots in any order; some tokens have none.
   std::vector<int64_t> all(std::max(w.pages * w.page, T), -1);
@@ -75,7 +76,7 @@ void write_any(Source& s) {
 
 void gather_any(Source& s) {
   const Written w(s);
-  if (w.format == CacheFormat::kIndexKeys) return;
+  if (is_index(w.format)) return;
   const int64_t R = draw(s, 0, 4), W = draw(s, 0, 5),
                 N = chance(s, 90) ? draw(s, 0, 12) : draw(s, 0, 40);
   const int64_t dim = record_dim(w.format);
