@@ -10,6 +10,7 @@
 #include <cstring>
 #include <memory>
 
+#include "core/arithmetic.h"
 #include "core/kernel_table.h"
 #include "cpu/threads.h"
 #include "peers.h"
@@ -42,7 +43,7 @@ class Flush {
  public:
   void operator()() {
     const int64_t workers = internal::cpu::threads(),
-                  share = (2 * cache_bytes() / workers + 63) / 64 * 64;
+                  share = round_up(2 * cache_bytes() / workers, 64);
     if (!memory_) memory_ = std::make_unique_for_overwrite<char[]>(share * workers);
     ++value_;
     internal::cpu::parallel_for(workers, [&](int64_t w, int) {
@@ -121,7 +122,7 @@ std::vector<std::string> stages() {
   std::vector<std::string> out;
   for (const char* stage :
        {"norm", "rotate", "prepare_query", "index_query", "compress", "write", "plan", "score",
-        "select", "locate", "attend", "mha", "mask", "merge", "absorb"})
+        "select", "locate", "attend", "mha", "mask", "merge", "lists", "absorb"})
     for (const Registered& r : registry())
       if (r.stage == stage && (out.empty() || out.back() != stage)) out.push_back(stage);
   return out;

@@ -7,13 +7,14 @@
 #include <utility>
 #include <vector>
 
+#include "core/arithmetic.h"
 #include "random.h"
 
 namespace winnow::bench {
 
 namespace {
 
-int64_t pages_for(int64_t tokens, int32_t page) { return (tokens + page - 1) / page; }
+int64_t pages_for(int64_t tokens, int32_t page) { return ceil_div(tokens, page); }
 
 }  // namespace
 

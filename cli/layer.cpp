@@ -266,7 +266,8 @@ void Layer::run(const Step& step) {
   const double record = static_cast<double>(page_bytes_used(o.model.fp8, 64)) / 64;
   const double picked = static_cast<double>(tokens_) * o.topk;
   totals_[kScoreTime].flops += keys * o.index_heads * 2 * kIndexDim;
-  totals_[kScoreTime].bytes += keys * 132;
+  totals_[kScoreTime].bytes +=
+      keys * static_cast<double>(page_bytes_used(CacheFormat::kIndexKeys, 1));
   totals_[kSelectTime].bytes += 4 * keys + 4 * picked;
   totals_[kLocateTime].bytes += 8 * picked;
   totals_[kAttendTime].flops += 2 * attended * o.heads * (o.model.d_qk + o.model.d_v);

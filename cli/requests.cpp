@@ -2,11 +2,13 @@
 
 #include <algorithm>
 
+#include "core/arithmetic.h"
+
 namespace winnow::cli {
 
 namespace {
 
-int32_t pages_for(int32_t tokens, int32_t page) { return (tokens + page - 1) / page; }
+int32_t pages_for(int32_t tokens, int32_t page) { return ceil_div(tokens, page); }
 
 // Free page ids in random order, so that neighbours in a sequence are none in memory.
 std::vector<int32_t> shuffled(int64_t count, tools::Random& random) {
@@ -51,7 +53,7 @@ const Step& Requests::next() {
   step_ = {};
   const bool first = active_.empty();
   const int32_t places = limits_.requests - static_cast<int32_t>(active_.size());
-  const int32_t arriving = first ? (limits_.requests + 1) / 2 : std::min(places, 1);
+  const int32_t arriving = first ? ceil_div(limits_.requests, 2) : std::min(places, 1);
   for (int32_t i = 0; i < arriving; ++i) admit();
 
   step_.query_starts = {0};

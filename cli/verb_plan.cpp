@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "core/arithmetic.h"
 #include "table.h"
 #include "verb.h"
 #include "winnow/plan.h"
@@ -50,7 +51,7 @@ PlanOptions options_of(const PlanCommand& c, int32_t tokens, int32_t longest) {
                 .heads = c.heads,
                 .extra_topk = model.lists == 2 ? model.default_topk : 0,
                 .page = c.page};
-  o.pages = (int64_t{longest} + c.page - 1) / c.page * static_cast<int64_t>(c.query_lens.size());
+  o.pages = ceil_div(int64_t{longest}, c.page) * static_cast<int64_t>(c.query_lens.size());
   o.max_requests = static_cast<int32_t>(c.query_lens.size());
   o.max_tokens = std::max(tokens, 1);
   o.max_context = std::max(longest, 1);

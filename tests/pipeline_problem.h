@@ -13,6 +13,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "core/arithmetic.h"
 #include "core/formats.h"
 #include "model/records.h"
 #include "testing.h"
@@ -53,7 +54,7 @@ struct Pages {
       : format(f),
         page(page_),
         requests(requests_),
-        width((longest + page - 1) / page + 1),
+        width(ceil_div(longest, page) + 1),
         pages(requests * width + 3),
         bytes(pages * page_bytes(f, page), 0xff),
         table(requests * width) {

@@ -19,6 +19,7 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
+#include "core/arithmetic.h"
 #include "machine.h"
 #include "memory.h"
 #include "winnow/error.h"
@@ -39,7 +40,7 @@ class Guarded {
       : count_(count),
         guard_(exact_allocations ? 0 : 256),
         total_(exact_allocations ? count * sizeof(T)
-                                 : (count * sizeof(T) + 2 * guard_ + 63) / 64 * 64),
+                                 : round_up(count * sizeof(T) + 2 * guard_, 64)),
         bytes_(static_cast<uint8_t*>(allocate(exact_allocations ? total_ : total_ + 64))) {
     first_ = bytes_ + (64 - reinterpret_cast<uintptr_t>(bytes_) % 64) % 64;
     std::memset(first_, kFence, total_);

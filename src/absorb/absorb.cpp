@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absorb/kernel.h"
+#include "core/arithmetic.h"
 #include "core/check.h"
 
 namespace winnow {
@@ -45,8 +46,7 @@ const bf16* bf16s(const Tensor& t) { return static_cast<const bf16*>(t.data); }
 // An output with a contiguous innermost dimension.
 void output(const Check& check, const Tensor& t, const char* argument,
             std::initializer_list<int64_t> shape) {
-  check.output(t, argument, DType::kBf16, shape);
-  check.tensor(t, argument, DType::kBf16, shape);
+  check.output_rows(t, argument, DType::kBf16, shape);
 }
 
 // out = a x b per head. b's dimensions, [L, H, P or V] in memory, arrive as (k, head, col).
@@ -102,7 +102,7 @@ void dequantize_weight(const DequantizeWeightArgs& args) try {
     check.tensor(args.scale, "scale", DType::kF32, {1});
   } else {
     check.strided(args.scale, "scale", DType::kF32,
-                  {(rows + kBlock - 1) / kBlock, (cols + kBlock - 1) / kBlock});
+                  {ceil_div(rows, kBlock), ceil_div(cols, kBlock)});
     p.scale_row = args.scale.stride[0];
     p.scale_col = args.scale.stride[1];
   }

@@ -11,7 +11,9 @@
 
 #include "absorb/kernel.h"
 #include "absorb/multiply_sm90.h"
+#include "core/arithmetic.h"
 #include "core/formats.h"
+#include "core/tuning_h200.h"
 #include "cuda/device.h"
 #include "cuda/launch.h"
 #include "cuda/mma.h"
@@ -47,8 +49,8 @@ template <class C>
 __device__ void load_stage(typename C::Stage& stage, const Task& task, const bf16* a, const bf16* b,
                            int64_t k) {
   const Product& p = task.p;
-  const int64_t row_tiles = (p.rows + C::kRows - 1) / C::kRows;
-  const int64_t col_tiles = (p.cols + C::kCols - 1) / C::kCols;
+  const int64_t row_tiles = ceil_div(p.rows, C::kRows);
+  const int64_t col_tiles = ceil_div(p.cols, C::kCols);
   const int64_t row = blockIdx.x / col_tiles % row_tiles * C::kRows;
   const int64_t col = blockIdx.x % col_tiles * C::kCols;
   constexpr int kVectors = kDepth / 8;
@@ -75,8 +77,8 @@ __global__ void __launch_bounds__(kThreads) multiply_any(const __grid_constant__
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename C::SharedMemory*>(memory);
   const Product& p = task.p;
-  const int64_t row_tiles = (p.rows + C::kRows - 1) / C::kRows;
-  const int64_t col_tiles = (p.cols + C::kCols - 1) / C::kCols;
+  const int64_t row_tiles = ceil_div(p.rows, C::kRows);
+  const int64_t col_tiles = ceil_div(p.cols, C::kCols);
   const int64_t head = blockIdx.x / (row_tiles * col_tiles);
   const bf16* a = p.a + head * p.a_head;
   const bf16* b = p.b + head * p.b_head;
@@ -88,7 +90,7 @@ __global__ void __launch_bounds__(kThreads) multiply_any(const __grid_constant__
   float sums[kWarpRows / 16][kWarpCols / 8][4] = {};
 
   // Fill two stages ahead; a group is committed every time, so that counting them works.
-  const int slices = static_cast<int>((p.depth + kDepth - 1) / kDepth);
+  const int slices = static_cast<int>(ceil_div(p.depth, kDepth));
   for (int s = 0; s < kStages - 1; ++s) {
     if (s < slices) load_stage<C>(shared.stages[s], task, a, b, int64_t{s} * kDepth);
     cuda::copy_commit();
@@ -139,7 +141,7 @@ __global__ void __launch_bounds__(kThreads) multiply_any(const __grid_constant__
 template <class C>
 void launch_tiles(const Task& task, cudaStream_t stream) {
   const Product& p = task.p;
-  const int64_t tiles = (p.rows + C::kRows - 1) / C::kRows * ((p.cols + C::kCols - 1) / C::kCols);
+  const int64_t tiles = ceil_div(p.rows, C::kRows) * ceil_div(p.cols, C::kCols);
   constexpr int kBytes = sizeof(typename C::SharedMemory);
   cuda::keep_error(cuda::allow_shared(multiply_any<C>, kBytes));
   multiply_any<C><<<static_cast<unsigned>(tiles * p.heads), kThreads, kBytes, stream>>>(task);
@@ -147,7 +149,7 @@ void launch_tiles(const Task& task, cudaStream_t stream) {
 }
 
 void tile_product(const Product& p, const Device& device) {
-  const auto stream = static_cast<cudaStream_t>(device.stream);
+  const cudaStream_t stream = cuda::stream_of(device);
   if (p.rows == 0 || p.cols == 0 || p.heads == 0) return;
   Params one{.product_count = 1, .device = device};
   one.products[0] = p;
@@ -166,8 +168,8 @@ void tile_product(const Product& p, const Device& device) {
 constexpr int kTile = 32;
 __global__ void __launch_bounds__(kTile * 8) copy_tiles(const __grid_constant__ Copy c) {
   __shared__ bf16 tile[kTile][kTile + 2];
-  const int64_t inner = (c.shape[2] + kTile - 1) / kTile;
-  const int64_t outer = (c.shape[0] + kTile - 1) / kTile;
+  const int64_t inner = ceil_div(c.shape[2], kTile);
+  const int64_t outer = ceil_div(c.shape[0], kTile);
   const bool from_inner = c.from_stride[2] <= c.from_stride[0] || c.shape[0] == 1;
   const bool to_inner = c.to_stride[2] <= c.to_stride[0] || c.shape[0] == 1;
   for (int64_t b = blockIdx.x; b < inner * outer * c.shape[1]; b += gridDim.x) {
@@ -199,15 +201,14 @@ unsigned blocks_for(int64_t work, const Device& device) {
 }
 
 void copy(const Copy& c, const Device& device) {
-  const auto stream = static_cast<cudaStream_t>(device.stream);
+  const cudaStream_t stream = cuda::stream_of(device);
   if (c.shape[0] == 0 || c.shape[1] == 0 || c.shape[2] == 0) return;
   if (copies_vectors(c)) {
-    copy_rows<<<blocks_for((vectors_of(c) + 255) / 256, device), 256, 0, stream>>>(c);
+    copy_rows<<<blocks_for(ceil_div(vectors_of(c), 256), device), 256, 0, stream>>>(c);
     cuda::keep_error(cudaGetLastError());
     return;
   }
-  const int64_t tiles =
-      (c.shape[0] + kTile - 1) / kTile * c.shape[1] * ((c.shape[2] + kTile - 1) / kTile);
+  const int64_t tiles = ceil_div(c.shape[0], kTile) * c.shape[1] * ceil_div(c.shape[2], kTile);
   copy_tiles<<<blocks_for(tiles, device), dim3(kTile, 8), 0, stream>>>(c);
   cuda::keep_error(cudaGetLastError());
 }
@@ -246,7 +247,7 @@ const char* one_launch_fits(const Params& p) {
 }
 // One launch for products of few rows, and for what nobody streams.
 const char* one_launch_slower(const Params& p) {
-  const bool few = p.product_count > 1 && p.products[0].rows <= 128;
+  const bool few = p.product_count > 1 && p.products[0].rows <= tuning_h200::absorb::kOneLaunchRows;
   return few || streamed(p) == 0 ? nullptr : "rows enough to stream past weights that stay";
 }
 void run_one_launch(const Params& p) noexcept { multiply(p); }
@@ -274,8 +275,7 @@ std::array<AbsorbKernel, 5> kernels() {
 
 void dequantize(const DequantizeParams& p) noexcept {
   if (p.rows == 0 || p.cols == 0) return;
-  const auto stream = static_cast<cudaStream_t>(p.device.stream);
-  dequantize_rows<<<blocks_for(p.rows, p.device), 256, 0, stream>>>(p);
+  dequantize_rows<<<blocks_for(p.rows, p.device), 256, 0, cuda::stream_of(p.device)>>>(p);
   cuda::keep_error(cudaGetLastError());
 }
 

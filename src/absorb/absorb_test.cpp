@@ -5,6 +5,7 @@
 
 #include "absorb/absorb_cases.h"
 #include "absorb/absorb_sums.h"
+#include "core/arithmetic.h"
 #include "core/formats.h"
 #include "testing.h"
 #include "winnow/error.h"
@@ -222,7 +223,7 @@ TEST_P(DequantizeTest, MatchesTheFormula) {
                               {5, 1000}, {0, 5},     {5, 0}};
   for (const auto& [rows, cols] : sizes)
     for (bool blocks : {true, false}) {
-      const int64_t row = cols + 3, sr = (rows + 127) / 128, sc = (cols + 127) / 128;
+      const int64_t row = cols + 3, sr = ceil_div(rows, 128), sc = ceil_div(cols, 128);
       Guarded<e4m3> weight(rows * row);
       Guarded<float> scale(blocks ? sr * sc : 1);
       Guarded<bf16> out(rows * row);

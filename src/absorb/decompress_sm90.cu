@@ -20,7 +20,9 @@
 #include <algorithm>
 
 #include "absorb/multiply_sm90.h"
+#include "core/arithmetic.h"
 #include "cuda/device.h"
+#include "cuda/hopper.h"
 #include "cuda/launch.h"
 #include "cuda/mma.h"
 #include "cuda/tensor_map.h"
@@ -238,18 +240,20 @@ __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& sm = *reinterpret_cast<SharedMemory*>(memory);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < Ring<kByColumn>::kStages; i++)
-      mb_init(&sm.full[i], 1), mb_init(&sm.empty[i], kBlocks * kConsumers / 32);
+    for (int i = 0; i < Ring<kByColumn>::kStages; i++) {
+      mb_init(&sm.full[i], 1);
+      mb_init(&sm.empty[i], kBlocks * kConsumers / 32);
+    }
     fence_barrier_init();
   }
   __syncwarp();
   cluster_meet();
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   if (warp < kConsumers / 32) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegsConsumer));
+    take_registers<kRegsConsumer>();
     consume<kByColumn>(sm, t);
   } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegsOther));
+    give_registers<kRegsOther>();
     if (warp >= kThreads / 32 - 2) copy_rope(t);
     else if (threadIdx.x == kConsumers) produce<kByColumn>(sm, t);
     __syncwarp();
@@ -260,24 +264,26 @@ __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads, 1)
 template <bool kByColumn>
 void launch(Expand& t, const Device& device) {
   constexpr int kBytes = sizeof(SharedMemory);
-  static_assert(kBytes <= 232448);
+  static_assert(kBytes <= kMaxSharedBytes);
   const auto kernel = decompress_rows<kByColumn>;
-  cuda::keep_error(cuda::allow_shared(kernel, kBytes));
+  cuda::keep_error(allow_shared(kernel, kBytes));
   const Product& p = t.p[0];
-  const int64_t tiles = (p.rows + kBlocks * kRows - 1) / (kBlocks * kRows);
+  const int64_t tiles = ceil_div(p.rows, kBlocks * kRows);
   const int64_t clusters = cuda::multiprocessors(device.index) / kBlocks;
   // The number of shares that takes the fewest heads one after the other, in up to four rounds.
   int64_t best = INT64_MAX;
   for (int64_t rounds = 1; rounds <= 4; rounds++) {
     const int64_t splits = std::clamp<int64_t>(rounds * clusters / tiles, 1, p.heads);
-    const int64_t turns = (tiles * splits + clusters - 1) / clusters;
-    const int64_t heads = turns * ((p.heads + splits - 1) / splits);
-    if (heads < best) best = heads, t.splits = static_cast<int>(splits);
+    const int64_t turns = ceil_div(tiles * splits, clusters);
+    const int64_t heads = turns * ceil_div(p.heads, splits);
+    if (heads < best) {
+      best = heads;
+      t.splits = static_cast<int>(splits);
+    }
   }
   t.row_tiles = static_cast<int>(tiles);
   const int64_t blocks = kBlocks * std::min(tiles * t.splits, clusters);
-  kernel<<<static_cast<unsigned>(blocks), kThreads, kBytes,
-           static_cast<cudaStream_t>(device.stream)>>>(t);
+  kernel<<<static_cast<unsigned>(blocks), kThreads, kBytes, stream_of(device)>>>(t);
   cuda::keep_error(cudaGetLastError());
 }
 

@@ -16,6 +16,7 @@
 #include <algorithm>
 
 #include "absorb/multiply_sm90.h"
+#include "core/arithmetic.h"
 #include "cuda/device.h"
 #include "cuda/launch.h"
 #include "cuda/mma.h"
@@ -97,7 +98,7 @@ __global__ void __launch_bounds__(128 * kGroups, kStages == kFew ? 4 / kGroups :
     }
   };
 
-  const int slices = (depth + kDepth - 1) / kDepth, group = threadIdx.x / 128;
+  const int slices = ceil_div(depth, kDepth), group = threadIdx.x / 128;
   for (int s = 0; s < kStages - 1; s++) {
     if (s < slices) load(s);
     copy_commit();
@@ -137,9 +138,9 @@ template <int kGroups, bool kByColumn, int kStages>
 void launch(const Tiles& t, int64_t blocks, cudaStream_t stream) {
   constexpr int kBytes = sizeof(Stage<kGroups>);
   const auto kernel = multiply_tiles<kGroups, kByColumn, kStages>;
-  cuda::keep_error(cuda::allow_shared(kernel, kStages * kBytes));
+  cuda::keep_error(allow_shared(kernel, kStages * kBytes));
   // No more stages than slices: four blocks of a short depth share a multiprocessor.
-  const int64_t slices = (t.p[0].depth + kDepth - 1) / kDepth;
+  const int64_t slices = ceil_div(t.p[0].depth, kDepth);
   const int bytes = static_cast<int>(std::min<int64_t>(slices, kStages)) * kBytes;
   kernel<<<static_cast<unsigned>(blocks), 128 * kGroups, bytes, stream>>>(t);
   cuda::keep_error(cudaGetLastError());
@@ -149,8 +150,8 @@ void launch(const Tiles& t, int64_t blocks, cudaStream_t stream) {
 int64_t divide(Tiles& t, int groups) {
   for (int i = 0; i < 2; i++) {
     const Product& p = t.p[i];
-    t.row_tiles[i] = (p.rows + 64 * groups - 1) / (64 * groups);
-    t.col_tiles[i] = (p.cols + kCols - 1) / kCols;
+    t.row_tiles[i] = ceil_div(p.rows, 64 * groups);
+    t.col_tiles[i] = ceil_div(p.cols, kCols);
     t.tiles[i] = t.row_tiles[i] * t.col_tiles[i] * p.heads;
   }
   return t.tiles[0] + t.tiles[1];
@@ -160,10 +161,10 @@ template <int kGroups, bool kByColumn>
 void launch(Tiles& t, const Device& device) {
   const int64_t sms = multiprocessors(device.index), tiles = divide(t, kGroups);
   const int64_t vectors = vectors_of(t.copy), chunk = 128 * kGroups * 4;
-  t.copiers = static_cast<int>(std::min((vectors + chunk - 1) / chunk, 4 * sms));
+  t.copiers = static_cast<int>(std::min(ceil_div(vectors, chunk), 4 * sms));
   if (tiles + t.copiers == 0) return;
   const bool few = tiles <= sms && t.p[0].depth > kFew * kDepth;
-  const auto stream = static_cast<cudaStream_t>(device.stream);
+  const cudaStream_t stream = stream_of(device);
   if (few) launch<kGroups, kByColumn, kMany>(t, tiles + t.copiers, stream);
   else launch<kGroups, kByColumn, kFew>(t, tiles + t.copiers, stream);
 }

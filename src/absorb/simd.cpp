@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "absorb/kernel.h"
+#include "core/arithmetic.h"
 #include "core/formats.h"
 #include "cpu/threads.h"
 
@@ -160,7 +161,7 @@ void put_rows(const float* sums, int64_t rows, int64_t cols, bf16* out, int64_t 
 // One head's columns [first, first + width): task = head * blocks + block.
 void multiply_columns(const Product& p, int64_t task) {
   const int64_t width = 2 * static_cast<int64_t>(hn::Lanes(Config::D()));
-  const int64_t blocks = (p.cols + width - 1) / width;
+  const int64_t blocks = ceil_div(p.cols, width);
   const int64_t head = task / blocks, first = task % blocks * width;
   const int64_t cols = std::min(width, p.cols - first);
   Scratch s;
@@ -226,7 +227,7 @@ namespace {
 // weight into [L, H, P]) uses every line it touches while that is in L1.
 void copy(const Copy& c) {
   constexpr int64_t kTile = 32;
-  const int64_t tiles = (c.shape[0] + kTile - 1) / kTile;
+  const int64_t tiles = ceil_div(c.shape[0], kTile);
   cpu::parallel_for(tiles * c.shape[1], [&](int64_t task, int) {
     const int64_t j = task % c.shape[1], first = task / c.shape[1] * kTile;
     const int64_t last = std::min(first + kTile, c.shape[0]);
@@ -247,7 +248,7 @@ void absorb(const Params& p) noexcept {
   for (int i = 0; i < p.product_count; ++i) {
     const Product& product = p.products[i];
     if (product.rows == 0) continue;
-    cpu::parallel_for(product.heads * ((product.cols + width - 1) / width), [&](int64_t task, int) {
+    cpu::parallel_for(product.heads * ceil_div(product.cols, width), [&](int64_t task, int) {
       HWY_DYNAMIC_DISPATCH(multiply_columns)(product, task);
     });
   }

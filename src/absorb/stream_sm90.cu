@@ -13,7 +13,10 @@
 #include <algorithm>
 
 #include "absorb/multiply_sm90.h"
+#include "core/arithmetic.h"
+#include "core/tuning_h200.h"
 #include "cuda/device.h"
+#include "cuda/hopper.h"
 #include "cuda/launch.h"
 #include "cuda/mma.h"
 #include "cuda/tensor_map.h"
@@ -24,15 +27,13 @@ namespace winnow::internal::absorb::sm90 {
 namespace {
 
 using namespace internal::cuda;
+namespace tuned = tuning_h200::absorb;
 
 constexpr int kRows = 128, kCols = 128, kDepth = 64;  // of a tile; of a slice
 constexpr int kTileBytes = 64 * 128;                  // 64 rows of 64 elements
 constexpr int kPanels = 8;                            // 64 x 128 of the weights, all that fit
 constexpr int kStages = 5;
 constexpr int kConsumers = 256, kThreads = kConsumers + 64;
-// Rows x heads from which on this is faster than tiles: absorb_query of 512 tokens, 16 heads takes
-// 11.3 us here and 9.3 there, of 384 tokens, 32 heads 12.0 and 13.4.
-constexpr int64_t kMany = 10240;
 
 struct alignas(1024) SharedMemory {
   uint8_t b[kPanels][2][kTileBytes];
@@ -142,8 +143,10 @@ __global__ void __launch_bounds__(kThreads, 1) stream_rows(const __grid_constant
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& sm = *reinterpret_cast<SharedMemory*>(memory);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; i++)
-      mb_init(&sm.full[i], 1), mb_init(&sm.empty[i], kConsumers / 32);
+    for (int i = 0; i < kStages; i++) {
+      mb_init(&sm.full[i], 1);
+      mb_init(&sm.empty[i], kConsumers / 32);
+    }
     for (uint64_t& panel : sm.weights) mb_init(&panel, 1);
     fence_barrier_init();
   }
@@ -158,9 +161,9 @@ __global__ void __launch_bounds__(kThreads, 1) stream_rows(const __grid_constant
 template <bool kByColumn, bool kOne>
 void launch(const Stream& t, cudaStream_t stream) {
   constexpr int kBytes = sizeof(SharedMemory);
-  static_assert(kBytes <= 232448);
+  static_assert(kBytes <= kMaxSharedBytes);
   const auto kernel = stream_rows<kByColumn, kOne>;
-  cuda::keep_error(cuda::allow_shared(kernel, kBytes));
+  cuda::keep_error(allow_shared(kernel, kBytes));
   kernel<<<static_cast<unsigned>(t.p.heads * t.splits), kThreads, kBytes, stream>>>(t);
   cuda::keep_error(cudaGetLastError());
 }
@@ -168,9 +171,9 @@ void launch(const Stream& t, cudaStream_t stream) {
 }  // namespace
 
 bool stream_fits(const Product& p) {
-  const int64_t slices = (p.depth + kDepth - 1) / kDepth, tiles = (p.cols + kCols - 1) / kCols;
+  const int64_t slices = ceil_div(p.depth, kDepth), tiles = ceil_div(p.cols, kCols);
   // Slices that stay must leave room for those of the next tile.
-  return multiply_fits(p) && p.rows >= kRows && p.rows * p.heads >= kMany &&
+  return multiply_fits(p) && p.rows >= kRows && p.rows * p.heads >= tuned::kStreamRowsTimesHeads &&
          slices * tiles <= kPanels && (tiles == 1 || 2 * slices <= kStages);
 }
 
@@ -182,19 +185,22 @@ bool stream(const Product& p, const Device& device) {
   const Boxed b = by_column ? Boxed{p.b, {p.depth, p.cols, p.heads}, {p.b_col, p.b_head}, kCols}
                             : Boxed{p.b, {p.cols, p.depth, p.heads}, {p.b_k, p.b_head}, kDepth};
   if (!describe(t.a, a) || !describe(t.b, b)) return false;
-  t.row_tiles = (p.rows + kRows - 1) / kRows;
-  t.slices = static_cast<int>((p.depth + kDepth - 1) / kDepth);
-  t.col_tiles = static_cast<int>((p.cols + kCols - 1) / kCols);
+  t.row_tiles = ceil_div(p.rows, kRows);
+  t.slices = static_cast<int>(ceil_div(p.depth, kDepth));
+  t.col_tiles = static_cast<int>(ceil_div(p.cols, kCols));
   // The number of shares that leaves the fewest multiprocessors idle, in up to four rounds.
   const int64_t sms = cuda::multiprocessors(device.index);
   double best = 0;
   for (int64_t rounds = 1; rounds <= 4; rounds++) {
     const int64_t splits = std::clamp<int64_t>(rounds * sms / p.heads, 1, t.row_tiles);
-    const int64_t blocks = splits * p.heads, turns = (blocks + sms - 1) / sms;
+    const int64_t blocks = splits * p.heads, turns = ceil_div(blocks, sms);
     const double busy = static_cast<double>(blocks) / static_cast<double>(turns * sms);
-    if (busy > best + 0.03) best = busy, t.splits = static_cast<int>(splits);
+    if (busy > best + tuned::kWorthMoreShares) {
+      best = busy;
+      t.splits = static_cast<int>(splits);
+    }
   }
-  const auto on = static_cast<cudaStream_t>(device.stream);
+  const cudaStream_t on = stream_of(device);
   const bool one = t.col_tiles == 1;
   if (by_column) one ? launch<true, true>(t, on) : launch<true, false>(t, on);
   else one ? launch<false, true>(t, on) : launch<false, false>(t, on);

@@ -10,6 +10,7 @@
 #include "accuracy.h"
 #include "attend/attend_cases.h"
 #include "attend/kernel.h"
+#include "core/arithmetic.h"
 #include "core/formats.h"
 #include "testing.h"
 #include "winnow/attend.h"
@@ -45,9 +46,9 @@ struct ProblemList {
     cache = {bytes->data(), c.format, c.pages, c.page, stride};
     write_records(all, rng);
     // Every other slot holds a record.
-    const auto live = [&] { return 2 * draw(rng, 0, (slots + 1) / 2 - 1); };
+    const auto live = [&] { return 2 * draw(rng, 0, ceil_div(slots, 2) - 1); };
 
-    table_width = (slots + c.page - 1) / c.page + 1;
+    table_width = ceil_div(slots, c.page) + 1;
     table = std::make_unique<Guarded<int32_t>>(table_rows * table_width);
     const auto bad_pages = testing::hostile(c.pages);
     for (int64_t r = 0; r < table_rows; ++r)
@@ -83,7 +84,7 @@ struct ProblemList {
   }
 
   void write_records(const Case& all, Rng& rng) {
-    const int64_t slots = c.pages * c.page, n = (slots + 1) / 2;
+    const int64_t slots = c.pages * c.page, n = ceil_div(slots, 2);
     const int64_t d = model_of_format(c.format).d_qk;
     std::vector<bf16> kv(n * d);
     std::vector<int64_t> where(n);

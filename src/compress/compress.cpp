@@ -58,10 +58,8 @@ void check_state(const Check& check, const CompressArgs& a, Params& p) {
     return;
   }
   check.that(a.gate, "state.rows", "nothing without a gate", shape_of(a.state.rows));
-  check.output(a.state.rows, "state.rows", DType::kF32,
-               {Check::kAny, Check::kAny, 2 * values_of(p)});
-  check.tensor(a.state.rows, "state.rows", DType::kF32,
-               {Check::kAny, Check::kAny, 2 * values_of(p)});
+  check.output_rows(a.state.rows, "state.rows", DType::kF32,
+                    {Check::kAny, Check::kAny, 2 * values_of(p)});
   const int64_t least = a.state.ring && window > 1 ? window - 1 : 1;
   check.range(a.state.rows.shape[1], "state.rows.shape[1]", least, INT32_MAX);
   check.tensor(a.requests, "requests", DType::kI32, {p.tokens});
@@ -88,8 +86,7 @@ void check_state(const Check& check, const CompressArgs& a, Params& p) {
 void check_outputs(const Check& check, const CompressArgs& a, Params& p) {
   check.that(a.cache || a.latent, "cache", "a cache, or latent", "neither");
   if (a.latent) {
-    check.output(a.latent, "latent", DType::kBf16, {p.tokens, p.width});
-    check.tensor(a.latent, "latent", DType::kBf16, {p.tokens, p.width});
+    check.output_rows(a.latent, "latent", DType::kBf16, {p.tokens, p.width});
     p.latent = static_cast<bf16*>(a.latent.data);
     p.latent_stride = a.latent.stride[0];
   }

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "compress/kernel.h"
+#include "core/arithmetic.h"
 #include "cpu/threads.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -134,7 +135,7 @@ HWY_EXPORT(store_rows);
 
 void simd(const Params& p) noexcept {
   constexpr int64_t kTokens = 16;  // 64 KB or more of rows: above the cost of a task
-  const int64_t tasks = (p.tokens + kTokens - 1) / kTokens;
+  const int64_t tasks = ceil_div(p.tokens, kTokens);
   cpu::parallel_for(tasks, [&](int64_t task, int) {
     const int64_t first = task * kTokens;
     HWY_DYNAMIC_DISPATCH(store_entries)(p, first, std::min(first + kTokens, p.tokens));

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 
+#include "core/arithmetic.h"
 #include "core/namespaces.h"
 
 namespace winnow::internal::core {
@@ -26,7 +27,7 @@ class Arena {
     T* p = base_ && fits ? reinterpret_cast<T*>(base_ + used_) : nullptr;
     // A sum beyond the address space sticks at a size that nobody has.
     const bool possible = used_ < kMost && count < (kMost - used_) / sizeof(T);
-    used_ = possible ? used_ + (count * sizeof(T) + kAlign - 1) / kAlign * kAlign : kMost;
+    used_ = possible ? used_ + round_up(count * sizeof(T), kAlign) : kMost;
     return p;
   }
   // Bytes that a workspace of any alignment needs for the takes so far.

@@ -131,6 +131,12 @@ void Check::output(const Tensor& t, const char* argument, DType dtype,
   }
 }
 
+void Check::output_rows(const Tensor& t, const char* argument, DType dtype,
+                        std::initializer_list<int64_t> shape) const {
+  output(t, argument, dtype, shape);
+  tensor(t, argument, dtype, shape);
+}
+
 void Check::rows_of_16(const Tensor& t, const char* argument) const {
   const bool ok =
       reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && t.stride[0] % 8 == 0 && t.stride[1] % 8 == 0;

@@ -73,9 +73,12 @@ class Check {
   // Any strides, innermost included.
   void strided(const Tensor& t, const char* argument, DType dtype,
                std::initializer_list<int64_t> shape) const;
-  // An output: as tensor(), and no two elements share an address.
+  // An output: as strided(), and no two elements share an address.
   void output(const Tensor& t, const char* argument, DType dtype,
               std::initializer_list<int64_t> shape) const;
+  // An output whose innermost dimension is contiguous: as tensor() and output().
+  void output_rows(const Tensor& t, const char* argument, DType dtype,
+                   std::initializer_list<int64_t> shape) const;
 
   // CUDA: [tokens, heads, ...] bf16 whose rows, read and written 16 bytes at a time, begin at
   // multiples of 16; nothing and empty tensors are fine.

@@ -87,6 +87,21 @@ TEST(Check, OutputsDoNotOverlap) {
         {"out", "do not overlap"});
 }
 
+TEST(Check, OutputRows) {
+  float x[24] = {};
+  check.output_rows(tensor(x, {3, 4}, {5, 1}), "out", DType::kF32, {3, 4});
+  expect_invalid(
+      [&] {
+        check.output_rows(tensor(x, {3, 4}, {1, 3}), "out", DType::kF32, {3, 4});
+      },
+      {"out", "contiguous"});
+  expect_invalid(
+      [&] {
+        check.output_rows(tensor(x, {3, 4}, {3, 1}), "out", DType::kF32, {3, 4});
+      },
+      {"out", "do not overlap"});
+}
+
 TEST(Check, RowsOf16) {
   alignas(16) bf16 x[128] = {};
   check.rows_of_16(tensor(x, {2, 2, 8}), "q");

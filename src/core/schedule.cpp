@@ -3,11 +3,11 @@
 
 #include <algorithm>
 
+#include "core/arithmetic.h"
+
 namespace winnow::internal::core {
 
 namespace {
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Lays tiles side by side.
 struct Tiler {
@@ -36,7 +36,7 @@ Schedule make_schedule(const ScheduleShape& s, std::span<const int32_t> ends,
                        const ScheduleMemory& memory) noexcept {
   const int32_t width = s.widths[0] + s.widths[1];
   const auto blocks = [&](int64_t t) -> int64_t {
-    if (ends.empty()) return ceil_div(width, kScheduleBlock);
+    if (ends.empty()) return ceil_div(int64_t{width}, kScheduleBlock);
     const int32_t end = std::max(ends[t], 0);
     return ceil_div(int64_t{std::min(s.widths[0], end)} + std::min(s.widths[1], end / s.ratio),
                     kScheduleBlock);

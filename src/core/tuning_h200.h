@@ -76,4 +76,120 @@ inline constexpr int kQuartersFewHeads = 3;
 
 }  // namespace wide
 
+// ---- plan: the way of a prefill (src/plan/route.cpp) --------------------------------------------
+// New tokens from which a way is faster than the ones before it, for one request with the row's
+// context: reading gathered rows, and attention per head. Found between the two measured sizes
+// around the crossing. 591c8b6, measured at cd59a2a with `winnow bench plan --set routes --device
+// cuda --cache cold`, top-k 2,048, one request of 16, 64, 256, 1,024 or 4,096 new tokens;
+// route_bench.cpp says what is counted, docs/prefill-sm90.md shows the times.
+namespace route {
+
+inline constexpr int32_t kNever = INT32_MAX;
+// All three in tokens.
+struct Crossover {
+  int32_t context, gathered, mha;
+};
+
+// V3.2 by heads. With 32 heads gathering saves 3 % at most, with 16 nothing: not worth its
+// workspace.
+inline constexpr Crossover kV32Heads128[] = {
+    {256, 173, 53},     {1024, 74, 135},     {2048, 52, 175},      {4096, 48, 583},
+    {8192, 52, kNever}, {16384, 60, kNever}, {65536, 206, kNever},
+};
+inline constexpr Crossover kV32Heads64[] = {
+    {256, kNever, 62},   {1024, 172, 123},     {2048, 164, 172},     {4096, 148, 588},
+    {8192, 152, kNever}, {16384, 179, kNever}, {65536, 456, kNever},
+};
+inline constexpr Crossover kV32Heads32[] = {
+    {256, kNever, 72},   {1024, kNever, 122},     {2048, kNever, 143},     {4096, kNever, 328},
+    {8192, kNever, 834}, {16384, kNever, kNever}, {65536, kNever, kNever},
+};
+inline constexpr Crossover kV32Heads16[] = {
+    {256, kNever, 146},  {1024, kNever, 121},   {2048, kNever, 137},     {4096, kNever, 307},
+    {8192, kNever, 600}, {16384, kNever, 1609}, {65536, kNever, kNever},
+};
+// V4: 128 heads with 1,024 compressed states, 64 with 512.
+inline constexpr Crossover kV4Heads128[] = {
+    {4096, 38, kNever}, {16384, 41, kNever}, {65536, 58, kNever}};
+inline constexpr Crossover kV4Heads64[] = {
+    {4096, 150, kNever}, {16384, 157, kNever}, {65536, 213, kNever}};
+
+// Heads from which a call is nearer, in factors of two, to the table of 128 heads than to that of
+// 64 (above 64 * sqrt 2), to 64 than to 32, and to 32 than to 16. Arithmetic, not measured.
+inline constexpr int32_t kNear128Heads = 91;
+inline constexpr int32_t kNear64Heads = 46;
+inline constexpr int32_t kNear32Heads = 23;
+
+// Heads from which a balanced plan routes V4's prefills by themselves. dd2294f; no command
+// recorded.
+inline constexpr int32_t kV4RoutedHeads = 32;
+
+}  // namespace route
+
+// ---- absorb (src/absorb/absorb_sm90.cu, stream_sm90.cu) -----------------------------------------
+namespace absorb {
+
+// Rows x heads from which streaming rows past weights that stay is faster than tiles: absorb_query
+// of 512 tokens, 16 heads takes 11.3 us streamed and 9.3 in tiles, of 384 tokens, 32 heads 12.0 and
+// 13.4. 17b2eb1, `winnow bench absorb --device cuda --cache cold` and these shapes beside it.
+inline constexpr int64_t kStreamRowsTimesHeads = 10240;
+// Rows up to which several products in one launch are faster than each in its own: 128 latents of
+// 16 heads take 8.5 us instead of 20. 17b2eb1, the same command.
+inline constexpr int64_t kOneLaunchRows = 128;
+// A part of the multiprocessors' time: another number of shares must keep them busier by this much
+// to be worth reading the weights once more. 3038f8f; no command recorded.
+inline constexpr double kWorthMoreShares = 0.03;
+
+}  // namespace absorb
+
+// ---- score (src/score/score_sm90.cu) ------------------------------------------------------------
+namespace score {
+
+// Logits alive at a time in score_select: 128 MB. 48 MB would stay in the L2, but leave select with
+// few rows a wave: 256 rows of 128k keep two of its blocks busy on every multiprocessor. 52cec42;
+// no command recorded.
+inline constexpr int64_t kWaveLogits = int64_t{32} << 20;
+// Tokens of a request from which it counts as prefill: the product takes longer than the keys.
+// 52cec42; no command recorded.
+inline constexpr int64_t kPrefillTokens = 8;
+// Tiles of 64 keys that the start of a block is worth: where a second block of the multiprocessor
+// hides it, with decode, and with prefill, whose queries take longer to load. 52cec42; no command
+// recorded.
+inline constexpr int64_t kStartTilesHidden = 4;
+inline constexpr int64_t kStartTilesDecode = 6;
+inline constexpr int64_t kStartTilesPrefill = 8;
+// A ratio, in twenty-fifths: decode takes shorter chunks while they cost at most this much, since
+// lengths may differ. 52cec42; no command recorded.
+inline constexpr int64_t kShorterChunksWorth25ths = 26;
+
+}  // namespace score
+
+// ---- mha (src/mha/dense_sm90.cu) ----------------------------------------------------------------
+namespace mha {
+
+// How many times as long the kernel by sets takes for a row that its 64 tokens want as the dense
+// kernel for any row. 619adde, `winnow bench mha --device cuda --cache cold`.
+inline constexpr int64_t kSetRowCost = 12;
+// Tiles x heads from which clusters of eight heads gain more by reading ids once than they lose by
+// filling 120 of the 132 multiprocessors. 619adde, the same command.
+inline constexpr int64_t kTilesForClustersOfEight = 1024;
+
+}  // namespace mha
+
+// ---- select and score_select: top-k (src/cuda/topk.cu) ------------------------------------------
+namespace topk {
+
+// Bytes of shared memory of a block up to which two share a multiprocessor and leave 92 KB of cache
+// to loads. c408062, `winnow bench select --device cuda --cache cold --kernel sm90`.
+inline constexpr int64_t kSharedBytesOfTwo = 81 * 1024;
+// Elevenths of the multiprocessors that clusters of more than two blocks find free: 30 clusters of
+// four run at once where 33 would have room by count, and 15 of eight where 16 would. b5b108a; no
+// command recorded.
+inline constexpr int64_t kClustersAtOnceElevenths = 10;
+// Parts of a row: digits are as fast as a list where more than one in this many is wanted.
+// c408062; no command recorded.
+inline constexpr int64_t kListOneIn = 4;
+
+}  // namespace topk
+
 }  // namespace winnow::internal::core::tuning_h200

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "core/arena.h"
+#include "core/arithmetic.h"
 #include "cpu/vectors-inl.h"
 
 #ifndef WINNOW_CPU_PRODUCTS_ONCE
@@ -33,7 +34,7 @@ struct Columns {
   float *m, *l, *max, *alpha;
   int64_t width;  // a multiple of every vector
 
-  Columns(Arena& arena, int64_t keys, int64_t columns) : width((columns + 31) / 32 * 32) {
+  Columns(Arena& arena, int64_t keys, int64_t columns) : width(round_up(columns, 32)) {
     logits = arena.take<float>(keys * width);
     for (float** row : {&m, &l, &max, &alpha}) *row = arena.take<float>(width);
   }

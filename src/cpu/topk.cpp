@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/arithmetic.h"
 #include "cpu/threads.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -177,7 +178,7 @@ class Passes {
     if (split)
       chunks_ = static_cast<int>(
           std::clamp<int64_t>(row.size / kMinChunk, 1, std::min(kMaxChunks, 4 * threads())));
-    step_ = (row.size + chunks_ - 1) / chunks_;
+    step_ = ceil_div(row.size, chunks_);
   }
 
   Counts count(Bracket b) {

@@ -100,9 +100,7 @@ void release_pinned(void* memory) noexcept {
 }
 
 void copy_to_device(const Device& device, void* to, const void* from, size_t bytes) noexcept {
-  if (bytes > 0)
-    keep_error(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault,
-                               static_cast<cudaStream_t>(device.stream)));
+  if (bytes > 0) keep_error(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(device)));
 }
 
 void* make_mark(const Device& device) {
@@ -117,7 +115,7 @@ void release_mark(void* mark) noexcept {
 }
 
 void pass_mark(void* mark, const Device& device) noexcept {
-  const auto stream = static_cast<cudaStream_t>(device.stream);
+  const auto stream = stream_of(device);
   const auto event = static_cast<cudaEvent_t>(mark);
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(stream, &status) != cudaSuccess ||

@@ -3,7 +3,10 @@
 // (topk_filter.cuh) if they are long.
 #include <algorithm>
 
+#include "core/arithmetic.h"
+#include "core/tuning_h200.h"
 #include "cuda/device.h"
+#include "cuda/hopper.h"
 #include "cuda/launch.h"
 #include "cuda/topk_stream.cuh"
 
@@ -13,25 +16,22 @@ namespace {
 
 using namespace ranking;
 
-constexpr int kMostGroups = 16;             // of four logits, that a thread holds
-constexpr size_t kMostShared = 227 * 1024;  // bytes a block may have
-constexpr size_t kFairShared = 81 * 1024;   // and one of two that leave 92 KB of cache to loads
+// Groups of four logits that a thread holds at most, and where a block alone counts digits.
+constexpr int kMostGroups = 16, kAloneGroups = 4;
+namespace tuned = tuning_h200::topk;
 
 template <class... Args>
 void launch(void (*kernel)(Args...), const TopkParams& p, int blocks, size_t bytes,
             Args... args) noexcept {
   // The same limit for every call: another host thread may be between it and its launch.
-  keep_error(allow_shared(kernel, kMostShared));
+  keep_error(allow_shared(kernel, kMaxSharedBytes));
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = p.overlap;
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = {static_cast<unsigned>(p.tokens * blocks), 1, 1};
-  config.blockDim = {kThreads, 1, 1};
-  config.dynamicSmemBytes = bytes;
-  config.stream = static_cast<cudaStream_t>(p.device.stream);
+  const dim3 grid(static_cast<unsigned>(p.tokens * blocks));
+  cudaLaunchConfig_t config = launch_config(grid, kThreads, bytes, stream_of(p.device));
   config.attrs = attributes;
   config.numAttrs = blocks > 1 ? 2 : 1;
   keep_error(cudaLaunchKernelEx(&config, kernel, args...));
@@ -57,8 +57,8 @@ void stream(const TopkParams& p, int blocks) noexcept {
 // Groups of four logits that a thread has with `blocks` a row. Three columns may lie between a
 // 16-byte boundary and a row's first logit.
 int64_t groups_of(const TopkShape& s, int blocks) {
-  const int64_t lines = (s.columns + (s.aligned ? 0 : 3) + 127) / 128;
-  return (lines + blocks * kWarps - 1) / (blocks * kWarps);
+  const int64_t lines = ceil_div(s.columns + (s.aligned ? 0 : 3), 128);
+  return ceil_div(lines, blocks * kWarps);
 }
 
 // More blocks a row while all clusters still run at once (66 of 2, 30 of 4, 15 of 8 on an H200)
@@ -67,7 +67,7 @@ int blocks_at_once(const TopkShape& s) {
   const int64_t busy = multiprocessors(s.device);
   int blocks = 1;
   while (blocks < kMaxBlocks && s.columns / blocks > 4 * kThreads &&
-         s.tokens <= busy / (2 * blocks) * (blocks > 1 ? 10 : 11) / 11)
+         s.tokens <= busy / (2 * blocks) * (blocks > 1 ? tuned::kClustersAtOnceElevenths : 11) / 11)
     blocks *= 2;
   return blocks;
 }
@@ -90,7 +90,8 @@ struct Filter {
 };
 Filter filter_of(const TopkShape& s) {
   uint32_t room = filter_room(s.width, s.columns, 2048);
-  const bool small = room == kLeastRoom || filter_bytes(s.columns, room) <= kFairShared;
+  const bool small =
+      room == kLeastRoom || filter_bytes(s.columns, room) <= tuned::kSharedBytesOfTwo;
   if (!small) room = filter_room(s.width, s.columns, 4096);
   return {small, room, filter_bytes(s.columns, room)};
 }
@@ -110,20 +111,19 @@ bool topk_fits(TopkForm form, const TopkShape& s) {
     case TopkForm::kCluster: return groups_of(s, cluster_blocks(s)) <= kMostGroups;
     case TopkForm::kStream:
       return s.columns / stream_blocks(s) <= kMapColumns && s.width + kRanked <= kMostStreamRoom;
-    default: return s.columns <= kMapColumns && filter_of(s).bytes <= kMostShared;
+    default: return s.columns <= kMapColumns && filter_of(s).bytes <= kMaxSharedBytes;
   }
 }
 
 TopkForm fastest_topk(const TopkShape& s) {
   const int blocks = blocks_at_once(s);
-  if (blocks == 1 && groups_of(s, 1) <= 4) return TopkForm::kDigits;
+  if (blocks == 1 && groups_of(s, 1) <= kAloneGroups) return TopkForm::kDigits;
   // Rows that neither a cluster's registers nor a block's list and bitmap hold are streamed.
   const bool listable = topk_fits(TopkForm::kFilter, s);
   const bool held = blocks > 1 ? groups_of(s, blocks) <= kMostGroups : listable;
   if (!held && topk_fits(TopkForm::kStream, s)) return TopkForm::kStream;
   if (blocks > 1) return topk_fits(TopkForm::kCluster, s) ? TopkForm::kCluster : TopkForm::kDigits;
-  // Digits are as fast where more than a quarter of a row is wanted.
-  const bool few = s.width <= kLeastRoom / 2 || s.width <= s.columns / 4;
+  const bool few = s.width <= kLeastRoom / 2 || s.width <= s.columns / tuned::kListOneIn;
   return listable && few ? TopkForm::kFilter : TopkForm::kDigits;
 }
 
@@ -153,7 +153,7 @@ void topk(const TopkParams& p, TopkForm form) noexcept {
     return shared_row<kMostGroups>(p, blocks);
   }
   int blocks = blocks_at_once(s);
-  if (blocks == 1 && groups_of(s, 1) <= 4) return exact<4>(p, 1);
+  if (blocks == 1 && groups_of(s, 1) <= kAloneGroups) return exact<kAloneGroups>(p, 1);
   while (blocks > 1 && blocks < kMaxBlocks && groups_of(s, blocks) > kMostGroups) blocks *= 2;
   exact<0>(p, blocks);
 }

@@ -14,6 +14,7 @@
 // round for the additions.
 #pragma once
 
+#include "core/arithmetic.h"
 #include "cuda/topk_parts.cuh"
 
 namespace winnow::internal::cuda::ranking {
@@ -41,7 +42,7 @@ __device__ __forceinline__ void select_exactly(const Job& job, uint32_t width, E
                                                unsigned rank, unsigned blocks) {
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Row row = job.row;
-  const uint32_t groups = ((row.last + 127) / 128 + blocks * kWarps - 1) / (blocks * kWarps);
+  const uint32_t groups = ceil_div(ceil_div(row.last, 128), blocks * kWarps);
   const uint32_t start = (rank * kWarps + warp) * groups * 128, from = start + lane * 4;
   const bool inside = start >= row.first && start + groups * 128 <= row.last;
 

@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/arithmetic.h"
 #include "cuda/topk_exact.cuh"
 
 namespace winnow::internal::cuda::ranking {
@@ -207,7 +208,7 @@ __device__ __forceinline__ void mark(uint32_t listed, uint32_t wanted, uint32_t*
 // Writes the columns that a bitmap holds, of which there are `words`; `first` is its first column.
 __device__ __forceinline__ void write_marked(const uint32_t* bitmap, uint32_t words, int32_t* ids,
                                              int32_t first, Scan& scan) {
-  const uint32_t share = (words + kThreads - 1) / kThreads;
+  const uint32_t share = ceil_div(words, kThreads);
   const uint32_t from = min(threadIdx.x * share, words), to = min(from + share, words);
   uint32_t n = 0;
   for (uint32_t w = from; w < to; ++w) n += __popc(bitmap[w]);
@@ -232,7 +233,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     return give_all(p, job, 0, 1);
   }
   const uint32_t wanted = static_cast<uint32_t>(p.width);
-  clear(bitmap, (row.last + 127) / 128 * 16);
+  clear(bitmap, ceil_div(row.last, 128) * 16);
   if (threadIdx.x == 0) sm.count = 0;
   wait_for_previous();
   // its barriers cover the clearing
@@ -243,7 +244,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   if (listed >= wanted && listed <= room) {
     mark(listed, wanted, bitmap, sm);
     __syncthreads();
-    return write_marked(bitmap, (row.last + 31) / 32, job.ids,
+    return write_marked(bitmap, ceil_div(row.last, 32), job.ids,
                         job.base - static_cast<int32_t>(row.first), sm.scan);
   }
   ExactMemory& exact = *reinterpret_cast<ExactMemory*>(sm.entries);

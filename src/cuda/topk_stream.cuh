@@ -15,6 +15,7 @@
 // before is looked at; what limits them is the cache they arrive in (stream_room()).
 #pragma once
 
+#include "core/arithmetic.h"
 #include "cuda/topk_filter.cuh"
 #include "cuda/topk_shared.cuh"
 
@@ -32,7 +33,7 @@ struct StreamMemory {
 
 // Columns of a block.
 __host__ __device__ __forceinline__ uint32_t stretch_of(uint32_t columns, uint32_t blocks) {
-  return ((columns + blocks - 1) / blocks + 127) / 128 * 128;
+  return round_up(ceil_div(columns, blocks), 128);
 }
 // One and a half even shares of what reaches the bar, and what reaches the K-th's bin. More room
 // would be taken from the cache that loads arrive in: 32 rows of 1M take 74 us with 72 KB of lists,
@@ -40,7 +41,7 @@ __host__ __device__ __forceinline__ uint32_t stretch_of(uint32_t columns, uint32
 inline uint32_t stream_room(int64_t width, int64_t columns, int blocks) {
   const auto even = room_for(width, columns, 4096) * 3 / 2 / static_cast<uint32_t>(blocks);
   const auto least = std::max(kLeastStreamRoom, static_cast<uint32_t>(width) + kRanked);
-  return std::min((std::max(even, least) + 15) / 16 * 16, kMostStreamRoom);
+  return std::min(round_up(std::max(even, least), 16), kMostStreamRoom);
 }
 inline size_t stream_bytes(int64_t columns, int blocks, uint32_t room) {
   const uint32_t stretch =

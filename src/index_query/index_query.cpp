@@ -34,8 +34,7 @@ Params checked(const IndexQueryArgs& a) {
   check.that(std::isfinite(a.factor), "factor", "a number", cat(a.factor));
   p.out_is_bf16 = a.out.dtype == DType::kBf16;
   const DType dtype = p.out_is_bf16 ? DType::kBf16 : DType::kE4m3;
-  check.output(a.out, "out", dtype, {p.tokens, p.heads, kWidth});
-  check.tensor(a.out, "out", dtype, {p.tokens, p.heads, kWidth});
+  check.output_rows(a.out, "out", dtype, {p.tokens, p.heads, kWidth});
   check.output(a.out_weights, "out_weights", DType::kF32, {p.tokens, p.heads});
   p.quantizer = core::quantizer_of(check, CacheFormat::kIndexKeys, a.scale);
   p.q = static_cast<const bf16*>(a.q.data);

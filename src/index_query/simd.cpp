@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/arithmetic.h"
 #include "cpu/threads.h"
 #include "index_query/kernel.h"
 
@@ -51,7 +52,7 @@ HWY_EXPORT(prepare_heads);
 void simd(const Params& p) noexcept {
   const int64_t count = p.tokens * p.heads;
   constexpr int64_t kHeads = 128;  // 48 KB of traffic: above the cost of a task
-  cpu::parallel_for((count + kHeads - 1) / kHeads, [&](int64_t task, int) {
+  cpu::parallel_for(ceil_div(count, kHeads), [&](int64_t task, int) {
     const int64_t first = task * kHeads;
     HWY_DYNAMIC_DISPATCH(prepare_heads)(p, first, std::min(first + kHeads, count));
   });

@@ -1,6 +1,7 @@
 // V4's index lists: checks the calls, chooses the kernel.
 #include "winnow/lists.h"
 
+#include "core/arithmetic.h"
 #include "core/check.h"
 #include "lists/kernel.h"
 #include "winnow/plan.h"
@@ -78,11 +79,9 @@ struct Outputs {
 };
 // Rows are written up to their own width, `least` columns or more, whatever their stride.
 Rows rows_of(const Check& check, const Outputs& o, int64_t tokens, int64_t least) {
-  check.output(o.lists, "lists", DType::kI32, {tokens, Check::kAny});
-  check.tensor(o.lists, "lists", DType::kI32, {tokens, Check::kAny});
+  check.output_rows(o.lists, "lists", DType::kI32, {tokens, Check::kAny});
   check.range(o.lists.shape[1], "lists (columns)", least, INT32_MAX);
-  check.output(o.lengths, "lengths", DType::kI32, {tokens});
-  check.tensor(o.lengths, "lengths", DType::kI32, {tokens});
+  check.output_rows(o.lengths, "lengths", DType::kI32, {tokens});
   return {static_cast<int32_t*>(o.lists.data), o.lists.stride[0], o.lists.shape[1],
           static_cast<int32_t*>(o.lengths.data)};
 }
@@ -97,8 +96,7 @@ void compressed_slots(const CompressedSlotsArgs& a) try {
   check.tensor(a.requests, "requests", DType::kI32, {p.tokens.count});
   p.table = internal::lists::table_of(check, a.block_table, {a.page, a.pages, INT64_MAX});
   p.ratio = static_cast<int32_t>(check.range(a.ratio, "ratio", 1, INT32_MAX));
-  check.output(a.slots, "slots", DType::kI64, {Check::kAny});
-  check.tensor(a.slots, "slots", DType::kI64, {Check::kAny});
+  check.output_rows(a.slots, "slots", DType::kI64, {Check::kAny});
   p.slot_count = a.slots.shape[0];
   check.that(p.slot_count >= p.tokens.count, "slots", cat("at least ", p.tokens.count, " entries"),
              cat(p.slot_count));
@@ -129,7 +127,7 @@ int32_t c128a_width(int32_t max_position, int32_t ratio) try {
   const Check check("c128a_width");
   check.range(max_position, "max_position", -1, INT32_MAX);
   check.range(ratio, "ratio", 1, INT32_MAX);
-  const int64_t width = ((int64_t{max_position} + 1) / ratio + 127) / 128 * 128;
+  const int64_t width = round_up((int64_t{max_position} + 1) / ratio, 128);
   check.that(width <= INT32_MAX, "max_position", "a width within int32", cat(max_position));
   return static_cast<int32_t>(width);
 } catch (const std::bad_alloc&) {
@@ -169,14 +167,14 @@ void combined_lists(const CombinedListsArgs& a) try {
   p.topk_width = check.range(a.topk.shape[1], "topk (columns)", 0, INT32_MAX / 2);
   p.first_request = a.first_request;
   p.requests = a.seq_lens.shape[0];
-  p.seq_lens = internal::lists::ints(a.seq_lens),
+  p.seq_lens = internal::lists::ints(a.seq_lens);
   p.gather_lens = internal::lists::ints(a.gather_lens);
   p.ratio = static_cast<int32_t>(check.range(a.ratio, "ratio", 1, INT32_MAX));
   p.window = static_cast<int32_t>(check.range(a.window, "window", 0, INT32_MAX / 2));
   p.rows = static_cast<int32_t>(check.range(a.rows, "rows", 0, INT32_MAX));
   p.compressed = static_cast<int32_t>(check.range(a.compressed, "compressed", 0, a.rows));
   p.out = internal::lists::rows_of(check, {a.lists, a.lengths}, tokens,
-                                   (p.topk_width + p.window + 127) / 128 * 128);
+                                   round_up(p.topk_width + p.window, 128));
   p.device = internal::lists::device_of(a.plan, a.target);
   internal::lists::run_list(a.plan, a.target, &internal::lists::ListsKernel::combined, p);
 } catch (const std::bad_alloc&) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "core/arithmetic.h"
 #include "cuda/launch.h"
 #include "lists/kernel.h"
 
@@ -15,12 +16,9 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int64_t kMostSplits = 64;  // blocks that share a row
 
-cudaStream_t stream_of(const Device& d) { return static_cast<cudaStream_t>(d.stream); }
-
 // One block row of the grid per token; wide rows are shared by several blocks.
 dim3 grid_of(int64_t tokens, int64_t width) {
-  const int64_t splits =
-      std::clamp<int64_t>((width + 4 * kThreads - 1) / (4 * kThreads), 1, kMostSplits);
+  const int64_t splits = std::clamp<int64_t>(ceil_div(width, 4 * kThreads), 1, kMostSplits);
   return {static_cast<unsigned>(tokens), static_cast<unsigned>(splits)};
 }
 
@@ -55,20 +53,21 @@ __global__ void __launch_bounds__(kThreads)
 
 void slots(const SlotsParams& p) noexcept {
   if (p.slot_count == 0) return;
-  const int64_t blocks = (p.slot_count + kThreads - 1) / kThreads;
-  slot_entries<<<static_cast<unsigned>(blocks), kThreads, 0, stream_of(p.device)>>>(p);
+  const int64_t blocks = ceil_div(p.slot_count, kThreads);
+  slot_entries<<<static_cast<unsigned>(blocks), kThreads, 0, cuda::stream_of(p.device)>>>(p);
   cuda::keep_error(cudaGetLastError());
 }
 
 void runs(const RunParams& p) noexcept {
   if (p.tokens.count == 0) return;
-  run_rows<<<grid_of(p.tokens.count, p.out.width), kThreads, 0, stream_of(p.device)>>>(p);
+  run_rows<<<grid_of(p.tokens.count, p.out.width), kThreads, 0, cuda::stream_of(p.device)>>>(p);
   cuda::keep_error(cudaGetLastError());
 }
 
 void combined(const CombinedParams& p) noexcept {
   if (p.tokens.count == 0) return;
-  combined_rows<<<grid_of(p.tokens.count, p.out.width), kThreads, 0, stream_of(p.device)>>>(p);
+  combined_rows<<<grid_of(p.tokens.count, p.out.width), kThreads, 0, cuda::stream_of(p.device)>>>(
+      p);
   cuda::keep_error(cudaGetLastError());
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/arithmetic.h"
 #include "testing.h"
 
 namespace winnow {
@@ -265,7 +266,7 @@ TEST_P(Lists, DrawnCombined) {
       seq[r] = static_cast<int32_t>(draw(rng, 0, 9) == 0 ? INT32_MIN : draw(rng, 0, 1500));
       gathered[r] = static_cast<int32_t>(draw(rng, 0, 9) == 0 ? INT32_MAX : draw(rng, -2, 300));
     }
-    const int64_t columns = (width + window + 127) / 128 * 128 + draw(rng, 0, 5);
+    const int64_t columns = round_up(width + window, 128) + draw(rng, 0, 5);
     Guarded<int32_t> lists(d.tokens * columns), lengths(d.tokens);
     combined_lists({.topk = tensor(topk.data(), {d.tokens, width}),
                     .positions = vec(d.positions),

@@ -3,6 +3,7 @@
 // Rows run in parallel. Budget: 4 B written per entry.
 #include <algorithm>
 
+#include "core/arithmetic.h"
 #include "cpu/threads.h"
 #include "lists/kernel.h"
 
@@ -68,7 +69,7 @@ void put_moved(std::span<const int32_t> ids, int64_t limit, int64_t base, int32_
 template <class F>
 void each_row(int64_t rows, int64_t width, F&& f) {
   const int64_t per_task = 1 + 16384 / (width + 1);
-  cpu::parallel_for((rows + per_task - 1) / per_task, [&](int64_t task, int) {
+  cpu::parallel_for(ceil_div(rows, per_task), [&](int64_t task, int) {
     const int64_t last = std::min((task + 1) * per_task, rows);
     for (int64_t t = task * per_task; t < last; ++t) f(t);
   });

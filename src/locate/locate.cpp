@@ -28,8 +28,7 @@ Params checked(const LocateArgs& a) {
   check.tensor(a.ids, "ids", DType::kI32, {Check::kAny, Check::kAny});
   check.tensor(a.requests, "requests", DType::kI32, {tokens});
   check.tensor(a.block_table, "block_table", DType::kI32, {Check::kAny, Check::kAny});
-  check.output(a.slots, "slots", DType::kI32, {tokens, a.ids.shape[1]});
-  check.tensor(a.slots, "slots", DType::kI32, {tokens, a.ids.shape[1]});
+  check.output_rows(a.slots, "slots", DType::kI32, {tokens, a.ids.shape[1]});
   check.range(a.page, "page", 1, INT32_MAX);
   const int32_t rows_per_page = a.rows_per_page == 0 ? a.page : a.rows_per_page;
   check.range(rows_per_page, "rows_per_page", a.page, INT32_MAX);

@@ -100,8 +100,8 @@ __global__ void __launch_bounds__(kThreads) locate_rows(const __grid_constant__ 
 
 void sm90(const Params& p) noexcept {
   if (p.tokens == 0) return;
-  const auto stream = static_cast<cudaStream_t>(p.device.stream);
-  locate_rows<<<static_cast<unsigned>(p.tokens), kThreads, 0, stream>>>(p);
+  const auto blocks = static_cast<unsigned>(p.tokens);
+  locate_rows<<<blocks, kThreads, 0, cuda::stream_of(p.device)>>>(p);
   cuda::keep_error(cudaGetLastError());
 }
 

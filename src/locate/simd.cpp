@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/arithmetic.h"
 #include "cpu/threads.h"
 #include "locate/kernel.h"
 
@@ -58,7 +59,7 @@ void simd(const Params& p) noexcept {
                          p.parallel.world == 1 && !p.parallel.compact && p.table_width > 0;
   const int shift = std::countr_zero(static_cast<uint32_t>(p.page));
   const int64_t rows_per_task = 1 + 8192 / (p.width + 1);
-  cpu::parallel_for((p.tokens + rows_per_task - 1) / rows_per_task, [&](int64_t task, int) {
+  cpu::parallel_for(ceil_div(p.tokens, rows_per_task), [&](int64_t task, int) {
     const int64_t first = task * rows_per_task, last = std::min(first + rows_per_task, p.tokens);
     for (int64_t t = first; t < last; ++t) {
       const Row row = row_of(p, t);

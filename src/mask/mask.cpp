@@ -25,8 +25,7 @@ Params checked(const TopkMaskArgs& a) {
   check.tensor(a.ids, "ids", DType::kI32, {Check::kAny, Check::kAny});
   const int64_t tokens = a.ids.shape[0];
   if (a.lengths) check.strided(a.lengths, "lengths", DType::kI32, {tokens});
-  check.output(a.mask, "mask", DType::kU8, {tokens, Check::kAny});
-  check.tensor(a.mask, "mask", DType::kU8, {tokens, Check::kAny});
+  check.output_rows(a.mask, "mask", DType::kU8, {tokens, Check::kAny});
   check.range(a.mask.shape[1], "mask (bytes of a row)", 0, INT64_MAX / 16);
 
   Params p;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "core/arithmetic.h"
 #include "cuda/launch.h"
 #include "mask/kernel.h"
 
@@ -41,7 +42,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   uint8_t* mask = p.mask + t * p.mask_stride + base;
   const int bytes = static_cast<int>(min(p.bytes - base, int64_t{kStretch})), skew = past(mask);
 #pragma unroll 1
-  for (int i = threadIdx.x; i < (skew + bytes + 15) / 16; i += kThreads) bits[i] = {0, 0, 0, 0};
+  for (int i = threadIdx.x; i < ceil_div(skew + bytes, 16); i += kThreads) bits[i] = {0, 0, 0, 0};
   __syncthreads();
 
   // Ids of this stretch: those `keys` from `from` on. Read as unsigned, negative ids are past every
@@ -69,7 +70,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
   __syncthreads();
 #pragma unroll 1
-  for (int i = threadIdx.x; i < (skew + bytes + 15) / 16; i += kThreads) {
+  for (int i = threadIdx.x; i < ceil_div(skew + bytes, 16); i += kThreads) {
     const int at = 16 * i - skew;
     if (at >= 0 && at + 16 <= bytes) {
       *reinterpret_cast<uint4*>(mask + at) = bits[i];
@@ -85,10 +86,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
 void sm90(const Params& p) noexcept {
   if (p.tokens == 0 || p.bytes == 0) return;
-  const int64_t stretches = (p.bytes + kStretch - 1) / kStretch;
+  const int64_t stretches = ceil_div(p.bytes, kStretch);
   const auto blocks = static_cast<unsigned>(p.tokens * stretches);
   const size_t shared = std::min(p.bytes, int64_t{kStretch}) / 16 * 16 + 32;
-  mask_rows<<<blocks, kThreads, shared, static_cast<cudaStream_t>(p.device.stream)>>>(
+  mask_rows<<<blocks, kThreads, shared, cuda::stream_of(p.device)>>>(
       p, static_cast<unsigned>(stretches));
   cuda::keep_error(cudaGetLastError());
 }

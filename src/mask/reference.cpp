@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/arithmetic.h"
 #include "cpu/threads.h"
 #include "mask/kernel.h"
 
@@ -29,7 +30,7 @@ void reference(const Params& p) noexcept {
 
 void simd(const Params& p) noexcept {
   const int64_t per_task = 1 + 32768 / (p.bytes + p.topk + 1);
-  cpu::parallel_for((p.tokens + per_task - 1) / per_task, [&](int64_t task, int) {
+  cpu::parallel_for(ceil_div(p.tokens, per_task), [&](int64_t task, int) {
     const int64_t end = std::min(p.tokens, (task + 1) * per_task);
     for (int64_t t = task * per_task; t < end; ++t) row(p, t);
   });

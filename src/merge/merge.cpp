@@ -35,8 +35,7 @@ Params checked(const MergeArgs& a) {
   check.tensor(a.partial_out, "partial_out", in, {kAny, kAny, kAny, kAny});
   const auto [parts, tokens, heads, d_v] = a.partial_out.shape;
   check.strided(a.partial_lse, "partial_lse", DType::kF32, {parts, tokens, heads});
-  check.output(a.out, "out", out, {tokens, heads, d_v});
-  check.tensor(a.out, "out", out, {tokens, heads, d_v});
+  check.output_rows(a.out, "out", out, {tokens, heads, d_v});
   if (a.lse) check.output(a.lse, "lse", DType::kF32, {tokens, heads});
   check.optional(a.sink, "sink", DType::kF32, {heads});
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <initializer_list>
 
+#include "core/arithmetic.h"
 #include "core/formats.h"
 #include "cuda/device.h"
 #include "cuda/hopper.h"
@@ -142,8 +143,8 @@ void launch(const Params& p) {
   const int64_t all = p.tokens * p.heads, threads = 32 * all;
   const int64_t fill = int64_t{1024} * cuda::multiprocessors(p.device.index);
   const int rows = static_cast<int>(std::clamp<int64_t>(threads / fill, 1, kRows));
-  const auto blocks = static_cast<unsigned>((all + kWarps * rows - 1) / (kWarps * rows));
-  const auto stream = static_cast<cudaStream_t>(p.device.stream);
+  const auto blocks = static_cast<unsigned>(ceil_div(all, kWarps * rows));
+  const cudaStream_t stream = cuda::stream_of(p.device);
   constexpr int kTogether = 16 / sizeof(In);
   const auto aligned = [](const void* data, size_t size, std::initializer_list<int64_t> strides) {
     bool all = reinterpret_cast<uintptr_t>(data) % size == 0;

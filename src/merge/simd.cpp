@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/arithmetic.h"
 #include "cpu/threads.h"
 #include "merge/kernel.h"
 
@@ -111,7 +112,7 @@ void simd(const Params& p) noexcept {
   // Some 64 KB of partial rows a task.
   const int64_t rows = p.tokens * p.heads;
   const int64_t per_task = 1 + 16384 / (p.parts * p.d_v + 1);
-  cpu::parallel_for((rows + per_task - 1) / per_task, [&](int64_t task, int) {
+  cpu::parallel_for(ceil_div(rows, per_task), [&](int64_t task, int) {
     const int64_t end = std::min(rows, (task + 1) * per_task);
     for (int64_t r = task * per_task; r < end; ++r)
       HWY_DYNAMIC_DISPATCH(merge_row)(p, r / p.heads, r % p.heads);

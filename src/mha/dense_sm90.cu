@@ -21,6 +21,9 @@
 #include <algorithm>
 #include <cfloat>
 
+#include "core/arithmetic.h"
+#include "core/tuning_h200.h"
+#include "cuda/hopper.h"
 #include "cuda/launch.h"
 #include "cuda/mma.h"
 #include "cuda/wgmma_bf16_128.h"
@@ -32,15 +35,17 @@ namespace winnow::internal::mha::dense {
 namespace {
 
 using namespace internal::cuda;
+namespace tuned = tuning_h200::mha;
 
 constexpr int kStages = 4;
 constexpr int kTileBytes = kKeys * 128;  // 64 rows of 64 elements
 constexpr int kKeyTiles = kKeyDim / 64, kValueTiles = kValueDim / 64;
+constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 constexpr int kHeadGroup = 8;  // heads whose tiles run side by side and share rows in L2
-constexpr float kLog2e = 1.44269504088896f, kLn2 = 0.693147180559945f;
-constexpr float kLag = 8.f;  // how far logits may outgrow their reference, log2 units
-constexpr float kExact =
-    16777216.f;  // beyond it a logit's rounding is no longer small against kLag
+// How far logits may outgrow their reference, log2 units.
+constexpr float kLag = 8.f;
+// Beyond it a logit's rounding is no longer small against kLag.
+constexpr float kExact = 16777216.f;
 
 struct Ranges {};  // in the place of Sets
 
@@ -367,11 +372,13 @@ __global__ void __launch_bounds__(kConsumers + kProducers, 1)
   auto& sm = *reinterpret_cast<SharedMemory<Set>*>(memory);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; i++) {
-      mb_init(&sm.k_full[i], kProducers), mb_init(&sm.v_full[i], kProducers);
-      mb_init(&sm.k_empty[i], kConsumers / 32), mb_init(&sm.v_empty[i], kConsumers / 32);
+      mb_init(&sm.k_full[i], kProducers);
+      mb_init(&sm.v_full[i], kProducers);
+      mb_init(&sm.k_empty[i], kConsumers / 32);
+      mb_init(&sm.v_empty[i], kConsumers / 32);
     }
     if constexpr (std::is_same_v<Set, Sets>) init(sm.set);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    fence_barrier_init();
   }
   if constexpr (std::is_same_v<Set, Sets>) {
     __syncwarp();
@@ -379,12 +386,12 @@ __global__ void __launch_bounds__(kConsumers + kProducers, 1)
   }
   const Place at = place_of(task);
   find_ranges(sm, task.p, at.token);
-  const int blocks = sm.high > sm.low ? (sm.high - sm.low + kKeys - 1) / kKeys : 0;
+  const int blocks = sm.high > sm.low ? ceil_div(sm.high - sm.low, kKeys) : 0;
   if (__shfl_sync(~0u, threadIdx.x / 128, 0) == 2) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    give_registers<kProducerRegisters>();
     if (blocks > 0) produce(sm, task, at, blocks);
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    take_registers<kConsumerRegisters>();
     consume(sm, task, at, blocks);
   }
 }
@@ -396,23 +403,22 @@ unsigned cluster_of(const Task& task) {
   static_assert(kHeadGroup % 8 == 0);
   const Params& p = task.p;
   const bool differ = p.lengths && p.rows <= 2 * p.tokens;
-  if (p.heads % 8 == 0 && (differ || task.tiles * p.heads >= 1024)) return 8;
+  if (p.heads % 8 == 0 && (differ || task.tiles * p.heads >= tuned::kTilesForClustersOfEight))
+    return 8;
   return p.heads % 2 == 0 ? 2 : 1;
 }
 
 template <class Set>
 void launch(const Task& task, unsigned cluster) {
   constexpr int kBytes = sizeof(SharedMemory<Set>);
-  static_assert(kBytes <= 232448);
-  cuda::keep_error(cuda::allow_shared(attend_dense<Set>, kBytes));
+  static_assert(kBytes <= kMaxSharedBytes);
+  cuda::keep_error(allow_shared(attend_dense<Set>, kBytes));
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {cluster, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = {static_cast<unsigned>(task.tiles * task.p.heads), 1, 1};
-  config.blockDim = {kConsumers + kProducers, 1, 1};
-  config.dynamicSmemBytes = kBytes;
-  config.stream = static_cast<cudaStream_t>(task.p.device.stream);
+  const dim3 grid(static_cast<unsigned>(task.tiles * task.p.heads));
+  cudaLaunchConfig_t config =
+      launch_config(grid, kConsumers + kProducers, kBytes, stream_of(task.p.device));
   config.attrs = &attribute;
   config.numAttrs = cluster > 1;
   cuda::keep_error(cudaLaunchKernelEx(&config, attend_dense<Set>, task));
@@ -430,13 +436,14 @@ const char* fits(const Shape& s) {
 const char* slower(const Shape& s) {
   // Every row is read here. The kernel by sets leaves out those that none of its 64 tokens wants,
   // and takes about twelve times as long for the others (docs/prefill-sm90.md).
-  const bool few = s.topk >= 0 && 12 * std::min<int64_t>(s.tokens, 64) * s.topk < s.rows;
+  const int64_t wanted = std::min<int64_t>(s.tokens, 64) * s.topk;
+  const bool few = s.topk >= 0 && tuned::kSetRowCost * wanted < s.rows;
   return few ? "few of the rows are wanted" : nullptr;
 }
 
 void attend(const Params& p) noexcept {
   Task task{p};
-  task.tiles = (p.tokens + kTokens - 1) / kTokens;
+  task.tiles = ceil_div(p.tokens, kTokens);
   task.whole_words = reinterpret_cast<uintptr_t>(p.bits) % 8 == 0 && p.bits_stride % 8 == 0;
   if (p.ids || p.mask) launch<Sets>(task, cluster_of(task));
   else launch<Ranges>(task, 1);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "core/arithmetic.h"
 #include "core/hd.h"
 #include "core/kernel_table.h"
 #include "winnow/tensor.h"
@@ -60,7 +61,7 @@ WINNOW_HD inline int64_t row_of(const Params& p, int64_t t, int64_t id) {
 }
 
 // The rows of token t as bits: words() of them, each row once whatever the ids repeat.
-inline int64_t words(int64_t rows) { return (rows + 63) / 64; }
+inline int64_t words(int64_t rows) { return ceil_div(rows, 64); }
 void build_set(const Params& p, int64_t t, uint64_t* bits) noexcept;
 
 // What the choice of a kernel and the size of its workspace depend on.

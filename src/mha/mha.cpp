@@ -137,8 +137,7 @@ Params checked(const MhaArgs& a) {
   p.scale = a.scale;
   if (check.optional(a.sink, "sink", DType::kF32, {heads}))
     p.sink = static_cast<const float*>(a.sink.data);
-  check.output(a.out, "out", DType::kBf16, {tokens, heads, d_v});
-  check.tensor(a.out, "out", DType::kBf16, {tokens, heads, d_v});
+  check.output_rows(a.out, "out", DType::kBf16, {tokens, heads, d_v});
   p.out = static_cast<bf16*>(a.out.data);
   p.out_token_stride = a.out.stride[0];
   p.out_head_stride = a.out.stride[1];

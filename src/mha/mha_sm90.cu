@@ -11,7 +11,9 @@
 
 #include <cfloat>
 
+#include "core/arithmetic.h"
 #include "core/formats.h"
+#include "cuda/hopper.h"
 #include "cuda/launch.h"
 #include "cuda/mma.h"
 #include "mha/dense_sm90.h"
@@ -168,7 +170,7 @@ __device__ void weigh(const Task& task, const Place& at, const Block& block, flo
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         float& x = s[n][2 * r + c];
-        x = exp2f((x - max) * 1.44269504088896f);
+        x = exp2f((x - max) * kLog2e);
         soft.sum[r] += x;
       }
 #pragma unroll
@@ -338,18 +340,17 @@ void tiles_sm90(const Params& p) noexcept {
   task.fast_q = cuda::aligned8(p.q, p.q_token_stride, p.q_head_stride);
   task.fast_k = cuda::aligned8(p.k, p.k_row_stride, p.k_head_stride);
   task.fast_v = cuda::aligned8(p.v, p.v_row_stride, p.v_head_stride);
-  task.pieces = static_cast<int>((p.d_qk + kPiece - 1) / kPiece);
+  task.pieces = static_cast<int>(ceil_div(p.d_qk, kPiece));
   if (p.d_qk <= kMostResident)
-    task.q_width = static_cast<int>((p.d_qk + 15) / 16 * 16 + cuda::kTilePad);
-  task.tiles = (p.tokens + kTokens - 1) / kTokens;
-  task.v_tiles = (p.d_v + kPiece - 1) / kPiece;
+    task.q_width = static_cast<int>(round_up(p.d_qk, 16) + cuda::kTilePad);
+  task.tiles = ceil_div(p.tokens, kTokens);
+  task.v_tiles = ceil_div(p.d_v, kPiece);
   // The same limit for every call: another host thread may be between it and its launch.
   constexpr int kMost = bytes_of(kMostResident + cuda::kTilePad);
-  static_assert(kMost <= 232448);
+  static_assert(kMost <= cuda::kMaxSharedBytes);
   cuda::keep_error(cuda::allow_shared(attend_tiles, kMost));
   const auto blocks = static_cast<unsigned>(task.tiles * p.heads * task.v_tiles);
-  attend_tiles<<<blocks, kThreads, bytes_of(task.q_width),
-                 static_cast<cudaStream_t>(p.device.stream)>>>(task);
+  attend_tiles<<<blocks, kThreads, bytes_of(task.q_width), cuda::stream_of(p.device)>>>(task);
   cuda::keep_error(cudaGetLastError());
 }
 

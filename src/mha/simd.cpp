@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "core/arena.h"
+#include "core/arithmetic.h"
 #include "cpu/threads.h"
 #include "mha/kernel.h"
 
@@ -28,7 +29,7 @@ constexpr int32_t kBlock = 64;  // keys
 constexpr int32_t kGroup = 16;  // tokens
 
 // Rows of 32 floats and a cache line: an odd number of lines, so that rows spread over the L1 sets.
-constexpr int64_t padded(int64_t d) { return (d + 31) / 32 * 32; }
+constexpr int64_t padded(int64_t d) { return round_up(d, 32); }
 constexpr int64_t row_stride(int64_t d) { return padded(d) + 16; }
 
 struct Scratch {
@@ -45,7 +46,7 @@ struct Scratch {
     values = arena.take<float>(kBlock * row_stride(s.d_v));
     queries = arena.take<float>(tokens.width * s.d_qk);
     o = arena.take<float>(kGroup * row_stride(s.d_v));
-    bytes = (arena.bytes() + Arena::kAlign - 1) / Arena::kAlign * Arena::kAlign;
+    bytes = round_up(arena.bytes(), Arena::kAlign);
   }
 };
 
@@ -277,7 +278,7 @@ void simd(const Params& p) noexcept {
   const Shape shape{p.tokens, p.heads, p.rows, p.d_qk, p.d_v};
   const size_t bytes = Scratch(Arena(), shape).bytes;
   // Heads are shared out too while there are few tokens; every task finds the sets anew.
-  const int64_t groups = (p.tokens + kGroup - 1) / kGroup;
+  const int64_t groups = ceil_div(p.tokens, kGroup);
   const int64_t chunks = std::clamp<int64_t>(4 * cpu::threads() / groups, 1, p.heads);
   cpu::parallel_for(groups * chunks, [&](int64_t task, int worker) {
     const int64_t g = task / chunks, c = task % chunks;

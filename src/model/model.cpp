@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "core/arithmetic.h"
 #include "core/check.h"
 #include "model/records.h"
 
@@ -63,7 +64,7 @@ int64_t page_bytes_used(CacheFormat format, int64_t page) try {
 int64_t page_bytes(CacheFormat format, int64_t page) try {
   const int64_t used = page_bytes_used(format, page);
   const int64_t align = with_record(format, [](auto r) { return decltype(r)::kPageAlign; });
-  return (used + align - 1) / align * align;
+  return round_up(used, align);
 } catch (const std::bad_alloc&) {
   out_of_memory("page_bytes");
 }

@@ -23,8 +23,7 @@ Rows checked_rows(const Check& check, const NormRows& rows) {
   const int64_t count = rows.x.shape[0];
   const int64_t width = rows.x.shape[1];
   check.range(width, "x.shape[1]", 1, INT32_MAX);
-  check.output(rows.out, "out", DType::kBf16, {count, width});
-  check.tensor(rows.out, "out", DType::kBf16, {count, width});
+  check.output_rows(rows.out, "out", DType::kBf16, {count, width});
   check.that(rows.norm.kind != NormKind::kNone, "norm.kind", "kRms or kLayer", "kNone");
   Rows r;
   r.norm = core::checked_norm(check, rows.norm, width);

@@ -3,6 +3,7 @@
 // vector.
 #include <algorithm>
 
+#include "core/arithmetic.h"
 #include "cpu/threads.h"
 #include "norm/kernel.h"
 
@@ -34,7 +35,7 @@ void simd(const Params& p) noexcept {
   for (const Rows& rows : p.rows) {
     if (rows.count == 0) continue;
     const int64_t block = 1 + 16384 / rows.width;  // 64 KB of traffic: above the cost of a task
-    cpu::parallel_for((rows.count + block - 1) / block, [&](int64_t task, int) {
+    cpu::parallel_for(ceil_div(rows.count, block), [&](int64_t task, int) {
       const int64_t first = task * block;
       HWY_DYNAMIC_DISPATCH(norm_rows)(rows, first, std::min(first + block, rows.count));
     });

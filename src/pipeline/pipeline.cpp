@@ -5,6 +5,7 @@
 #include <array>
 
 #include "core/arena.h"
+#include "core/arithmetic.h"
 #include "core/check.h"
 #include "cuda/device.h"
 #include "pipeline/pipeline_checks.h"
@@ -30,7 +31,7 @@ struct Memory {
     const int64_t tokens = o.max_tokens;
     // Sized by the capacity, not by the batch, so that a caller can keep one workspace.
     picked = layer.v4 ? o.extra_topk : o.topk;
-    combined_width = layer.v4 && layer.separate ? (o.topk + o.extra_topk + 127) / 128 * 128 : 0;
+    combined_width = layer.v4 && layer.separate ? round_up(o.topk + o.extra_topk, 128) : 0;
     stage = arena.take<std::byte>(plan.workspace_bytes());
     ids = arena.take<int32_t>(tokens * picked);
     window = arena.take<int32_t>(layer.v4 ? tokens * o.topk : 0);

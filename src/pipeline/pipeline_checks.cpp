@@ -101,8 +101,7 @@ void check_pipeline(const PipelineArgs& a) {
   check.tensor(a.q, "q", DType::kBf16, {tokens, heads, o.model.d_qk});
   check.scale(a.scale);
   check.optional(a.sink, "sink", DType::kF32, {heads});
-  check.output(a.out, "out", DType::kBf16, {tokens, heads, o.model.d_v});
-  check.tensor(a.out, "out", DType::kBf16, {tokens, heads, o.model.d_v});
+  check.output_rows(a.out, "out", DType::kBf16, {tokens, heads, o.model.d_v});
   if (a.lse) check.output(a.lse, "lse", DType::kF32, {tokens, heads});
   if (o.target.device.kind == DeviceKind::kCuda) {  // as attend() wants them
     check.rows_of_16(a.q, "q");

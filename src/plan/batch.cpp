@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/arithmetic.h"
 #include "core/check.h"
 
 namespace winnow {
@@ -42,7 +43,7 @@ int32_t gather_len(int32_t query_len, int32_t seq_len, int32_t window) noexcept 
 }
 
 int64_t v4_chunk_rows(const V4ChunkArgs& a) noexcept {
-  const int64_t compressed = a.ratio <= 1 ? 0 : (a.max_model_len + a.ratio - 1) / a.ratio;
+  const int64_t compressed = a.ratio <= 1 ? 0 : ceil_div(a.max_model_len, a.ratio);
   return 4 * (compressed + a.window + a.max_batched_tokens);
 }
 

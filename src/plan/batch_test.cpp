@@ -1,6 +1,7 @@
 // The arithmetic of planning: every case of the specification by its numbers, and each refusal.
 #include <numeric>
 
+#include "core/arithmetic.h"
 #include "testing.h"
 #include "winnow/plan.h"
 
@@ -153,7 +154,7 @@ TEST(V4PrefillChunks, CoverAndFit) {
       seq[i] = static_cast<int32_t>(testing::draw(rng, 0, context));
       query[i] = static_cast<int32_t>(testing::draw(rng, 0, std::min<int64_t>(seq[i], batched)));
     }
-    const int64_t bound = 4 * ((context + ratio - 1) / ratio + window + batched);
+    const int64_t bound = 4 * (ceil_div(context, ratio) + window + batched);
     int32_t next = 0;
     for (const V4Chunk& c : v4_prefill_chunks({query, seq, ratio, window, context, batched})) {
       EXPECT_EQ(c.first, next);

@@ -10,7 +10,9 @@
 
 #include "attend/kernel.h"
 #include "core/arena.h"
+#include "core/arithmetic.h"
 #include "core/check.h"
+#include "core/tuning_h200.h"
 #include "cpu/threads.h"
 #include "lists/kernel.h"
 #include "locate/kernel.h"
@@ -23,9 +25,9 @@ namespace winnow::internal::plan {
 
 namespace {
 
-constexpr int64_t kMaxCapacity = 1 << 24;  // requests and tokens, far above any batch
+namespace tuned = tuning_h200::route;
 
-int32_t ceil128(int32_t x) { return (x + 127) / 128 * 128; }
+constexpr int64_t kMaxCapacity = 1 << 24;  // requests and tokens, far above any batch
 
 Mode resolve_mode(const PlanOptions& o, const Check& check) {
   const bool quantized = o.format == o.model.fp8;
@@ -113,7 +115,7 @@ bool chooses_routes(const PlanOptions& o) noexcept {
   // the requests before it.
   if (o.split == SplitPolicy::kFixed) return false;
   const bool cuda = o.target.device.kind == DeviceKind::kCuda;
-  const int32_t from = o.model.lists == 2 ? 32 : kManyHeads;
+  const int32_t from = o.model.lists == 2 ? tuned::kV4RoutedHeads : tuned::kNear64Heads;
   return o.mha || (cuda && o.heads >= from) || o.route != prefill_route;
 }
 
@@ -171,7 +173,8 @@ ScheduleShape schedule_shape(const PlanOptions& o, bool gathered, int64_t tokens
   s.widths[0] = o.topk;
   s.widths[1] = o.extra_topk;
   // V4's gathered chunks attend to combined lists, padded to 128 columns.
-  if (gathered && o.model.lists == 2) s.widths[0] = ceil128(o.topk + o.extra_topk) - o.extra_topk;
+  if (gathered && o.model.lists == 2)
+    s.widths[0] = round_up(o.topk + o.extra_topk, 128) - o.extra_topk;
   s.ratio = o.ratio;
   s.workers = o.target.device.kind == DeviceKind::kCpu ? cpu::threads() : 1;
   s.split = o.split;

@@ -11,10 +11,6 @@
 
 namespace winnow::internal::plan {
 
-// V3.2 on Hopper: from here on nearer to 64 heads, in factors of two, than to 32, with which
-// nothing is gathered (route.cpp).
-inline constexpr int32_t kManyHeads = 46;
-
 // Of options as asked for: whether each prefill has its own way.
 bool chooses_routes(const PlanOptions& options) noexcept;
 

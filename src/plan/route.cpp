@@ -1,54 +1,27 @@
 // Which way a prefill goes: crossover points read off measurements.
 //
 // `gathered` and `mha` of a row are the new tokens from which that way is faster than the ones
-// before it, with the row's context; found between the two measured sizes around the crossing.
-// Between two rows they are interpolated, or the longer context's where one of the two has none;
-// beyond the last row the cost of gathering grows with the context and is what decides. Measured
-// with `winnow bench plan --set routes --cache cold` (route_bench.cpp says what is counted), top-k
-// 2,048, one request of 16, 64, 256, 1,024 or 4,096 new tokens; the times stand in
-// docs/prefill-sm90.md.
+// before it, with the row's context. The H200's tables stand in core/tuning_h200.h. Between two
+// rows the points are interpolated, or the longer context's where one of the two has none; beyond
+// the last row the cost of gathering grows with the context and is what decides.
 #include <algorithm>
 #include <cstdint>
 #include <span>
 
+#include "core/tuning_h200.h"
 #include "cpu/isa.h"
-#include "plan/choice.h"
 #include "winnow/plan.h"
 
 namespace winnow {
 
 namespace {
 
-constexpr int32_t kNever = INT32_MAX;
+namespace tuned = internal::core::tuning_h200::route;
+using tuned::Crossover;
+using tuned::kNever;
 
-struct Crossover {
-  int32_t context, gathered, mha;
-};
-
-// H200, 2026-11-16, cd59a2a. With 32 heads gathering saves 3 % at most, with 16 nothing: not worth
-// its workspace.
-constexpr Crossover kHopper128[] = {
-    {256, 173, 53},     {1024, 74, 135},     {2048, 52, 175},      {4096, 48, 583},
-    {8192, 52, kNever}, {16384, 60, kNever}, {65536, 206, kNever},
-};
-constexpr Crossover kHopper64[] = {
-    {256, kNever, 62},   {1024, 172, 123},     {2048, 164, 172},     {4096, 148, 588},
-    {8192, 152, kNever}, {16384, 179, kNever}, {65536, 456, kNever},
-};
-constexpr Crossover kHopper32[] = {
-    {256, kNever, 72},   {1024, kNever, 122},     {2048, kNever, 143},     {4096, kNever, 328},
-    {8192, kNever, 834}, {16384, kNever, kNever}, {65536, kNever, kNever},
-};
-constexpr Crossover kHopper16[] = {
-    {256, kNever, 146},  {1024, kNever, 121},   {2048, kNever, 137},     {4096, kNever, 307},
-    {8192, kNever, 600}, {16384, kNever, 1609}, {65536, kNever, kNever},
-};
-// V4: 128 heads with 1,024 compressed states, 64 with 512.
-constexpr Crossover kHopperV4Heads128[] = {
-    {4096, 38, kNever}, {16384, 41, kNever}, {65536, 58, kNever}};
-constexpr Crossover kHopperV4Heads64[] = {
-    {4096, 150, kNever}, {16384, 157, kNever}, {65536, 213, kNever}};
-// AMD EPYC (Zen 4), 2 cores that others used too, 2026-11-15, c71596d, 16 heads, --cache warm:
+// AMD EPYC (Zen 4), 2 cores that others used too, 2026-11-15, c71596d, 16 heads, `winnow bench plan
+// --set routes --cache warm`:
 // reading the pages was never slower than gathering them. With AMX attend() is several times as
 // fast, and attend_mha() is not.
 constexpr Crossover kCpu[] = {{256, kNever, 185}, {1024, kNever, 458}, {65536, kNever, kNever}};
@@ -56,11 +29,14 @@ constexpr Crossover kCpu[] = {{256, kNever, 185}, {1024, kNever, 458}, {65536, k
 // The table measured with the number of heads that is nearest, in factors of two.
 std::span<const Crossover> table_for(const RouteArgs& args) noexcept {
   if (args.device == DeviceKind::kCpu) return kCpu;
-  if (args.model.lists == 2)
-    return args.heads > 90 ? std::span<const Crossover>(kHopperV4Heads128) : kHopperV4Heads64;
-  if (args.heads > 90) return kHopper128;
-  if (args.heads >= internal::plan::kManyHeads) return kHopper64;
-  return args.heads > 22 ? std::span<const Crossover>(kHopper32) : kHopper16;
+  if (args.model.lists == 2) {
+    if (args.heads >= tuned::kNear128Heads) return tuned::kV4Heads128;
+    return tuned::kV4Heads64;
+  }
+  if (args.heads >= tuned::kNear128Heads) return tuned::kV32Heads128;
+  if (args.heads >= tuned::kNear64Heads) return tuned::kV32Heads64;
+  if (args.heads >= tuned::kNear32Heads) return tuned::kV32Heads32;
+  return tuned::kV32Heads16;
 }
 
 // The new tokens from which this way is taken, between the row before and `row`.

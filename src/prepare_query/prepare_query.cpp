@@ -29,8 +29,7 @@ Params checked(const PrepareQueryArgs& a) {
   p.norm = core::checked_norm(check, a.norm, p.width);
   check.tensor(a.positions, "positions", DType::kI32, {p.tokens});
   p.rope = core::checked_rope(check, a.rope);
-  check.output(a.out, "out", DType::kBf16, {p.tokens, p.heads, p.width});
-  check.tensor(a.out, "out", DType::kBf16, {p.tokens, p.heads, p.width});
+  check.output_rows(a.out, "out", DType::kBf16, {p.tokens, p.heads, p.width});
   p.q = static_cast<const bf16*>(a.q.data);
   p.q_token = a.q.stride[0];
   p.q_head = a.q.stride[1];

@@ -26,8 +26,7 @@ Params checked(const RotateArgs& a) {
   const int64_t width = a.x.shape[2];
   check.range(width, "x.shape[2]", kRopeDim, INT32_MAX);
   check.tensor(a.positions, "positions", DType::kI32, {tokens});
-  check.output(a.out, "out", DType::kBf16, {tokens, heads, width});
-  check.tensor(a.out, "out", DType::kBf16, {tokens, heads, width});
+  check.output_rows(a.out, "out", DType::kBf16, {tokens, heads, width});
   Params p;
   p.rope = core::checked_rope(check, a.rope);
   p.x = static_cast<const bf16*>(a.x.data);

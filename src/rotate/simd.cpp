@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/arithmetic.h"
 #include "cpu/threads.h"
 #include "rotate/kernel.h"
 
@@ -44,7 +45,7 @@ HWY_EXPORT(rotate_heads);
 void simd::rotate(const Params& p) noexcept {
   const int64_t count = p.tokens * p.heads;
   const int64_t block = 1 + 16384 / p.width;  // 64 KB of traffic: above the cost of a task
-  cpu::parallel_for((count + block - 1) / block, [&](int64_t task, int) {
+  cpu::parallel_for(ceil_div(count, block), [&](int64_t task, int) {
     const int64_t first = task * block;
     HWY_DYNAMIC_DISPATCH(rotate_heads)(p, first, std::min(first + block, count));
   });

@@ -10,6 +10,7 @@
 
 #include <cstring>
 
+#include "core/arithmetic.h"
 #include "cpu/e4m3_avx512.h"
 #include "score/blocks.h"
 
@@ -19,7 +20,7 @@ namespace {
 constexpr int kPanelHeads = 16, kPairs = kDim / 2;
 constexpr int kPanelValues = kPairs * kPanelHeads * 2;  // bf16 of a panel: 4 KB
 
-inline int panels_of(int32_t heads) { return (heads + kPanelHeads - 1) / kPanelHeads; }
+inline int panels_of(int32_t heads) { return ceil_div(heads, kPanelHeads); }
 
 inline int64_t bf16_query_bytes(int32_t heads) {
   return panels_of(heads) * (kPanelValues * int64_t{2} + kPanelHeads * 4);

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "core/arithmetic.h"
 #include "cpu/threads.h"
 
 namespace winnow::internal::score {
@@ -32,7 +33,7 @@ class Call {
  public:
   Call(const Params& p, const Engine& e) : p_(p), e_(e), query_bytes_(e.query_bytes(p.heads)) {
     per_block_ = std::clamp<int64_t>(kQueryBytes / query_bytes_, 1, kMaxTokens);
-    const int64_t blocks = (p.tokens + per_block_ - 1) / per_block_;
+    const int64_t blocks = ceil_div(p.tokens, per_block_);
     first_ = p.ranges.limit;
     for (int64_t t = 0; t < p.tokens; ++t)
       if (const Range r = p.ranges.of(t); r.first < r.last) {
@@ -40,10 +41,10 @@ class Call {
         last_ = std::max(last_, r.last);
       }
     if (first_ >= last_) return;
-    const int64_t wanted = (kTasksPerThread * cpu::threads() + blocks - 1) / blocks;
-    piece_ = std::max(kMinPiece, (last_ - first_ + wanted - 1) / wanted);
-    piece_ = (piece_ + kBlockKeys - 1) / kBlockKeys * kBlockKeys;
-    pieces_ = (last_ - first_ + piece_ - 1) / piece_;
+    const int64_t wanted = ceil_div(kTasksPerThread * cpu::threads(), blocks);
+    piece_ = std::max(kMinPiece, ceil_div(last_ - first_, wanted));
+    piece_ = round_up(piece_, kBlockKeys);
+    pieces_ = ceil_div(last_ - first_, piece_);
     tasks_ = blocks * pieces_;
   }
 
@@ -97,7 +98,7 @@ class Call {
   // zero.
   void dequantize(int32_t request, int64_t first, int64_t n, Scratch& s) const {
     const int64_t row_bytes = static_cast<int64_t>(kDim) * e_.value_bytes;
-    const int64_t whole = (n + kGroupKeys - 1) / kGroupKeys * kGroupKeys;
+    const int64_t whole = round_up(n, kGroupKeys);
     s.missing = 0;
     for (int64_t i = 0; i < n;) {
       const Run run = keys_of(p_, request, first + i, n - i);

@@ -182,8 +182,7 @@ void score(const ScoreArgs& args) try {
   internal::score::Params p = internal::score::checked(check, args);
   // Contiguous keys have a column each; paged ones are bounded by the columns given.
   const int64_t columns = args.key_rows ? args.key_rows.shape[0] : Check::kAny;
-  check.output(args.logits, "logits", DType::kF32, {p.tokens, columns});
-  check.tensor(args.logits, "logits", DType::kF32, {p.tokens, columns});
+  check.output_rows(args.logits, "logits", DType::kF32, {p.tokens, columns});
   p.ranges.limit = check.range(args.logits.shape[1], "logits columns", 0, INT32_MAX);
   p.logits = static_cast<float*>(args.logits.data);
   p.logit_stride = args.logits.stride[0];
@@ -198,8 +197,7 @@ void score_select(const ScoreSelectArgs& args) try {
   internal::score::SelectParams p;
   p.score = internal::score::checked(check, args.score);
   check.that(!args.score.logits, "logits", "none", shape_of(args.score.logits));
-  check.output(args.ids, "ids", DType::kI32, {p.score.tokens, Check::kAny});
-  check.tensor(args.ids, "ids", DType::kI32, {p.score.tokens, Check::kAny});
+  check.output_rows(args.ids, "ids", DType::kI32, {p.score.tokens, Check::kAny});
   p.ids = static_cast<int32_t*>(args.ids.data);
   p.id_stride = args.ids.stride[0];
   p.width = args.ids.shape[1];

@@ -7,6 +7,7 @@
 // weights and sum of the unit before (some 6 cycles of vector work) run between the products of the
 // current one; decoding, about 12 cycles on the shuffle port, is done before and paid once per
 // token block.
+#include "core/arithmetic.h"
 #include "cpu/amx.h"
 #include "score/bf16_avx512.h"
 
@@ -88,7 +89,7 @@ constexpr Unit kNarrow[] = {unit<1, 1>, unit<2, 1>, unit<3, 1>, unit<4, 1>};
 
 void block(const Block& b) noexcept {
   alignas(64) float sums[kBlockKeys][16], dots[2][4 * kTileRows * kPanelHeads];
-  const int panels = panels_of(b.heads), key_tiles = (b.count + kTileRows - 1) / kTileRows;
+  const int panels = panels_of(b.heads), key_tiles = ceil_div(b.count, kTileRows);
   const auto* weights = reinterpret_cast<const float*>(b.query + panels * kPanelValues * 2);
   Pending before{sums, dots[1], weights};  // of no rows
   int turn = 0;

@@ -31,7 +31,8 @@ void measure(bench::Runner& runner, bench::Sizes sizes) {
   bench::ScoreProblem problem(sizes);
   logits.flops = fused.flops = problem.flops();
   logits.bytes = problem.bytes();
-  fused.bytes = 132.0 * static_cast<double>(sizes.context * (sizes.shared ? 1 : sizes.batch));
+  const int64_t keys = sizes.context * (sizes.shared ? 1 : sizes.batch);
+  fused.bytes = static_cast<double>(keys * page_bytes_used(CacheFormat::kIndexKeys, 1));
   for (const std::string& kernel : runner.kernels()) {
     logits.kernel = fused.kernel = kernel;
     problem.use(kernel.c_str());

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "core/arithmetic.h"
 #include "cuda/asked.h"
 #include "cuda/hopper.h"
 #include "score/kernel.h"
@@ -141,7 +142,7 @@ __device__ __forceinline__ int begin_early(const Params& p, const Ahead& ahead, 
   const int32_t from = max(static_cast<int32_t>(range.first), chunk.first);
   const int32_t to = min(static_cast<int32_t>(range.last), chunk.last);
   if (from - chunk.first >= C::kTile || from >= to || !p.guess.bulk) return 0;
-  const int tiles = min(C::kStages, (to - chunk.first + C::kTile - 1) / C::kTile);
+  const int tiles = min(C::kStages, ceil_div(to - chunk.first, C::kTile));
   const Run run = ahead.run(p);
   for (int i = 0; i < tiles; ++i)
     if (threadIdx.x % 32 == i) produce_by_copy(run, sm.ring[i], &sm.full[i]);
@@ -154,7 +155,7 @@ __device__ __forceinline__ int begin_early(const Params& p, const Ahead& ahead, 
 template <class C>
 struct Queries {
   static constexpr int kWorkers = 128 * C::kConsumers, kParts = C::kTokens * C::kHeads * 8;
-  static constexpr int kEach = (kParts + kWorkers - 1) / kWorkers;
+  static constexpr int kEach = ceil_div(kParts, kWorkers);
   static constexpr int kBatch = C::kRounds > 1 ? 4 : kEach;
   uint4 bytes[kBatch];
   float weights[kBatch];
@@ -203,12 +204,13 @@ struct Queries {
 // token it gains nothing.)
 template <class C>
 __device__ __forceinline__ void prefetch(const Params& p, int64_t token0) {
-  const auto ask = [](const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); };
   const int tokens = static_cast<int>(min(static_cast<int64_t>(step_of<C>(p)), p.tokens - token0));
   for (int i = threadIdx.x; i < tokens * p.heads; i += C::kThreads)
-    ask(p.q + (token0 + i / p.heads) * p.q_token_stride + i % p.heads * p.q_head_stride);
+    cuda::prefetch_l2(p.q + (token0 + i / p.heads) * p.q_token_stride +
+                      i % p.heads * p.q_head_stride);
   if (threadIdx.x < tokens * 4 && static_cast<int>(threadIdx.x % 4 * 32) < p.heads)
-    ask(p.weights + (token0 + threadIdx.x / 4) * p.weight_stride + threadIdx.x % 4 * 32);
+    cuda::prefetch_l2(p.weights + (token0 + threadIdx.x / 4) * p.weight_stride +
+                      threadIdx.x % 4 * 32);
 }
 
 }  // namespace winnow::internal::score

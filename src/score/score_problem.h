@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "core/arithmetic.h"
 #include "core/formats.h"
 #include "score/score_cases.h"
 #include "testing.h"
@@ -30,7 +31,7 @@ struct Problem {
   explicit Problem(const Case& c_)
       : c(c_),
         value(c.bf16 ? 2 : 1),
-        requests((c.tokens + c.next_n - 1) / c.next_n),
+        requests(ceil_div(c.tokens, c.next_n)),
         width(c.page ? c.keys / c.page + 2 : 0),
         pages(c.page ? width * requests + 3 : 0),
         page_bytes(c.page * (c.bf16 ? 256 : 132) + c.padding * 4),

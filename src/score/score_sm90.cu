@@ -4,6 +4,8 @@
 #include <bit>
 
 #include "core/arena.h"
+#include "core/arithmetic.h"
+#include "core/tuning_h200.h"
 #include "cuda/device.h"
 #include "cuda/topk.h"
 #include "score/score_sm90.cuh"
@@ -12,12 +14,7 @@ namespace winnow::internal::score {
 
 namespace {
 
-// Logits alive at a time in score_select: 128 MB. 48 would stay in L2, but leave select with few
-// rows a wave: 256 rows of 128k keep two of its blocks busy on every multiprocessor.
-constexpr int64_t kWaveLogits = int64_t{32} << 20;
-
-// Tokens of a request from which on it counts as prefill: the product takes longer than the keys.
-constexpr int64_t kMany = 8;
+namespace tuned = tuning_h200::score;
 
 // Tokens that follow each other in one request, at a guess: the rows of the block table are the
 // requests.
@@ -33,21 +30,24 @@ int64_t tokens_per_request(const Params& p) {
 // within 4 % of it. (Where a second block hides the starts, of the last one found.)
 template <class C>
 int32_t chunk_for(const Params& p) {
-  const int64_t groups = (p.tokens + p.guess.step - 1) / p.guess.step;
-  const int64_t tiles = (p.ranges.limit + kTileKeys - 1) / kTileKeys;
+  const int64_t groups = ceil_div(p.tokens, p.guess.step);
+  const int64_t tiles = ceil_div(p.ranges.limit, kTileKeys);
   const int64_t slots = int64_t{cuda::multiprocessors(p.device.index)} * C::kBlocks;
-  const bool decode = p.guess.together < kMany;
-  const int64_t start = C::kBlocks == 2 ? 4 : decode ? 6 : 8;
+  const bool decode = p.guess.together < tuned::kPrefillTokens;
+  const int64_t start = C::kBlocks == 2 ? tuned::kStartTilesHidden
+                        : decode        ? tuned::kStartTilesDecode
+                                        : tuned::kStartTilesPrefill;
   const auto cost = [&](int64_t tiles_each) {
-    const int64_t chunks = (tiles + tiles_each - 1) / tiles_each;
-    return (groups * chunks + slots - 1) / slots * (tiles_each + start);
+    const int64_t chunks = ceil_div(tiles, tiles_each);
+    return ceil_div(groups * chunks, slots) * (tiles_each + start);
   };
   // Tried: the lengths that make the blocks fill 1 to 8 rounds.
   int64_t best = tiles, least = cost(tiles);
   for (int64_t round = 1; round <= 8; ++round) {
     const int64_t chunks = std::clamp<int64_t>(round * slots / groups, 1, tiles);
-    const int64_t each = (tiles + chunks - 1) / chunks;
-    if (cost(each) > (decode ? least * 26 / 25 : least - 1)) continue;
+    const int64_t each = ceil_div(tiles, chunks);
+    const int64_t most = decode ? least * tuned::kShorterChunksWorth25ths / 25 : least - 1;
+    if (cost(each) > most) continue;
     best = each;
     least = C::kBlocks == 2 ? cost(each) : std::min(least, cost(each));
   }
@@ -62,7 +62,8 @@ Guess guess_of(const Params& p, int64_t together, int32_t tokens) {
   };
   Guess g = p.guess;
   g.together = together;
-  g.step = static_cast<int32_t>(together < kMany ? std::min<int64_t>(together, tokens) : tokens);
+  g.step = static_cast<int32_t>(
+      together < tuned::kPrefillTokens ? std::min<int64_t>(together, tokens) : tokens);
   if (!p.requests || together % g.step != 0 || log2(p.page) < 0) return g;
   g.request_shift = log2(together / g.step);
   g.page_shift = log2(p.page);
@@ -93,7 +94,7 @@ namespace {
 void score_all(const Params& p) noexcept {
   if (p.tokens == 0 || p.ranges.limit == 0) return;
   const int64_t n = tokens_per_request(p);
-  if (n >= kMany) {
+  if (n >= tuned::kPrefillTokens) {
     if (p.heads <= 16) return launch<16, 8, 3>(p, n);
     if (p.heads <= 32) return launch<32, 4, 3>(p, n);
     if (p.heads <= 64) return launch<64, 4, 2>(p, n);
@@ -126,13 +127,13 @@ void loads_sm90(const Params& p) noexcept { score_all(p); }
 namespace {
 
 // Floats from one row of a wave to the next: rows start on 16-byte boundaries.
-int64_t row_of(int64_t keys) { return std::max<int64_t>((keys + 3) / 4 * 4, 4); }
+int64_t row_of(int64_t keys) { return std::max<int64_t>(round_up(keys, 4), 4); }
 
 // Rows of a wave of at most `most`: equal waves, cut between requests where these are short.
 int64_t wave_rows(int64_t tokens, int64_t most, int64_t together) {
   most = std::max<int64_t>(most, 1);
-  const int64_t unit = std::min(together, kMany), waves = (tokens + most - 1) / most;
-  const int64_t rows = ((tokens + waves - 1) / waves + unit - 1) / unit * unit;
+  const int64_t unit = std::min(together, tuned::kPrefillTokens), waves = ceil_div(tokens, most);
+  const int64_t rows = round_up(ceil_div(tokens, waves), unit);
   return rows <= most ? rows : std::max(most / unit * unit, std::min(most, unit));
 }
 
@@ -140,7 +141,8 @@ int64_t wave_rows(int64_t tokens, int64_t most, int64_t together) {
 
 size_t sm90_workspace(const Shape& s) {
   const int64_t row = row_of(s.keys);
-  const int64_t rows = std::clamp<int64_t>(kWaveLogits / row, 1, std::max<int64_t>(s.tokens, 1));
+  const int64_t rows =
+      std::clamp<int64_t>(tuned::kWaveLogits / row, 1, std::max<int64_t>(s.tokens, 1));
   Arena arena;
   arena.take<float>(static_cast<size_t>(rows * row));
   return arena.bytes();
@@ -152,7 +154,8 @@ void select_sm90(const ScoreKernel& kernel, const SelectParams& p) noexcept {
   const int64_t room = static_cast<int64_t>((p.workspace.size() - Arena::kAlign) / sizeof(float));
   float* logits = Arena(p.workspace).take<float>(static_cast<size_t>(room));
   const int64_t together = tokens_per_request(p.score);
-  const int64_t rows = wave_rows(p.score.tokens, std::min(room, kWaveLogits) / row, together);
+  const int64_t rows =
+      wave_rows(p.score.tokens, std::min(room, tuned::kWaveLogits) / row, together);
   for (int64_t first = 0; first < p.score.tokens; first += rows) {
     Params wave = wave_of(p.score, first, std::min(rows, p.score.tokens - first));
     wave.logits = logits;

@@ -19,11 +19,18 @@
 // stored in that order.
 #pragma once
 
+#include "core/arithmetic.h"
+#include "cuda/hopper.h"
 #include "cuda/launch.h"
 #include "cuda/wgmma_fp8.h"
 #include "score/score_load_sm90.cuh"
 
 namespace winnow::internal::score {
+
+enum NamedBarrier : int {
+  // The consumers: all of the queries and weights are in shared memory. (0 is __syncthreads.)
+  kQueriesStored = 1,
+};
 
 // A pass: the tokens of one request among the block's, and the tiles they need together.
 struct Pass {
@@ -76,17 +83,16 @@ __device__ __forceinline__ void read(Fragment& f, const uint8_t* rows, const flo
 template <class C>
 __device__ __forceinline__ void multiply(float (&acc)[C::kN / 2], const Fragment& f,
                                          uint64_t q_desc) {
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+  cuda::wg_fence();
 #pragma unroll
   for (int s = 0; s < 4; ++s) {
     const uint32_t a[4] = {f.word[0][2 * s], f.word[1][2 * s], f.word[0][2 * s + 1],
                            f.word[1][2 * s + 1]};
     cuda::wgmma_e4m3(acc, a, q_desc + 2 * s, s > 0);
   }
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-  for (int i = 0; i < C::kN / 2; ++i) asm volatile("" : "+f"(acc[i])::"memory");
+  cuda::wg_commit();
+  cuda::wg_wait<0>();
+  cuda::hold(acc);
 }
 
 // ReLU, weight, sum over the heads: totals[2 u + r] is token u's for row lane / 4 + 8 r, over the
@@ -214,8 +220,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   if (!wanted) return cuda::wait_for_previous();
 
   if (warp >= 4 * C::kConsumers) {
-    if constexpr (C::kBlocks == 1)
-      asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(C::kProducerRegisters));
+    if constexpr (C::kBlocks == 1) cuda::give_registers<C::kProducerRegisters>();
     if (warp > 4 * C::kConsumers) return;
     // Producer: tiles of every pass, into the ring. Lanes look up 32 tiles at a time, then each
     // issues its own.
@@ -232,7 +237,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
           if (base == chunk0 && pass.request == ahead.request) run = ahead.run(p);
           else run = run_of(p, pass.request, mine, C::kTile);
         }
-        const int tiles = min(32, (pass.to - base + C::kTile - 1) / C::kTile);
+        const int tiles = min(32, ceil_div(pass.to - base, C::kTile));
         for (int i = 0; i < tiles; ++i) {
           const int32_t at = base + i * C::kTile;
           if (begun > 0) {
@@ -253,8 +258,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     return;
   }
 
-  if constexpr (C::kBlocks == 1)
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(C::kConsumerRegisters));
+  if constexpr (C::kBlocks == 1) cuda::take_registers<C::kConsumerRegisters>();
   // Consumers bring in Q, 16 bytes at a time, in the order of the fragments, and the weights.
   if constexpr (C::kRounds > 1) {
     for (int from = 0; from < Queries<C>::kEach; from += Queries<C>::kBatch) {
@@ -264,8 +268,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   } else {
     queries.store(sm, 0);
   }
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-  asm volatile("bar.sync 1,%0;" ::"n"(128 * C::kConsumers) : "memory");
+  cuda::fence_async();
+  asm volatile("bar.sync %0,%1;" ::"n"(int{kQueriesStored}), "n"(128 * C::kConsumers) : "memory");
 
   // Descriptor of Q: 8 rows of 128 B are 1,024 B apart, 128-byte swizzle.
   const uint64_t q_desc = static_cast<uint64_t>((cuda::s32(sm.q) & 0x3ffff) >> 4) |
@@ -301,7 +305,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     int i = 0;  // the first tile
     if (kTurn > 1)
       i = n == 0 && C::kDry ? warpgroup - kTurn : (warpgroup + n * (kTurn - 1)) % kTurn;
-    const int last = n + (pass.to - pass.from + C::kTile - 1) / C::kTile;
+    const int last = n + ceil_div(pass.to - pass.from, C::kTile);
     n += i;
     for (int32_t at = pass.from + i * C::kTile; at < pass.to; at += kTurn * C::kTile, n += kTurn) {
       const bool dry = C::kDry && n < 0;
@@ -336,21 +340,19 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
 
 template <class C>
 void launch(const Params& p, int32_t chunk) noexcept {
-  const int64_t groups = (p.tokens + p.guess.step - 1) / p.guess.step;
-  const int64_t chunks = (p.ranges.limit + chunk - 1) / chunk;
+  const int64_t groups = ceil_div(p.tokens, p.guess.step);
+  const int64_t chunks = ceil_div(p.ranges.limit, chunk);
   const int bytes = sizeof(SharedMemory<C>);
   cuda::keep_error(cuda::allow_shared(score_kernel<C>, bytes));
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = p.overlap;
-  cudaLaunchConfig_t config{};
   // Groups of tokens lie along y, and along z where they are too many: no block divides.
-  const int64_t high = (groups + 65534) / 65535;
-  config.gridDim = {static_cast<unsigned>(chunks),
-                    static_cast<unsigned>((groups + high - 1) / high), static_cast<unsigned>(high)};
-  config.blockDim = {C::kThreads, 1, 1};
-  config.dynamicSmemBytes = bytes;
-  config.stream = static_cast<cudaStream_t>(p.device.stream);
+  const int64_t high = ceil_div(groups, 65535);
+  const dim3 grid(static_cast<unsigned>(chunks), static_cast<unsigned>(ceil_div(groups, high)),
+                  static_cast<unsigned>(high));
+  cudaLaunchConfig_t config =
+      cuda::launch_config(grid, C::kThreads, bytes, cuda::stream_of(p.device));
   config.attrs = &overlap;
   config.numAttrs = 1;
   cuda::keep_error(cudaLaunchKernelEx(&config, score_kernel<C>, p, chunk));

@@ -4,6 +4,7 @@
 // per token block) adds about 12 instructions per 16 of the key's 128 values.
 #include <algorithm>
 
+#include "core/arithmetic.h"
 #include "score/blocks.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -34,7 +35,7 @@ static_assert(kGroupKeys % kKeys == 0);
 // zero; behind them the weights, padded likewise.
 int64_t padded(int32_t heads) {
   const int64_t pair = 2 * static_cast<int64_t>(hn::Lanes(D()));
-  return (heads + pair - 1) / pair * pair;
+  return round_up(heads, pair);
 }
 
 void dequantize(const Run& run, std::byte* out) {
@@ -101,7 +102,7 @@ void block(const Block& b) {
   const float* w = q + padded(b.heads) * kDim;
   const float* keys = reinterpret_cast<const float*>(b.keys);
   V sums[kBlockKeys];
-  const int32_t count = (b.count + kGroupKeys - 1) / kGroupKeys * kGroupKeys;
+  const int32_t count = round_up(b.count, kGroupKeys);
   for (int32_t k = 0; k < count; ++k) sums[k] = hn::Zero(d);
   // Heads outside, keys inside: 16 KB of query stay in L1 for all keys.
   for (int64_t h = 0; h < b.heads; h += pair, q += pair * kDim)
@@ -127,7 +128,7 @@ HWY_EXPORT(dequantize);
 HWY_EXPORT(block);
 
 // Enough for any vector length up to 16 lanes.
-int64_t query_bytes(int32_t heads) { return (heads + 31) / 32 * 32 * int64_t{kDim + 1} * 4; }
+int64_t query_bytes(int32_t heads) { return round_up(heads, 32) * int64_t{kDim + 1} * 4; }
 
 }  // namespace
 

@@ -35,8 +35,7 @@ Params checked(const SelectArgs& a) {
   check.range(a.logits.shape[1], "logits columns", 0, INT32_MAX);
   check.optional(a.starts, "starts", DType::kI32, {tokens});
   check.optional(a.ends, "ends", DType::kI32, {tokens});
-  check.output(a.ids, "ids", DType::kI32, {tokens, Check::kAny});
-  check.tensor(a.ids, "ids", DType::kI32, {tokens, Check::kAny});
+  check.output_rows(a.ids, "ids", DType::kI32, {tokens, Check::kAny});
   if (a.plan)
     check.that(a.plan->tokens() == tokens, "plan", cat("a plan refilled for ", tokens, " tokens"),
                cat("one for ", a.plan->tokens()));

@@ -32,8 +32,7 @@ GatherParams checked(const GatherArgs& a) {
   check.tensor(a.lengths, "lengths", DType::kI32, {requests});
   check.optional(a.starts, "starts", DType::kI32, {requests});
   check.optional(a.out_starts, "out_starts", DType::kI32, {requests});
-  check.output(a.out, "out", DType::kBf16, {Check::kAny, record_dim(cache.format)});
-  check.tensor(a.out, "out", DType::kBf16, {Check::kAny, record_dim(cache.format)});
+  check.output_rows(a.out, "out", DType::kBf16, {Check::kAny, record_dim(cache.format)});
 
   GatherParams p;
   p.cache = {static_cast<std::byte*>(cache.data), cache.page_stride, cache.pages, cache.page,

@@ -9,6 +9,7 @@
 #include <bit>
 #include <cstring>
 
+#include "core/arithmetic.h"
 #include "cpu/threads.h"
 #include "model/records.h"
 #include "write/kernel.h"
@@ -174,7 +175,7 @@ namespace {
 // body(first, last) over [0, count) in blocks of `block`.
 template <class F>
 void in_blocks(int64_t count, int64_t block, F&& body) {
-  cpu::parallel_for((count + block - 1) / block, [&](int64_t task, int) {
+  cpu::parallel_for(ceil_div(count, block), [&](int64_t task, int) {
     body(task * block, std::min((task + 1) * block, count));
   });
 }

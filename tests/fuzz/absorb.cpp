@@ -2,6 +2,7 @@
 #include "winnow/absorb.h"
 
 #include "absorb/absorb_sums.h"
+#include "core/arithmetic.h"
 #include "target.h"
 
 namespace winnow::testing {
@@ -22,7 +23,7 @@ Tensor weights(Source& s, Guarded<bf16>& memory, int64_t l, int64_t h, int64_t w
 
 void dequantize_any(Source& s) {
   const int64_t most = chance(s, 80) ? 20 : 150, rows = draw(s, 0, most), cols = draw(s, 0, most);
-  const int64_t sr = (rows + 127) / 128, sc = (cols + 127) / 128;
+  const int64_t sr = ceil_div(rows, 128), sc = ceil_div(cols, 128);
   const bool blocks = chance(s, 60);
   Guarded<e4m3> weight(rows * cols);
   Guarded<float> scale(blocks ? sr * sc : 1);

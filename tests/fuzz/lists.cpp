@@ -1,6 +1,7 @@
 // V4's index lists, bit for bit.
 #include "winnow/lists.h"
 
+#include "core/arithmetic.h"
 #include "target.h"
 
 namespace winnow::testing {
@@ -14,7 +15,7 @@ void run(Source& s) {
   const bool logical = chance(s, 50);
   const int32_t compressed = draw32(s, 0, 60), rows = compressed + draw32(s, 0, 200);
   const int32_t first_request = chance(s, 70) ? 0 : draw32(s, 0, 3);
-  const int64_t both = (K + window + 127) / 128 * 128 + draw(s, 0, 5);
+  const int64_t both = round_up(K + window, 128) + draw(s, 0, 5);
   const int64_t wide = window + draw(s, 0, 9);
   auto positions = indices(s, T, 600), requests = indices(s, T, R);
   auto table = indices(s, R * W, pages), seq_lens = indices(s, R, 600);

@@ -2,6 +2,7 @@
 // against the invariants that docs/design.md states.
 #include "winnow/plan.h"
 
+#include "core/arithmetic.h"
 #include "target.h"
 #include "winnow/error.h"
 
@@ -108,7 +109,7 @@ void check_plan(const Plan& plan, const FuzzBatch& b, int64_t tokens) {
         EXPECT_EQ(tile, (Tile{t, covered, tile.end, split++}));
         covered = tile.end;
       }
-      EXPECT_EQ(covered, combined && part.gathered ? (width + 127) / 128 * 128 : width);
+      EXPECT_EQ(covered, combined && part.gathered ? round_up(width, 128) : width);
     }
   }
   EXPECT_EQ(next, tokens);

@@ -19,6 +19,7 @@
 #include "attend/cpu/kernels.h"
 #include "attend/cpu/x86_decode.h"
 #include "attend/cpu/x86_pack.h"
+#include "core/arithmetic.h"
 #include "cpu/amx.h"
 
 namespace winnow::internal::attend::cpu {
@@ -44,8 +45,8 @@ struct Amx {
   static constexpr int kUnitSteps = 16;
   template <class R>
   static int score_steps(int blocks, int n) {
-    const int single = blocks % 2 * Panels<R, Amx>::kCount * ((n + 63) / 64) * kUnitSteps;
-    return blocks * ((n + 31) / 32) * 16 + single;
+    const int single = blocks % 2 * Panels<R, Amx>::kCount * ceil_div(n, 64) * kUnitSteps;
+    return blocks * ceil_div(n, 32) * 16 + single;
   }
 
   WINNOW_INLINE static void zero_sums() {
@@ -136,7 +137,7 @@ struct Amx {
         logits<R>(b, b.m.sums + i * NH * kTileCells, unit * kKeys + i * 16, top);
     };
     first_operands<R, NH>(k, q);
-    const int units = (b.n + kKeys - 1) / kKeys;
+    const int units = ceil_div(b.n, kKeys);
     for (int unit = 0; unit < units; ++unit, k += kUnit) {
       for (int panel = 0; panel < P::kCount; ++panel) {
         const bool begins = kFloatScales<R> || panel == 0, last = panel + 1 == P::kCount;
@@ -220,7 +221,7 @@ struct Amx {
   }
   template <class R, class Fetch>
   static void attend_wide(Block<Amx>& b, const KeyRef* keys, Fetch& fetch) {
-    const int steps = (b.n + 31) / 32, blocks = head_blocks(b.heads);
+    const int steps = ceil_div(b.n, 32), blocks = head_blocks(b.heads);
     if (b.end + steps > kSteps) values(b);
     if (b.begin == b.end) b.begin = b.end = 0;
     pack_keys<R, Amx>(keys, b.n, {b.m.k, b.m.v + b.end * kValueTiles, b.m.scales});

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/arena.h"
+#include "core/arithmetic.h"
 #include "cpu/threads.h"
 
 namespace winnow::internal::attend::cpu {
@@ -15,7 +16,7 @@ namespace {
 // token that it continues and one part for the token that it leaves unfinished; balanced schedules
 // cut at most once per boundary, fixed ones have the same number of tiles for every token.
 int64_t max_parts(int64_t tokens, int64_t tiles, int64_t workers) {
-  const int64_t per_token = tokens > 0 ? (tiles + tokens - 1) / tokens : 0;
+  const int64_t per_token = tokens > 0 ? ceil_div(tiles, tokens) : 0;
   return std::min(tiles, workers * (per_token + 2));
 }
 
@@ -33,7 +34,7 @@ struct Memory {
 
   Memory(Arena& arena, const Shape& shape, const Need& need, const TileKernel& kernel) {
     const size_t own = kernel.scratch(shape.heads) + 2 * sizeof(Partial) * shape.heads;
-    scratch_bytes = (own + Arena::kAlign - 1) / Arena::kAlign * Arena::kAlign;
+    scratch_bytes = round_up(own, Arena::kAlign);
     slot_starts = arena.take<int32_t>(need.workers + 1);
     leavers = arena.take<int32_t>(need.workers);
     stored =
@@ -76,7 +77,7 @@ class Run {
     // Second pass: a token belongs to the worker that began it; heads are shared out.
     if (leavers_ == 0) return;
     const int64_t shares =
-        std::min<int64_t>((kTasks * internal::cpu::threads() + leavers_ - 1) / leavers_, p_.heads);
+        std::min<int64_t>(ceil_div(kTasks * internal::cpu::threads(), leavers_), p_.heads);
     internal::cpu::parallel_for(leavers_ * shares, [&](int64_t task, int) {
       merge(memory_.leavers[task / shares], heads(shares, own_share(task % shares, shares)));
     });
@@ -131,7 +132,7 @@ class Run {
   // First tile of a worker's piece.
   int32_t piece_begin(int64_t w, int piece) const {
     const int32_t a = first(w), b = first(w + 1);
-    const auto i = static_cast<int32_t>(a + (int64_t{b - a} * piece + pieces_ - 1) / pieces_);
+    const auto i = static_cast<int32_t>(a + ceil_div(int64_t{b - a} * piece, pieces_));
     return i < b && token_begin(i) < i && i > a ? std::min(b, token_end(i)) : i;
   }
   StoredPart* slot(int64_t index) const { return memory_.stored + index * p_.heads; }

@@ -16,13 +16,14 @@
 #include "attend/cpu/x86_keys.h"
 #include "attend/cpu/x86_softmax.h"
 #include "core/arena.h"
+#include "core/arithmetic.h"
 
 namespace winnow::internal::attend::cpu {
 namespace {
 
 inline constexpr int kORow = sizeof(Partial) / sizeof(float);  // from a head's O to the next
 
-inline int head_blocks(int heads) { return (heads + 15) / 16; }
+inline int head_blocks(int heads) { return ceil_div(heads, 16); }
 
 // A worker's memory: with its part of the result about 0.9 MB at 128 heads, meant to stay in L2.
 template <class E>

@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "attend/cpu/tiles.h"
+#include "core/arithmetic.h"
 #include "model/records.h"
 
 namespace winnow::internal::attend::cpu {
@@ -170,7 +171,7 @@ inline constexpr int kTileCells = 256, kPageCells = 4 * kTileCells;
 inline constexpr int kTilePitch = kTileCells + 16;
 template <class R, class E>
 struct Panels {
-  static constexpr int kCount = (R::kDqk + kPanel - 1) / kPanel;
+  static constexpr int kCount = ceil_div(R::kDqk, kPanel);
   static constexpr int cells(int panel) {  // of one key
     return std::min(kPanel, R::kDqk - panel * kPanel) / E::kPer;
   }

@@ -9,13 +9,13 @@
 #include <limits>
 
 #include "attend/kernel.h"
+#include "core/arithmetic.h"
 
 namespace winnow::internal::attend::cpu {
 namespace {
 
 #define WINNOW_INLINE [[gnu::always_inline]] inline
 
-inline constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 inline constexpr float kInf = std::numeric_limits<float>::infinity();
 // The running maximum may lag by this many powers of two: e^(s - m) up to 2^8 loses nothing in
 // bf16 or fp32, and the sums are almost never rescaled.

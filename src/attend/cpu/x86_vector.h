@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attend/cpu/x86_decode.h"
+#include "core/arithmetic.h"
 
 namespace winnow::internal::attend::cpu {
 namespace {
@@ -46,7 +47,7 @@ struct VectorEngine {
   template <class R>
   static int score_steps(int blocks, int n) {
     const int pairs = blocks / 2, single = blocks % 2;
-    return Panels<R, E>::kCount * (pairs * ((n + 11) / 12) + single * ((n + 23) / 24));
+    return Panels<R, E>::kCount * (pairs * ceil_div(n, 12) + single * ceil_div(n, 24));
   }
 
   // acc[i][key] = Q of 16-head block i . key, over one panel of `kCells` cells.
@@ -176,8 +177,8 @@ struct VectorEngine {
   template <int kVStep>
   static void value_heads(ValueTile t, int heads) {
     for (int left = heads, take; left > 0; left -= take) {
-      const int tiles = (left + 5) / 6;
-      switch (take = (left + tiles - 1) / tiles) {
+      const int tiles = ceil_div(left, 6);
+      switch (take = ceil_div(left, tiles)) {
         case 6: value_tile<6, kVStep>(t); break;
         case 5: value_tile<5, kVStep>(t); break;
         case 4: value_tile<4, kVStep>(t); break;
@@ -202,8 +203,8 @@ struct VectorEngine {
         const int64_t plane = (kScaled ? g / 2 : 0) * blocks + hb;
         value_heads<kVStep>(
             {b.m.p + plane * (E::kBlock / E::kPer) * 16, v, b.o + hb * 16 * kORow + g * 64,
-             b.rescale >> hb & 1 ? b.m.state->factor + hb * 16 : nullptr,
-             (b.n + E::kPer - 1) / E::kPer, b.first},
+             b.rescale >> hb & 1 ? b.m.state->factor + hb * 16 : nullptr, ceil_div(b.n, E::kPer),
+             b.first},
             std::min(16, b.heads - hb * 16));
       }
     }
