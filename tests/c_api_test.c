@@ -76,8 +76,8 @@ static void decode_step(void) {
   CHECK(resolved.struct_size == sizeof resolved && resolved.max_context == PAGE * PAGES);
   CHECK(strcmp(resolved.model, "v32") == 0);
   CHECK(winnow_plan_mode(plan) != WINNOW_AUTO);
-  CHECK(strlen(winnow_plan_kernel(plan, WINNOW_ATTEND)) > 0);
-  CHECK(winnow_plan_kernel(plan, 99) == NULL);
+  CHECK(strlen(winnow_plan_kernel(plan, WINNOW_ATTEND, 0)) > 0);
+  CHECK(winnow_plan_kernel(plan, 99, 0) == NULL);
 
   const winnow_tensor requests = i32(winnow_plan_request_ids(plan).data, 1, SHAPE(1));
   const winnow_tensor table = i32(kTable, 2, SHAPE(1, 3));
@@ -299,7 +299,32 @@ static void messages_per_thread(void) {
   CHECK(strstr(winnow_last_error(), "select")); /* still ours */
 }
 
+/* A decode and a prefill that may run per head: each part names its kernel, or none if it is mha.
+ */
+static void kernels_of_parts(void) {
+  winnow_plan_options options = WINNOW_PLAN_OPTIONS_INIT;
+  options.heads = 16;
+  options.pages = 8;
+  options.max_tokens = 512;
+  options.mha = true;
+  winnow_plan* plan = NULL;
+  OK(winnow_plan_create(&options, &plan));
+  if (!plan) return;
+  const int32_t starts[3] = {0, 1, 257}, lens[2] = {100, 256};
+  winnow_batch batch = WINNOW_BATCH_INIT;
+  batch.query_starts = (winnow_ints){starts, 3};
+  batch.seq_lens = (winnow_ints){lens, 2};
+  OK(winnow_plan_refill(plan, &batch));
+  int64_t count = 0;
+  const winnow_part* parts = winnow_plan_parts(plan, &count);
+  CHECK(count >= 1);
+  for (int32_t i = 0; i < count; ++i)
+    CHECK((winnow_plan_kernel(plan, WINNOW_ATTEND, i)[0] == 0) == parts[i].mha);
+  winnow_plan_destroy(plan);
+}
+
 int main(void) {
+  kernels_of_parts();
   decode_step();
   errors();
   plan_with_mha();

@@ -108,7 +108,9 @@ const winnow_part* winnow_plan_parts(const winnow_plan* plan, int64_t* count);
 winnow_schedule winnow_plan_schedule(const winnow_plan* plan, int32_t part);
 size_t winnow_plan_workspace_bytes(const winnow_plan* plan);
 size_t winnow_plan_gather_bytes(const winnow_plan* plan);
-const char* winnow_plan_kernel(const winnow_plan* plan, winnow_stage stage); /* null: no stage */
+/* The kernel that a stage runs for the current batch; of WINNOW_ATTEND, in one of its parts. Null:
+ * no stage. */
+const char* winnow_plan_kernel(const winnow_plan* plan, winnow_stage stage, int32_t part);
 const char* winnow_plan_reasons(const winnow_plan* plan, winnow_stage stage);
 
 /* The arithmetic of planning. `out` of the chunk calls holds `capacity` chunks; *count is how many

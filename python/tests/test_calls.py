@@ -165,6 +165,7 @@ def test_plan_with_mha():
     assert plan.mode == "separate" and part.last_token == 1024
     assert part.mha == part.gathered  # read from the pages where the CPU has AMX
     assert ("mha" in repr(part)) == part.mha
+    assert (plan.kernel("attend", part=0) == "") == part.mha
 
 
 @on("attend", "gather", "locate", "score_select", "write")

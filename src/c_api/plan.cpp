@@ -175,9 +175,9 @@ winnow_schedule winnow_plan_schedule(const winnow_plan* plan, int32_t part) {
 }
 size_t winnow_plan_workspace_bytes(const winnow_plan* plan) { return plan->plan.workspace_bytes(); }
 size_t winnow_plan_gather_bytes(const winnow_plan* plan) { return plan->plan.gather_bytes(); }
-const char* winnow_plan_kernel(const winnow_plan* plan, winnow_stage stage) {
+const char* winnow_plan_kernel(const winnow_plan* plan, winnow_stage stage, int32_t part) {
   if (stage < 0 || stage >= winnow::kStages) return nullptr;
-  return plan->plan.kernel(static_cast<winnow::Stage>(stage));
+  return plan->plan.kernel(static_cast<winnow::Stage>(stage), part);
 }
 const char* winnow_plan_reasons(const winnow_plan* plan, winnow_stage stage) {
   if (stage < 0 || stage >= winnow::kStages) return nullptr;

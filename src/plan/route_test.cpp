@@ -145,6 +145,17 @@ TEST(RoutedPlan, PartsAreRunsOfOneWay) {
   EXPECT_EQ(plan.parts()[0], (Part{0, 2, 0, 2}));
 }
 
+TEST(RoutedPlan, EachPartNamesItsKernel) {
+  Plan plan(options());
+  EXPECT_STRNE(plan.kernel(Stage::kAttend), "");  // before a batch: of the capacity
+  plan.refill(Lengths({1, 10, 20}, {50, 40, 20}).batch());
+  ASSERT_EQ(plan.parts().size(), 3u);
+  EXPECT_STRNE(plan.kernel(Stage::kAttend, 0), "");
+  EXPECT_STRNE(plan.kernel(Stage::kAttend, 1), "");
+  EXPECT_STREQ(plan.kernel(Stage::kAttend, 2), "");  // the caller runs attend_mha()
+  EXPECT_STREQ(plan.kernel(Stage::kScore, 2), plan.kernel(Stage::kScore));
+}
+
 TEST(RoutedPlan, TooLongForTheWorkspaceReadsThePages) {
   Plan plan(options());
   plan.refill(Lengths({20, 20}, {61, 60}).batch());
@@ -164,8 +175,8 @@ TEST(RoutedPlan, V4ReadsPagesBeforeAllElse) {
   plan.refill(Lengths({1, 4, 3, 10, 5}, {50, 9, 0, 40, 30}).batch());
   ASSERT_EQ(plan.parts().size(), 2u);
   EXPECT_EQ(plan.parts()[0], (Part{0, 8, 0, 3}));
-  EXPECT_TRUE(
-      plan.parts()[1].gathered);  // the last has few tokens, but one that is gathered before
+  // The last has few tokens, but one that is gathered before it.
+  EXPECT_TRUE(plan.parts()[1].gathered);
   EXPECT_EQ(plan.parts()[1].last_request, 5);
   EXPECT_EQ(plan.prefill_requests()[18], 3);
   testing::expect_invalid([&] { plan.refill(Lengths({4}, {400}).batch()); }, {"workspace rows"});
