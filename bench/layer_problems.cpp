@@ -11,12 +11,6 @@ namespace {
 
 constexpr int64_t kQueryLatent = 1536, kLatent = 512;
 
-double size_of_all(std::initializer_list<Tensor> tensors) {
-  int64_t bytes = 0;
-  for (const Tensor& t : tensors) bytes += t.size() * size_of(t.dtype);
-  return static_cast<double>(bytes);
-}
-
 }  // namespace
 
 Turns::Turns(Placement& placement, const Sizes& s)
@@ -44,7 +38,7 @@ NormProblem::NormProblem(const Sizes& s) : placement(s.device) {
 }
 
 double NormProblem::bytes() const {
-  return size_of_all({args.rows[0].x, args.rows[0].out, args.rows[1].x, args.rows[1].out});
+  return bytes_of({args.rows[0].x, args.rows[0].out, args.rows[1].x, args.rows[1].out});
 }
 
 RotateProblem::RotateProblem(const Sizes& s) : placement(s.device), turns(placement, s) {
@@ -57,7 +51,7 @@ RotateProblem::RotateProblem(const Sizes& s) : placement(s.device), turns(placem
   args.target.device = s.device;
 }
 
-double RotateProblem::bytes() const { return size_of_all({args.x, args.out}); }
+double RotateProblem::bytes() const { return bytes_of({args.x, args.out}); }
 
 PrepareQueryProblem::PrepareQueryProblem(const Sizes& s)
     : placement(s.device), turns(placement, s) {
@@ -70,7 +64,7 @@ PrepareQueryProblem::PrepareQueryProblem(const Sizes& s)
   args.target.device = s.device;
 }
 
-double PrepareQueryProblem::bytes() const { return size_of_all({args.q, args.out}); }
+double PrepareQueryProblem::bytes() const { return bytes_of({args.q, args.out}); }
 
 IndexQueryProblem::IndexQueryProblem(const Sizes& s) : placement(s.device), turns(placement, s) {
   tools::Random random(s.seed);
@@ -85,7 +79,7 @@ IndexQueryProblem::IndexQueryProblem(const Sizes& s) : placement(s.device), turn
 }
 
 double IndexQueryProblem::bytes() const {
-  return size_of_all({args.q, args.weights, args.out, args.out_weights});
+  return bytes_of({args.q, args.weights, args.out, args.out_weights});
 }
 
 CompressProblem::CompressProblem(const Sizes& s, const Compressor& of)
@@ -122,7 +116,7 @@ CompressProblem::CompressProblem(const Sizes& s, const Compressor& of)
 
 double CompressProblem::bytes() const {
   // Rows are read and, with a state, written; of the cache what the entries take.
-  double bytes = size_of_all({args.rows});
+  double bytes = bytes_of({args.rows});
   if (args.state.rows) bytes += static_cast<double>(args.rows.size()) * sizeof(float);
   int64_t entries = 0;
   for (const int64_t slot : slots.span()) entries += slot >= 0;

@@ -24,6 +24,12 @@ void wait_for([[maybe_unused]] const Device& device) {
 #endif
 }
 
+double bytes_of(std::initializer_list<Tensor> tensors) {
+  int64_t bytes = 0;
+  for (const Tensor& t : tensors) bytes += t.size() * size_of(t.dtype);
+  return static_cast<double>(bytes);
+}
+
 #ifdef WINNOW_WITH_CUDA
 Placement::~Placement() {
   for (void* p : owned_) cuda_release(p);

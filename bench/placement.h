@@ -20,6 +20,9 @@ Device device_of(const char* name);
 
 void wait_for(const Device& device);  // until its stream is done; nothing on the CPU
 
+// Bytes of their elements, as many as one pass over all of them moves.
+double bytes_of(std::initializer_list<Tensor> tensors);
+
 class Placement {
  public:
   explicit Placement(const Device& device) : device_(device) {}

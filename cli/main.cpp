@@ -46,6 +46,7 @@ int run(int argc, char** argv) {
   add_select(app, outcome);
   add_locate(app, outcome);
   add_attend(app, outcome);
+  add_side_verbs(app, outcome);
   if (argc > 1 && argv[1][0] != '-') {
     std::string known;
     bool found = false;

@@ -42,6 +42,12 @@ void add_model(CLI::App& cmd, VerbOptions& o) {
       ->capture_default_str();
 }
 
+void add_heads(CLI::App& cmd, VerbOptions& o) {
+  cmd.add_option("--heads", o.sizes.heads, "Query heads of this rank")
+      ->check(CLI::Range(kMinHeads, kMaxHeads))
+      ->capture_default_str();
+}
+
 void resolve(VerbOptions& o) {
   o.sizes.model = model_of(o.model);
   if (const int64_t tokens = o.sizes.batch * o.sizes.s_q; tokens > INT32_MAX)
@@ -98,6 +104,25 @@ int report(const Trial& t, bool json) {
   if (!t.deviation.empty())
     fmt::print("  {:<12} {}: {}\n", "reference", t.ok ? "ok" : "FAILED", t.deviation);
   return t.ok ? 0 : 1;
+}
+
+int try_out(const Single& verb, const VerbOptions& o,
+            const std::function<void(const char*)>& call) {
+  Trial trial{.stage = verb.stage, .flops = verb.flops, .bytes = verb.bytes};
+  trial.tensors = {{"out", verb.out}};
+  time_trial(trial, o, call);
+  const auto* data = static_cast<const std::byte*>(verb.out.data);
+  std::vector<std::byte> got(data, data + verb.out.size() * size_of(verb.out.dtype));
+  trial.digest = digest(got);
+  if (o.check) {
+    call("reference");
+    Tensor view = verb.out;
+    view.data = got.data();
+    const tools::Deviation d = tools::compare(view, verb.out, verb.bar);
+    trial.ok = d.ok;
+    trial.deviation = d.text(verb.out);
+  }
+  return report(trial, o.json);
 }
 
 }  // namespace winnow::cli

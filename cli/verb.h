@@ -1,4 +1,4 @@
-// What the six single-stage commands share: options, timing, digest, report.
+// What the commands of one verb share: options, timing, digest, report.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "accuracy.h"
 #include "commands.h"
 #include "problems.h"
 #include "winnow/tensor.h"
@@ -26,6 +27,7 @@ struct VerbOptions {
 // itself.
 void add_common(CLI::App& cmd, VerbOptions& options);
 void add_model(CLI::App& cmd, VerbOptions& options);
+void add_heads(CLI::App& cmd, VerbOptions& options);
 void resolve(VerbOptions& options);  // names -> values; refuses more tokens than int32 counts
 
 // One stage tried once: what went in and out, how long it took, how far it is from the reference.
@@ -50,5 +52,16 @@ uint64_t digest(std::span<const std::byte> bytes, uint64_t seed = 0xcbf29ce48422
 
 // Prints the trial and returns the exit code.
 int report(const Trial& trial, bool json);
+
+// A verb with one output that is compared with the reference's.
+struct Single {
+  const char* stage;
+  Tensor out;
+  tools::Bar bar = tools::kExact;
+  double flops = 0, bytes = 0;
+};
+// Times `call(kernel name)`, keeps the digest of the output, runs the reference, compares, reports.
+int try_out(const Single& verb, const VerbOptions& options,
+            const std::function<void(const char* kernel)>& call);
 
 }  // namespace winnow::cli

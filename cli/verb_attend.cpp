@@ -80,9 +80,7 @@ void add_attend(CLI::App& app, Outcome& outcome) {
   o->sizes.extra = -1;  // not given
   add_common(*cmd, *o);
   add_model(*cmd, *o);
-  cmd->add_option("--heads", o->sizes.heads, "Query heads of this rank")
-      ->check(CLI::Range(kMinHeads, kMaxHeads))
-      ->capture_default_str();
+  add_heads(*cmd, *o);
   CLI::Option* topk =
       cmd->add_option("--topk", o->sizes.topk, "Width of the list (v32: 2048, v4: the window, 128)")
           ->check(CLI::Range(int64_t{0}, int64_t{1} << 24));

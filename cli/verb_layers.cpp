@@ -19,29 +19,14 @@ constexpr tools::Bar kOneUnit{0x1p-126, 0x1p-7 * 1.01};
 // An e4m3 code follows such a value to its neighbour.
 constexpr tools::Bar kOneCode{0x1p-9 * 1.01, 0x1p-3 * 1.01};
 
-template <class Problem, class Call>
-int try_out(const char* stage, const VerbOptions& o, Problem& p, const Tensor& out, Call&& verb) {
-  Trial trial{.stage = stage, .bytes = p.bytes()};
-  trial.tensors = {{"out", out}};
-  time_trial(trial, o, [&](const char* kernel) {
-    p.args.target.kernel = kernel;
-    verb(p.args);
-  });
-  const auto* data = static_cast<const std::byte*>(out.data);
-  const size_t bytes = static_cast<size_t>(out.size() * size_of(out.dtype));
-  trial.digest = digest({data, bytes});
-  if (o.check) {
-    const std::vector<std::byte> got(data, data + bytes);
-    p.args.target.kernel = "reference";
-    verb(p.args);
-    Tensor view = out;
-    view.data = const_cast<std::byte*>(got.data());
-    const tools::Bar& bar = out.dtype == DType::kE4m3 ? kOneCode : kOneUnit;
-    const tools::Deviation d = tools::compare(view, out, bar);
-    trial.ok = d.ok;
-    trial.deviation = d.text(out);
-  }
-  return report(trial, o.json);
+template <class Problem, class Verb>
+int try_layer(const char* stage, const VerbOptions& o, Problem& p, const Tensor& out, Verb&& verb) {
+  const tools::Bar& bar = out.dtype == DType::kE4m3 ? kOneCode : kOneUnit;
+  return try_out({.stage = stage, .out = out, .bar = bar, .bytes = p.bytes()}, o,
+                 [&](const char* kernel) {
+                   p.args.target.kernel = kernel;
+                   verb(p.args);
+                 });
 }
 
 template <class Run>
@@ -58,12 +43,6 @@ void add(CLI::App& app, const char* verb, const char* what, Run run) {
   run(cmd, o);
 }
 
-void add_heads(CLI::App* cmd, VerbOptions& o) {
-  cmd->add_option("--heads", o.sizes.heads, "Query heads")
-      ->check(CLI::Range(kMinHeads, kMaxHeads))
-      ->capture_default_str();
-}
-
 }  // namespace
 
 void add_layer_verbs(CLI::App& app, Outcome& outcome) {
@@ -71,31 +50,31 @@ void add_layer_verbs(CLI::App& app, Outcome& outcome) {
     cmd->callback([o, &outcome] {
       resolve(*o);
       bench::NormProblem p(o->sizes);
-      outcome.code = try_out("norm", *o, p, p.args.rows[0].out, norm);
+      outcome.code = try_layer("norm", *o, p, p.args.rows[0].out, norm);
     });
   });
   add(app, "rotate", "RoPE of random heads, turned back", [&](CLI::App* cmd, const auto& o) {
-    add_heads(cmd, *o);
+    add_heads(*cmd, *o);
     cmd->callback([o, &outcome] {
       resolve(*o);
       bench::RotateProblem p(o->sizes);
-      outcome.code = try_out("rotate", *o, p, p.args.out, rotate);
+      outcome.code = try_layer("rotate", *o, p, p.args.out, rotate);
     });
   });
   add(app, "prepare_query", "Norm and RoPE of random query heads",
       [&](CLI::App* cmd, const auto& o) {
-        add_heads(cmd, *o);
+        add_heads(*cmd, *o);
         cmd->callback([o, &outcome] {
           resolve(*o);
           bench::PrepareQueryProblem p(o->sizes);
-          outcome.code = try_out("prepare_query", *o, p, p.args.out, prepare_query);
+          outcome.code = try_layer("prepare_query", *o, p, p.args.out, prepare_query);
         });
       });
   add(app, "index_query", "RoPE and e4m3 of random index heads", [&](CLI::App* cmd, const auto& o) {
     cmd->callback([o, &outcome] {
       resolve(*o);
       bench::IndexQueryProblem p(o->sizes);
-      outcome.code = try_out("index_query", *o, p, p.args.out, index_query);
+      outcome.code = try_layer("index_query", *o, p, p.args.out, index_query);
     });
   });
   add(app, "compress", "V4's compressor over random rows", [&](CLI::App* cmd, const auto& o) {
@@ -114,7 +93,7 @@ void add_layer_verbs(CLI::App& app, Outcome& outcome) {
         p.args.latent = tensor(latent.data(), {o->sizes.tokens(), of.width});
         // A ring is written by every run, and read by the next: each starts from the same rows.
         const std::vector<float> state(p.state.span().begin(), p.state.span().end());
-        outcome.code = try_out("compress", *o, p, p.args.latent, [&](const CompressArgs& args) {
+        outcome.code = try_layer("compress", *o, p, p.args.latent, [&](const CompressArgs& args) {
           std::copy(state.begin(), state.end(), p.state.span().begin());
           compress(args);
         });

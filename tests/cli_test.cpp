@@ -65,8 +65,9 @@ TEST_F(Cli, HelpAndVersion) {
   const Output help = run("--help");
   EXPECT_EQ(help.code, 0);
   for (const char* command :
-       {"run", "soak", "verify", "bench", "support", "norm", "rotate", "prepare_query",
-        "index_query", "compress", "write", "plan", "score", "select", "locate", "attend"}) {
+       {"run",           "soak",        "verify",   "bench", "support", "norm",  "rotate",
+        "prepare_query", "index_query", "compress", "write", "plan",    "score", "select",
+        "locate",        "attend",      "mha",      "merge", "mask",    "lists"}) {
     expect_in(help.out, {command});
     const Output o = run(std::string(command) + " --help");
     EXPECT_EQ(o.code, 0) << command;
@@ -251,7 +252,12 @@ TEST_F(Cli, VerbsAgreeWithTheReference) {
   const std::pair<const char*, const char*> exact[] = {
       {"write", "--batch 5 --context 100 --format v4_fp8 --page 7"},
       {"select", "--context 300 --topk 40 --batch 3"},
-      {"locate", "--context 300 --topk 40 --batch 3 --page 3"}};
+      {"locate", "--context 300 --topk 40 --batch 3 --page 3"},
+      {"mask", "--context 301 --topk 40 --batch 3"},
+      {"lists", "--kind slots --context 301 --s-q 7 --batch 3 --page 3"},
+      {"lists", "--kind c128a --context 1301 --s-q 7 --batch 3 --page 3"},
+      {"lists", "--kind window --context 301 --s-q 7 --batch 3 --page 3"},
+      {"lists", "--kind combined --context 301 --s-q 7 --batch 3"}};
   for (const auto& [verb, sizes] : exact) {
     std::string digest;
     for (const std::string& kernel : testing::cpu_kernels(verb)) {
@@ -270,7 +276,9 @@ TEST_F(Cli, VerbsAgreeWithTheReference) {
         "score --context 200 --index-heads 5 --s-q 2",
         "score --bf16 --context 200 --select --topk 9", "score --select --topk 9 --context 200",
         "attend --context 200 --heads 5 --topk 70", "attend --model v4 --context 300 --heads 3",
-        "attend --cache bf16 --context 90 --heads 1 --topk 100"}) {
+        "attend --cache bf16 --context 90 --heads 1 --topk 100",
+        "mha --batch 2 --s-q 9 --context 100 --heads 3", "mha --s-q 9 --context 100 --topk 20",
+        "merge --batch 3 --heads 5 --parts 3"}) {
     const json j = run_json(std::string(call) + " --json");
     EXPECT_TRUE(j.at("ok").get<bool>()) << call << j;
     EXPECT_GT(j.at("us"), 0);

@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include "harness.h"
-#include "winnow/mask.h"
+#include "side_problems.h"
 
 namespace winnow {
 namespace {
@@ -14,20 +14,14 @@ void measure_mask(bench::Runner& runner, int64_t tokens, int64_t keys) {
   c.batch = 1;
   c.s_q = tokens;
   c.context = keys;
-  const int64_t row_bytes = 4 * kTopk + keys / 8;
-  c.bytes = static_cast<double>(tokens * row_bytes);
   if (!runner.wants(c)) return;
-  bench::Placement placement(runner.device());
-  tools::Random random(1);
-  tools::Buffer<int32_t> ids(tokens * kTopk);
-  for (int32_t& id : ids) id = static_cast<int32_t>(random.draw(0, keys - 1));
-  tools::Buffer<uint8_t> mask;
-  TopkMaskArgs args{.ids = placement.copied(ids, {tokens, kTopk}),
-                    .mask = placement.room(mask, {tokens, keys / 8})};
+  bench::MaskProblem problem(
+      {.topk = kTopk, .s_q = tokens, .context = keys, .device = runner.device()});
+  c.bytes = problem.bytes();
   for (const std::string& kernel : runner.kernels()) {
     c.kernel = kernel;
-    args.target = {runner.device(), kernel.c_str()};
-    runner.measure(c, [&] { topk_mask(args); });
+    problem.args.target.kernel = kernel.c_str();
+    runner.measure(c, [&] { topk_mask(problem.args); });
   }
 }
 
