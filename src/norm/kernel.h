@@ -30,5 +30,6 @@ std::span<const NormKernel> kernels();
 
 void reference(const Params& p) noexcept;
 void simd(const Params& p) noexcept;
+void sm90(const Params& p) noexcept;  // CUDA builds
 
 }  // namespace winnow::internal::norm

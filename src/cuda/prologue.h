@@ -1,0 +1,346 @@
+// Norm, RoPE, Hadamard and e4m3 of bf16 rows that lie in the registers of a warp (core/prologue.h
+// and core/quantizer.h specify them).
+//
+// A row is cut into pieces of 8 values, 16 B: piece g belongs to lane g % 32, as its piece g / 32.
+// Sums run over a lane's pieces in order, then over the lanes in a butterfly: the order depends on
+// the width alone, and no product is fused with a sum unless it is spelt so, because calls that
+// join several steps must give the bits of the single ones.
+#pragma once
+
+#include <cuda_fp8.h>
+#include <cuda_runtime.h>
+
+#include <cfloat>
+#include <cstdint>
+
+#include "core/arithmetic.h"
+#include "core/prologue.h"
+#include "core/quantizer.h"
+#include "cuda/hopper.h"
+
+namespace winnow::internal::cuda {
+
+using core::NormParams;
+using core::Quantizer;
+using core::RopeParams;
+
+inline constexpr int kPiece = 8;                      // values of a piece
+inline constexpr int kRopeLanes = kRopeDim / kPiece;  // lanes that hold the rotated values
+inline constexpr int kWarpValues = 32 * kPiece;       // values of a warp with a piece a lane
+
+// Where piece c of a lane begins.
+__device__ __forceinline__ int piece_at(int c, int lane) { return (c * 32 + lane) * kPiece; }
+
+__device__ __forceinline__ void unpack(const uint4& piece, float (&v)[kPiece]) {
+  const uint32_t pairs[4] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    v[2 * i] = __uint_as_float(pairs[i] << 16);
+    v[2 * i + 1] = __uint_as_float(pairs[i] & 0xffff0000u);
+  }
+}
+
+// Rounds to bf16.
+__device__ __forceinline__ uint4 packed(const float (&v)[kPiece]) {
+  return {pack<true>(v[0], v[1]), pack<true>(v[2], v[3]), pack<true>(v[4], v[5]),
+          pack<true>(v[6], v[7])};
+}
+
+// A row may be read and written 16 B at a time if this holds for its memory.
+inline bool is_wide(const void* data, int64_t stride_bytes) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride_bytes % 16 == 0;
+}
+inline bool is_wide(const NormParams& n) { return is_wide(n.weight, 0) && is_wide(n.bias, 0); }
+
+// Values [at, at + 8) of a row, zeros behind its end. `wide`: the row is aligned and its width a
+// multiple of 8.
+__device__ __forceinline__ uint4 load_piece(const bf16* row, int64_t at, int64_t width, bool wide) {
+  if (at >= width) return {};
+  if (wide) return *reinterpret_cast<const uint4*>(row + at);
+  uint32_t pairs[4] = {};
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i)
+    if (at + i < width) pairs[i / 2] |= static_cast<uint32_t>(row[at + i].bits) << (i % 2 * 16);
+  return {pairs[0], pairs[1], pairs[2], pairs[3]};
+}
+
+__device__ __forceinline__ void store_piece(bf16* row, int64_t at, int64_t width, bool wide,
+                                            const uint4& piece) {
+  if (at >= width) return;
+  if (wide) {
+    *reinterpret_cast<uint4*>(row + at) = piece;
+    return;
+  }
+  const uint32_t pairs[4] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i)
+    if (at + i < width) row[at + i] = {static_cast<uint16_t>(pairs[i / 2] >> (i % 2 * 16))};
+}
+
+// Weights or biases of a piece.
+__device__ __forceinline__ void load_floats(const float* row, int64_t at, int64_t width, bool wide,
+                                            float (&v)[kPiece]) {
+  if (wide && at < width) {
+    const float4 low = *reinterpret_cast<const float4*>(row + at);
+    const float4 high = *reinterpret_cast<const float4*>(row + at + 4);
+    v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
+    v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i) v[i] = at + i < width ? row[at + i] : 0.0f;
+}
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) x = __fadd_rn(x, __shfl_xor_sync(~0u, x, d));
+  return x;
+}
+
+// A row in a lane's registers.
+template <int kPieces>
+struct Held {
+  uint4 pieces[kPieces];
+  __device__ static constexpr int count() { return kPieces; }
+  __device__ void values(int c, float (&v)[kPiece]) const { unpack(pieces[c], v); }
+};
+
+// A row of floats, of a step before, in a lane's registers.
+template <int kPieces>
+struct HeldFloats {
+  float pieces[kPieces][kPiece];
+  __device__ static constexpr int count() { return kPieces; }
+  __device__ void values(int c, float (&v)[kPiece]) const {
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i) v[i] = pieces[c][i];
+  }
+};
+
+// A row of any width in memory, read once a pass.
+struct Streamed {
+  const bf16* row;
+  int64_t width;
+  int lane;
+  bool wide;
+  __device__ int count() const { return static_cast<int>(core::ceil_div(width, kWarpValues)); }
+  __device__ uint4 piece(int64_t c) const {
+    return load_piece(row, (c * 32 + lane) * kPiece, width, wide);
+  }
+  __device__ void values(int64_t c, float (&v)[kPiece]) const { unpack(piece(c), v); }
+};
+
+// y = (x - mean) * inverse.
+struct NormFactors {
+  float mean = 0, inverse = 1;
+};
+
+template <class Row>
+__device__ __forceinline__ NormFactors norm_factors(const NormParams& n, const Row& row,
+                                                    int64_t width, int lane) {
+  NormFactors f;
+  const auto count = static_cast<float>(width);
+  const bool layer = n.kind == NormKind::kLayer;
+  float v[kPiece];
+  if (layer) {
+    float sum = 0;
+#pragma unroll
+    for (int c = 0; c < row.count(); ++c) {
+      row.values(c, v);
+      const float low = __fadd_rn(__fadd_rn(v[0], v[1]), __fadd_rn(v[2], v[3]));
+      const float high = __fadd_rn(__fadd_rn(v[4], v[5]), __fadd_rn(v[6], v[7]));
+      sum = __fadd_rn(sum, __fadd_rn(low, high));
+    }
+    f.mean = __fdiv_rn(warp_sum(sum), count);
+  }
+  float even = 0, odd = 0;
+#pragma unroll
+  for (int c = 0; c < row.count(); ++c) {
+    row.values(c, v);
+#pragma unroll
+    for (int i = 0; i < kPiece; i += 2) {
+      if (layer) {  // zeros behind the row's end stay zeros
+        const int64_t at = (int64_t{c} * 32 + lane) * kPiece + i;
+        v[i] = at < width ? __fsub_rn(v[i], f.mean) : 0.0f;
+        v[i + 1] = at + 1 < width ? __fsub_rn(v[i + 1], f.mean) : 0.0f;
+      }
+      even = __fmaf_rn(v[i], v[i], even);
+      odd = __fmaf_rn(v[i + 1], v[i + 1], odd);
+    }
+  }
+  const float squares = warp_sum(__fadd_rn(even, odd));
+  f.inverse = __frcp_rn(__fsqrt_rn(__fadd_rn(__fdiv_rn(squares, count), n.eps)));
+  return f;
+}
+
+// The piece x from `at` on, normalised and rounded.
+__device__ __forceinline__ uint4 normed(const NormParams& n, const NormFactors& f,
+                                        const float (&x)[kPiece], int64_t at, int64_t width,
+                                        bool wide) {
+  float v[kPiece], factor[kPiece];
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i) v[i] = __fmul_rn(__fsub_rn(x[i], f.mean), f.inverse);
+  if (n.weight != nullptr) {
+    load_floats(n.weight, at, width, wide, factor);
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i) v[i] = __fmul_rn(v[i], factor[i]);
+  }
+  if (n.bias != nullptr) {
+    load_floats(n.bias, at, width, wide, factor);
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i) v[i] = __fadd_rn(v[i], factor[i]);
+  }
+  return packed(v);
+}
+
+__device__ __forceinline__ uint4 normed(const NormParams& n, const NormFactors& f,
+                                        const uint4& piece, int64_t at, int64_t width, bool wide) {
+  float x[kPiece];
+  unpack(piece, x);
+  return normed(n, f, x, at, width, wide);
+}
+
+// How the values of one of the 8 rotated pieces turn: own * cosine + partner * sine, the sine with
+// the sign that the value's place in its pair and the direction give it.
+struct Turn {
+  float cosine[kPiece], sine[kPiece];
+};
+
+// Of piece `part` (0 to 7), at a position inside the table.
+__device__ __forceinline__ Turn turn_of(const RopeParams& r, int64_t position, int part) {
+  const float* row = r.table + position * r.position_stride;
+  Turn t;
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i) {
+    const int value = part * kPiece + i;
+    const int64_t pair = (r.half ? value % core::kPairs : value / 2) * r.pair_stride;
+    const bool second = r.half ? value >= core::kPairs : i % 2 == 1;
+    const float sine = row[r.sine_stride + pair];
+    t.cosine[i] = row[pair];
+    t.sine[i] = second != r.inverse ? sine : -sine;
+  }
+  return t;
+}
+
+// By all lanes of a warp; `half` pairs are four lanes apart.
+__device__ __forceinline__ uint4 rotated(bool half, const Turn& t, const uint4& piece) {
+  const auto far = [](uint32_t pair) { return __shfl_xor_sync(~0u, pair, kRopeLanes / 2); };
+  float own[kPiece], partner[kPiece];
+  unpack(piece, own);
+  if (half) {
+    unpack({far(piece.x), far(piece.y), far(piece.z), far(piece.w)}, partner);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i) partner[i] = own[i ^ 1];
+  }
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i)
+    own[i] = __fadd_rn(__fmul_rn(own[i], t.cosine[i]), __fmul_rn(partner[i], t.sine[i]));
+  return packed(own);
+}
+
+// 128 values in 16 lanes, by all lanes of a warp: sums and differences inside the lanes, then
+// across them.
+__device__ __forceinline__ uint4 hadamard(const uint4& piece, int lane) {
+  float v[kPiece];
+  unpack(piece, v);
+#pragma unroll
+  for (int step = 1; step < kPiece; step *= 2)
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i) {
+      if (i & step) continue;
+      const float low = v[i];
+      const float high = v[i + step];
+      v[i] = __fadd_rn(low, high);
+      v[i + step] = __fsub_rn(low, high);
+    }
+#pragma unroll
+  for (int step = 1; step < 16; step *= 2)
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i) {
+      const float other = __shfl_xor_sync(~0u, v[i], step);
+      v[i] = lane & step ? __fsub_rn(other, v[i]) : __fadd_rn(v[i], other);
+    }
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i) v[i] = __fmul_rn(v[i], 0.08838834764831845f);  // 128^-1/2
+  return packed(v);
+}
+
+// to_e4m3(scaled) by the conversion unit. Arithmetic drops a NaN's sign, so it comes from x itself.
+__device__ __forceinline__ uint8_t quantized(float x, float scaled) {
+  if (isnan(x)) return signbit(x) ? 0xff : 0x7f;
+  return __nv_cvt_float_to_fp8(scaled, __NV_SATFINITE, __NV_E4M3);
+}
+
+__device__ __forceinline__ float magnitude(float x) {
+  return isnan(x) ? 0.0f : fminf(fabsf(x), FLT_MAX);
+}
+
+// The scale of a tile that lies in `kLanes` neighbours, by all lanes of a warp.
+template <int kLanes>
+__device__ __forceinline__ float tile_scale(const Quantizer& q, const uint4& piece) {
+  float v[kPiece], amax = 0;
+  unpack(piece, v);
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i) amax = fmaxf(amax, magnitude(v[i]));
+#pragma unroll
+  for (int d = kLanes / 2; d > 0; d /= 2) amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, d));
+  return core::scale_of(q, amax);
+}
+
+// The piece's codes. A division by a power of two is an exact product.
+__device__ __forceinline__ uint2 codes_of(const Quantizer& q, float scale, const uint4& piece) {
+  float v[kPiece];
+  unpack(piece, v);
+  const float factor = __frcp_rn(scale);
+  uint32_t words[2] = {};
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i) {
+    const float scaled = q.power_of_two ? __fmul_rn(v[i], factor) : __fdiv_rn(v[i], scale);
+    words[i / 4] |= static_cast<uint32_t>(quantized(v[i], scaled)) << (i % 4 * 8);
+  }
+  return {words[0], words[1]};
+}
+
+// Writes the record of a row, by all lanes of a warp: R::kDim values in `row`.
+template <class R, int kPieces>
+__device__ __forceinline__ void store_record(const Quantizer& q, const Held<kPieces>& row,
+                                             std::byte* page, int64_t offset, int64_t page_size,
+                                             int lane) {
+#pragma unroll
+  for (int c = 0; c < kPieces; ++c) {
+    const int at = piece_at(c, lane);
+    const uint4 piece = row.pieces[c];
+    if constexpr (R::kQuantized) {
+      const float scale = tile_scale<R::kTile / kPiece>(q, piece);
+      if (at < R::kNope) {
+        const uint2 codes = codes_of(q, scale, piece);
+        auto* to = reinterpret_cast<uint32_t*>(page + R::row(offset, page_size) + at);
+        if constexpr (R::kFormat == CacheFormat::kIndexKeys) {  // pages are aligned to 4 B only
+          to[0] = codes.x;
+          to[1] = codes.y;
+        } else {
+          *reinterpret_cast<uint2*>(to) = codes;
+        }
+      }
+      if (at < R::kNope && at % R::kTile == 0) {
+        std::byte* scales = page + R::scales(offset, page_size);
+        core::put_scale(reinterpret_cast<typename R::Scale*>(scales) + at / R::kTile, scale);
+      }
+      if constexpr (R::kRope > 0)
+        if (at >= R::kNope && at < R::kDim)
+          *reinterpret_cast<uint4*>(page + R::rope(offset, page_size) + (at - R::kNope) * 2) =
+              piece;
+      if constexpr (R::kScaleBytes > R::kTiles * static_cast<int>(sizeof(typename R::Scale)))
+        if (at == 0) {  // bytes behind the last scale are zero
+          std::byte* scales = page + R::scales(offset, page_size);
+          for (int b = R::kTiles * sizeof(typename R::Scale); b < R::kScaleBytes; ++b)
+            scales[b] = std::byte{0};
+        }
+    } else {
+      if (at < R::kDim)
+        *reinterpret_cast<uint4*>(page + R::row(offset, page_size) + at * 2) = piece;
+    }
+  }
+}
+
+}  // namespace winnow::internal::cuda
