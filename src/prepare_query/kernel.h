@@ -29,5 +29,6 @@ std::span<const PrepareQueryKernel> kernels();
 
 void reference(const Params& p) noexcept;
 void simd(const Params& p) noexcept;
+void sm90(const Params& p) noexcept;  // CUDA builds
 
 }  // namespace winnow::internal::prepare_query

@@ -10,6 +10,9 @@ namespace internal::prepare_query {
 
 std::span<const PrepareQueryKernel> kernels() {
   static constexpr PrepareQueryKernel table[] = {
+#ifdef WINNOW_WITH_CUDA
+      {{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, nullptr, sm90},
+#endif
       {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd},
       {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference},
   };

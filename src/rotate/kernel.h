@@ -42,5 +42,9 @@ void rope_table(const TableParams& p) noexcept;
 namespace simd {
 void rotate(const Params& p) noexcept;
 }  // namespace simd
+namespace sm90 {  // CUDA builds
+void rotate(const Params& p) noexcept;
+void rope_table(const TableParams& p) noexcept;
+}  // namespace sm90
 
 }  // namespace winnow::internal::rotate

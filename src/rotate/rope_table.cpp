@@ -12,9 +12,13 @@ namespace winnow {
 
 namespace internal::rotate {
 
-// A table is made once, at load: the specification itself is fast enough to be what runs.
+// A table is made once, at load: on the CPU the specification itself is fast enough to be what
+// runs.
 std::span<const TableKernel> table_kernels() {
   static constexpr TableKernel table[] = {
+#ifdef WINNOW_WITH_CUDA
+      {{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, nullptr, sm90::rope_table},
+#endif
       {{"reference", DeviceKind::kCpu, false, detail::any_machine}, nullptr, reference::rope_table},
   };
   return table;

@@ -10,6 +10,9 @@ namespace internal::rotate {
 
 std::span<const RotateKernel> kernels() {
   static constexpr RotateKernel table[] = {
+#ifdef WINNOW_WITH_CUDA
+      {{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, nullptr, sm90::rotate},
+#endif
       {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd::rotate},
       {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference::rotate},
   };

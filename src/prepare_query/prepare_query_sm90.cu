@@ -1,0 +1,26 @@
+// prepare_query on the device: a pass over heads (cuda/heads.h).
+#include "cuda/heads.h"
+#include "prepare_query/kernel.h"
+
+namespace winnow::internal::prepare_query {
+
+void sm90(const Params& p) noexcept {
+  cuda::HeadParams heads;
+  heads.x = p.q;
+  heads.x_token = p.q_token;
+  heads.x_head = p.q_head;
+  heads.out = p.out;
+  heads.out_token = p.out_token;
+  heads.out_head = p.out_head;
+  heads.tokens = p.tokens;
+  heads.heads = p.heads;
+  heads.width = p.width;
+  heads.norm = p.norm;
+  heads.positions = p.positions;
+  heads.position_stride = p.position_stride;
+  heads.rope = p.rope;
+  heads.device = p.device;
+  cuda::prepare_heads(heads);
+}
+
+}  // namespace winnow::internal::prepare_query
