@@ -12,6 +12,9 @@ namespace internal::index_query {
 
 std::span<const IndexQueryKernel> kernels() {
   static constexpr IndexQueryKernel table[] = {
+#ifdef WINNOW_WITH_CUDA
+      {{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, nullptr, sm90},
+#endif
       {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd},
       {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference},
   };

@@ -46,5 +46,6 @@ std::span<const IndexQueryKernel> kernels();
 
 void reference(const Params& p) noexcept;
 void simd(const Params& p) noexcept;
+void sm90(const Params& p) noexcept;  // CUDA builds
 
 }  // namespace winnow::internal::index_query
