@@ -14,9 +14,7 @@
 
 namespace winnow::internal::write {
 
-struct Shape {
-  bool prologue = false;  // of write()
-};
+struct Shape {};  // every kernel takes every call
 
 struct Params {
   // Values [0, d_nope) of token t at kv + t * kv_stride, the others at rope_part + t * rope_stride.

@@ -107,14 +107,15 @@ TEST_P(PrologueTest, IsTheCompositionOfItsSteps) {
     a.prologue.positions = tensor(p.positions.data(), {kTokens});
   }
   a.prologue.hadamard = c.hadamard;
-  a.target.kernel = kernel.c_str();
+  a.target = testing::target("write", kernel);
   write(a);
+  ASSERT_TRUE(testing::device_finished());
 
   Guarded<bf16> rows(p.kv);
   if (c.norm != NormKind::kNone) {
     const Tensor view = tensor(rows.data(), {kTokens, p.norm_width}, {p.dim, 1});
     norm({.rows = {{.x = view, .out = view, .norm = p.norm()}},
-          .target = {.kernel = kernel.c_str()}});
+          .target = testing::target("norm", kernel)});
   }
   const Tensor heads = tensor(rows.data(), {kTokens, 1, p.dim});
   const Tensor positions = tensor(p.positions.data(), {kTokens});
@@ -127,26 +128,26 @@ TEST_P(PrologueTest, IsTheCompositionOfItsSteps) {
                  .hadamard = true,
                  .out = heads,
                  .out_weights = tensor(out_weights.data(), {kTokens, 1}),
-                 .target = {.kernel = kernel.c_str()}});
+                 .target = testing::target("index_query", kernel)});
   } else if (c.rope) {
     rotate({.x = heads,
             .positions = positions,
             .rope = p.rope(),
             .out = heads,
-            .target = {.kernel = kernel.c_str()}});
+            .target = testing::target("rotate", kernel)});
   }
   if (c.rope)  // positions outside the table are skipped
     for (int64_t t = 0; t < kTokens; ++t)
       if (p.positions[t] < 0 || p.positions[t] >= kPositions) p.slots[t] = -1;
   WriteArgs b = p.args(rows.data(), want.data());
-  b.target.kernel = kernel.c_str();
+  b.target = testing::target("write", kernel);
   write(b);
+  ASSERT_TRUE(testing::device_finished());
   ASSERT_EQ(got.values(), want.values());
 }
 
-// No CUDA kernel has a prologue: a call there is refused.
 INSTANTIATE_TEST_SUITE_P(Kernels, PrologueTest,
-                         ::testing::Combine(::testing::ValuesIn(testing::cpu_kernels("write")),
+                         ::testing::Combine(::testing::ValuesIn(testing::kernels("write")),
                                             ::testing::ValuesIn(cases())),
                          [](const auto& info) {
                            return std::get<0>(info.param) + "_" + std::get<1>(info.param).name;

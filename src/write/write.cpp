@@ -10,16 +10,10 @@ namespace winnow {
 
 namespace internal::write {
 
-#ifdef WINNOW_WITH_CUDA
-static const char* no_prologue(const Shape& shape) {
-  return shape.prologue ? "has no prologue" : nullptr;
-}
-#endif
-
 std::span<const WriteKernel> kernels() {
   static constexpr WriteKernel table[] = {
 #ifdef WINNOW_WITH_CUDA
-      {{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, no_prologue, sm90::write},
+      {{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, nullptr, sm90::write},
 #endif
       {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd::write},
       {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference::write},
@@ -87,13 +81,10 @@ Params checked(const WriteArgs& a) {
 
 void write(const WriteArgs& args) try {
   const internal::write::Params params = internal::write::checked(args);
-  const internal::write::Shape shape{.prologue = params.prologue};
-  const auto* planned =
-      args.plan ? pick<internal::write::WriteKernel>(args.plan->usable(Stage::kWrite), shape)
-                : nullptr;
-  const Target target{.device = params.device, .kernel = args.target.kernel};
   const auto& kernel =
-      planned ? *planned : choose("write", internal::write::kernels(), shape, target);
+      args.plan
+          ? *pick<internal::write::WriteKernel>(args.plan->usable(Stage::kWrite), {})
+          : choose("write", internal::write::kernels(), internal::write::Shape{}, args.target);
   run("write", kernel, params);
 } catch (const std::bad_alloc&) {
   out_of_memory("write");
