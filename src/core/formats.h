@@ -62,9 +62,9 @@ WINNOW_HD inline uint8_t to_ue8m0(float power_of_two) {
 
 // Exponent of the smallest power of two >= x, for finite x > 0, exactly (no logarithm).
 WINNOW_HD inline int ceil_log2(float x) {
-  if (x < 0x1p-126f) return ceil_log2(x * 0x1p64f) - 64;  // a subnormal becomes normal, exactly
-  const uint32_t u = std::bit_cast<uint32_t>(x);
-  return static_cast<int>(u >> 23) - 127 + ((u & 0x7fffff) != 0);
+  const bool subnormal = x < 0x1p-126f;
+  const uint32_t u = std::bit_cast<uint32_t>(subnormal ? x * 0x1p64f : x);  // normal, exactly
+  return static_cast<int>(u >> 23) - 127 + ((u & 0x7fffff) != 0) - (subnormal ? 64 : 0);
 }
 
 // The larger of a magnitude and that of x: NaN does not count, an infinity counts as the largest
