@@ -77,8 +77,10 @@ WINNOW_HD inline int64_t request_of(const Params& p, int64_t token) {
 // Whether token `other` of the call is position `position` of the same request as token `token`.
 WINNOW_HD inline bool is_neighbour(const Params& p, int64_t token, int64_t other,
                                    int64_t position) {
-  return other >= 0 && other < p.tokens && position_of(p, other) == position &&
-         request_of(p, other) == request_of(p, token);
+  if (other < 0 || other >= p.tokens) return false;
+  // Both are asked for before either is looked at: a device waits once.
+  const bool same_request = request_of(p, other) == request_of(p, token);
+  return (position_of(p, other) == position) & same_request;
 }
 
 // Whether the token closes an entry.

@@ -46,7 +46,7 @@ __device__ __forceinline__ uint4 packed(const float (&v)[kPiece]) {
           pack<true>(v[6], v[7])};
 }
 
-// A row may be read and written 16 B at a time if this holds for its memory.
+// Whether rows may be read and written 16 B at a time.
 inline bool is_wide(const void* data, int64_t stride_bytes) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride_bytes % 16 == 0;
 }
@@ -64,11 +64,23 @@ __device__ __forceinline__ uint4 load_piece(const bf16* row, int64_t at, int64_t
   return {pairs[0], pairs[1], pairs[2], pairs[3]};
 }
 
+// The compiler may cut an assignment of 16 or 8 B into words; these stay whole.
+__device__ __forceinline__ void store16(void* to, const uint4& piece) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)),
+               "r"(piece.x), "r"(piece.y), "r"(piece.z), "r"(piece.w)
+               : "memory");
+}
+__device__ __forceinline__ void store8(void* to, const uint2& codes) {
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "r"(codes.x),
+               "r"(codes.y)
+               : "memory");
+}
+
 __device__ __forceinline__ void store_piece(bf16* row, int64_t at, int64_t width, bool wide,
                                             const uint4& piece) {
   if (at >= width) return;
   if (wide) {
-    *reinterpret_cast<uint4*>(row + at) = piece;
+    store16(row + at, piece);
     return;
   }
   const uint32_t pairs[4] = {piece.x, piece.y, piece.z, piece.w};
@@ -80,7 +92,12 @@ __device__ __forceinline__ void store_piece(bf16* row, int64_t at, int64_t width
 // Weights or biases of a piece.
 __device__ __forceinline__ void load_floats(const float* row, int64_t at, int64_t width, bool wide,
                                             float (&v)[kPiece]) {
-  if (wide && at < width) {
+  if (wide) {
+    if (at >= width) {
+#pragma unroll
+      for (float& x : v) x = 0;
+      return;
+    }
     const float4 low = *reinterpret_cast<const float4*>(row + at);
     const float4 high = *reinterpret_cast<const float4*>(row + at + 4);
     v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
@@ -104,6 +121,28 @@ struct Held {
   __device__ static constexpr int count() { return kPieces; }
   __device__ void values(int c, float (&v)[kPiece]) const { unpack(pieces[c], v); }
 };
+
+// A row between memory and a lane's registers.
+template <int kPieces>
+__device__ __forceinline__ void load_row(const bf16* row, int64_t width, bool wide, int lane,
+                                         Held<kPieces>& held) {
+  const auto load = [&](bool whole) {
+#pragma unroll
+    for (int c = 0; c < kPieces; ++c)
+      held.pieces[c] = load_piece(row, piece_at(c, lane), width, whole);
+  };
+  wide ? load(true) : load(false);
+}
+template <int kPieces>
+__device__ __forceinline__ void store_row(bf16* row, int64_t width, bool wide, int lane,
+                                          const Held<kPieces>& held) {
+  const auto store = [&](bool whole) {
+#pragma unroll
+    for (int c = 0; c < kPieces; ++c)
+      store_piece(row, piece_at(c, lane), width, whole, held.pieces[c]);
+  };
+  wide ? store(true) : store(false);
+}
 
 // A row of floats, of a step before, in a lane's registers.
 template <int kPieces>
@@ -134,69 +173,142 @@ struct NormFactors {
   float mean = 0, inverse = 1;
 };
 
+__device__ __forceinline__ float inverse_of(const NormParams& n, float squares, float count) {
+  return __frcp_rn(__fsqrt_rn(__fadd_rn(__fdiv_rn(squares, count), n.eps)));
+}
+
 template <class Row>
-__device__ __forceinline__ NormFactors norm_factors(const NormParams& n, const Row& row,
-                                                    int64_t width, int lane) {
-  NormFactors f;
-  const auto count = static_cast<float>(width);
-  const bool layer = n.kind == NormKind::kLayer;
-  float v[kPiece];
-  if (layer) {
-    float sum = 0;
-#pragma unroll
-    for (int c = 0; c < row.count(); ++c) {
-      row.values(c, v);
-      const float low = __fadd_rn(__fadd_rn(v[0], v[1]), __fadd_rn(v[2], v[3]));
-      const float high = __fadd_rn(__fadd_rn(v[4], v[5]), __fadd_rn(v[6], v[7]));
-      sum = __fadd_rn(sum, __fadd_rn(low, high));
-    }
-    f.mean = __fdiv_rn(warp_sum(sum), count);
-  }
+__device__ __forceinline__ NormFactors rms_factors(const NormParams& n, const Row& row,
+                                                   int64_t width) {
   float even = 0, odd = 0;
 #pragma unroll
   for (int c = 0; c < row.count(); ++c) {
+    float v[kPiece];
     row.values(c, v);
 #pragma unroll
     for (int i = 0; i < kPiece; i += 2) {
-      if (layer) {  // zeros behind the row's end stay zeros
-        const int64_t at = (int64_t{c} * 32 + lane) * kPiece + i;
-        v[i] = at < width ? __fsub_rn(v[i], f.mean) : 0.0f;
-        v[i + 1] = at + 1 < width ? __fsub_rn(v[i + 1], f.mean) : 0.0f;
-      }
       even = __fmaf_rn(v[i], v[i], even);
       odd = __fmaf_rn(v[i + 1], v[i + 1], odd);
     }
   }
-  const float squares = warp_sum(__fadd_rn(even, odd));
-  f.inverse = __frcp_rn(__fsqrt_rn(__fadd_rn(__fdiv_rn(squares, count), n.eps)));
-  return f;
+  return {0, inverse_of(n, warp_sum(__fadd_rn(even, odd)), static_cast<float>(width))};
 }
 
-// The piece x from `at` on, normalised and rounded.
-__device__ __forceinline__ uint4 normed(const NormParams& n, const NormFactors& f,
-                                        const float (&x)[kPiece], int64_t at, int64_t width,
-                                        bool wide) {
-  float v[kPiece], factor[kPiece];
+template <class Row>
+__device__ __forceinline__ NormFactors layer_factors(const NormParams& n, const Row& row,
+                                                     int64_t width, int lane) {
+  const auto count = static_cast<float>(width);
+  float sum = 0;
 #pragma unroll
-  for (int i = 0; i < kPiece; ++i) v[i] = __fmul_rn(__fsub_rn(x[i], f.mean), f.inverse);
-  if (n.weight != nullptr) {
-    load_floats(n.weight, at, width, wide, factor);
-#pragma unroll
-    for (int i = 0; i < kPiece; ++i) v[i] = __fmul_rn(v[i], factor[i]);
+  for (int c = 0; c < row.count(); ++c) {
+    float v[kPiece];
+    row.values(c, v);
+    const float low = __fadd_rn(__fadd_rn(v[0], v[1]), __fadd_rn(v[2], v[3]));
+    const float high = __fadd_rn(__fadd_rn(v[4], v[5]), __fadd_rn(v[6], v[7]));
+    sum = __fadd_rn(sum, __fadd_rn(low, high));
   }
-  if (n.bias != nullptr) {
-    load_floats(n.bias, at, width, wide, factor);
+  const float mean = __fdiv_rn(warp_sum(sum), count);
+  float squares = 0;
 #pragma unroll
-    for (int i = 0; i < kPiece; ++i) v[i] = __fadd_rn(v[i], factor[i]);
+  for (int c = 0; c < row.count(); ++c) {
+    float v[kPiece];
+    row.values(c, v);
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i) {
+      const bool there = (int64_t{c} * 32 + lane) * kPiece + i < width;
+      const float centred = there ? __fsub_rn(v[i], mean) : 0.0f;
+      squares = __fmaf_rn(centred, centred, squares);
+    }
+  }
+  return {mean, inverse_of(n, warp_sum(squares), count)};
+}
+
+// For a norm of either kind, by all lanes of a warp.
+template <class Row>
+__device__ __forceinline__ NormFactors norm_factors(const NormParams& n, const Row& row,
+                                                    int64_t width, int lane) {
+  return n.kind == NormKind::kLayer ? layer_factors(n, row, width, lane)
+                                    : rms_factors(n, row, width);
+}
+
+// A piece x, normalised and rounded: weights of 1 change no bit, a bias of 0 the sign of a zero.
+__device__ __forceinline__ uint4 normed(const NormFactors& f, const float (&x)[kPiece],
+                                        const float (&weight)[kPiece], bool biased,
+                                        const float (&bias)[kPiece]) {
+  float v[kPiece];
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i) {
+    v[i] = __fmul_rn(__fmul_rn(__fsub_rn(x[i], f.mean), f.inverse), weight[i]);
+    if (biased) v[i] = __fadd_rn(v[i], bias[i]);
   }
   return packed(v);
 }
 
+// Weights, or 1 where there are none, of a piece.
+__device__ __forceinline__ void load_weights(const NormParams& n, int64_t at, int64_t width,
+                                             bool wide, float (&v)[kPiece]) {
+  if (n.weight != nullptr) return load_floats(n.weight, at, width, wide, v);
+#pragma unroll
+  for (float& x : v) x = 1;
+}
+
+// With weights and biases from memory.
 __device__ __forceinline__ uint4 normed(const NormParams& n, const NormFactors& f,
                                         const uint4& piece, int64_t at, int64_t width, bool wide) {
-  float x[kPiece];
+  float x[kPiece], weight[kPiece], bias[kPiece] = {};
   unpack(piece, x);
-  return normed(n, f, x, at, width, wide);
+  load_weights(n, at, width, wide, weight);
+  if (n.bias != nullptr) load_floats(n.bias, at, width, wide, bias);
+  return normed(f, x, weight, n.bias != nullptr, bias);
+}
+
+// The weights of a row, asked for before the row's sums are known: of up to 768 values in a lane's
+// registers, of more in L2. Biases, which long rows do not have, wait.
+template <int kPieces>
+struct HeldWeights {
+  static constexpr bool kHeld = kPieces <= 3;
+  float values[kHeld ? kPieces : 1][kPiece];
+
+  __device__ __forceinline__ HeldWeights(const NormParams& n, int64_t width, bool wide, int lane) {
+#pragma unroll
+    for (int c = 0; c < kPieces; ++c) {
+      const int at = piece_at(c, lane);
+      if constexpr (kHeld) load_weights(n, at, width, wide, values[c]);
+      else if (n.weight != nullptr && at < width) prefetch_l2(n.weight + at);
+    }
+  }
+  __device__ __forceinline__ void of(int c, const NormParams& n, int64_t width, bool wide, int lane,
+                                     float (&v)[kPiece]) const {
+    if constexpr (kHeld) {
+#pragma unroll
+      for (int i = 0; i < kPiece; ++i) v[i] = values[c][i];
+    } else {
+      load_weights(n, piece_at(c, lane), width, wide, v);
+    }
+  }
+};
+
+// The norm of a held row (Held or HeldFloats), rounded, by all lanes of a warp.
+template <int kPieces, class Row>
+__device__ __forceinline__ Held<kPieces> norm_held(const NormParams& n,
+                                                   const HeldWeights<kPieces>& weights,
+                                                   const Row& row, int64_t width, bool wide,
+                                                   int lane) {
+  const NormFactors f = norm_factors(n, row, width, lane);
+  Held<kPieces> out;
+#pragma unroll
+  for (int c = 0; c < kPieces; ++c) {
+    float x[kPiece], weight[kPiece], bias[kPiece] = {};
+    row.values(c, x);
+    weights.of(c, n, width, wide, lane, weight);
+    if (n.bias != nullptr) load_floats(n.bias, piece_at(c, lane), width, wide, bias);
+    out.pieces[c] = normed(f, x, weight, n.bias != nullptr, bias);
+  }
+  return out;
+}
+
+__device__ __forceinline__ uint4 either(bool first, const uint4& a, const uint4& b) {
+  return {first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w};
 }
 
 // How the values of one of the 8 rotated pieces turn: own * cosine + partner * sine, the sine with
@@ -207,16 +319,37 @@ struct Turn {
 
 // Of piece `part` (0 to 7), at a position inside the table.
 __device__ __forceinline__ Turn turn_of(const RopeParams& r, int64_t position, int part) {
-  const float* row = r.table + position * r.position_stride;
+  // Neighbouring pairs: 8 of halves, else 4.
+  const int first = r.half ? part % (kRopeLanes / 2) * kPiece : part * (kPiece / 2);
+  const float* cosines = r.table + position * r.position_stride + first * r.pair_stride;
+  const float* sines = cosines + r.sine_stride;
+  float cosine[kPiece] = {}, sine[kPiece] = {};
+  const bool wide =
+      r.pair_stride == 1 &&
+      (reinterpret_cast<uintptr_t>(cosines) | reinterpret_cast<uintptr_t>(sines)) % 16 == 0;
+#pragma unroll
+  for (int i = 0; i < kPiece; i += 4) {
+    if (i > 0 && !r.half) continue;
+    if (wide) {
+      const float4 c = *reinterpret_cast<const float4*>(cosines + i);
+      const float4 s = *reinterpret_cast<const float4*>(sines + i);
+      cosine[i] = c.x, cosine[i + 1] = c.y, cosine[i + 2] = c.z, cosine[i + 3] = c.w;
+      sine[i] = s.x, sine[i + 1] = s.y, sine[i + 2] = s.z, sine[i + 3] = s.w;
+      continue;
+    }
+#pragma unroll
+    for (int k = i; k < i + 4; ++k) {
+      cosine[k] = cosines[k * r.pair_stride];
+      sine[k] = sines[k * r.pair_stride];
+    }
+  }
   Turn t;
 #pragma unroll
   for (int i = 0; i < kPiece; ++i) {
-    const int value = part * kPiece + i;
-    const int64_t pair = (r.half ? value % core::kPairs : value / 2) * r.pair_stride;
-    const bool second = r.half ? value >= core::kPairs : i % 2 == 1;
-    const float sine = row[r.sine_stride + pair];
-    t.cosine[i] = row[pair];
-    t.sine[i] = second != r.inverse ? sine : -sine;
+    const bool second = r.half ? part >= kRopeLanes / 2 : i % 2 == 1;
+    const float s = r.half ? sine[i] : sine[i / 2];
+    t.cosine[i] = r.half ? cosine[i] : cosine[i / 2];
+    t.sine[i] = second != r.inverse ? s : -s;
   }
   return t;
 }
@@ -236,6 +369,24 @@ __device__ __forceinline__ uint4 rotated(bool half, const Turn& t, const uint4& 
   for (int i = 0; i < kPiece; ++i)
     own[i] = __fadd_rn(__fmul_rn(own[i], t.cosine[i]), __fmul_rn(partner[i], t.sine[i]));
   return packed(own);
+}
+
+// Turns those of a held row's values that RoPE turns, by all lanes of a warp: one piece of 8 lanes,
+// since rows are whole groups of 64 values.
+template <int kPieces>
+__device__ __forceinline__ void rotate_held(const RopeParams& r, const Turn& t, int64_t width,
+                                            Held<kPieces>& row, int lane) {
+  const int rope = static_cast<int>(core::rope_begin(r, width));
+  // By values: an index that is known at run time only would move the row out of the registers.
+  uint4 piece = row.pieces[0];
+#pragma unroll
+  for (int c = 1; c < kPieces; ++c) piece = either(rope / kWarpValues == c, row.pieces[c], piece);
+  piece = rotated(r.half, t, piece);
+#pragma unroll
+  for (int c = 0; c < kPieces; ++c) {
+    const int at = piece_at(c, lane);
+    row.pieces[c] = either(at >= rope && at < rope + kRopeDim, piece, row.pieces[c]);
+  }
 }
 
 // 128 values in 16 lanes, by all lanes of a warp: sums and differences inside the lanes, then
@@ -319,7 +470,7 @@ __device__ __forceinline__ void store_record(const Quantizer& q, const Held<kPie
           to[0] = codes.x;
           to[1] = codes.y;
         } else {
-          *reinterpret_cast<uint2*>(to) = codes;
+          store8(to, codes);
         }
       }
       if (at < R::kNope && at % R::kTile == 0) {
@@ -328,8 +479,7 @@ __device__ __forceinline__ void store_record(const Quantizer& q, const Held<kPie
       }
       if constexpr (R::kRope > 0)
         if (at >= R::kNope && at < R::kDim)
-          *reinterpret_cast<uint4*>(page + R::rope(offset, page_size) + (at - R::kNope) * 2) =
-              piece;
+          store16(page + R::rope(offset, page_size) + (at - R::kNope) * 2, piece);
       if constexpr (R::kScaleBytes > R::kTiles * static_cast<int>(sizeof(typename R::Scale)))
         if (at == 0) {  // bytes behind the last scale are zero
           std::byte* scales = page + R::scales(offset, page_size);
@@ -337,8 +487,7 @@ __device__ __forceinline__ void store_record(const Quantizer& q, const Held<kPie
             scales[b] = std::byte{0};
         }
     } else {
-      if (at < R::kDim)
-        *reinterpret_cast<uint4*>(page + R::row(offset, page_size) + at * 2) = piece;
+      if (at < R::kDim) store16(page + R::row(offset, page_size) + at * 2, piece);
     }
   }
 }

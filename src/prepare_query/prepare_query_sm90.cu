@@ -1,10 +1,9 @@
 // prepare_query on the device: a pass over heads (cuda/heads.h).
-#include "cuda/heads.h"
-#include "prepare_query/kernel.h"
+#include "prepare_query/heads_sm90.h"
 
 namespace winnow::internal::prepare_query {
 
-void sm90(const Params& p) noexcept {
+cuda::HeadParams heads_of(const Params& p) noexcept {
   cuda::HeadParams heads;
   heads.x = p.q;
   heads.x_token = p.q_token;
@@ -20,7 +19,9 @@ void sm90(const Params& p) noexcept {
   heads.position_stride = p.position_stride;
   heads.rope = p.rope;
   heads.device = p.device;
-  cuda::prepare_heads(heads);
+  return heads;
 }
+
+void sm90(const Params& p) noexcept { cuda::prepare_heads(heads_of(p)); }
 
 }  // namespace winnow::internal::prepare_query

@@ -4,8 +4,12 @@
 namespace winnow {
 namespace {
 
+using bench::Sizes;
+
 const bench::Suite suite("rotate", "default", [](bench::Runner& runner) {
-  bench::measure_tokens<bench::RotateProblem>(runner, "64 heads of 512", rotate);
+  const auto make = [](const Sizes& s) { return bench::RotateProblem(s); };
+  bench::measure_tokens(runner, "64 heads of 512", 64, make, rotate);
+  bench::measure_tokens(runner, "128 heads of 512", 128, make, rotate);
 });
 
 }  // namespace

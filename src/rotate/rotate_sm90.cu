@@ -4,6 +4,7 @@
 
 #include "core/arithmetic.h"
 #include "cuda/heads.h"
+#include "cuda/launch.h"
 #include "rotate/kernel.h"
 
 namespace winnow::internal::rotate::sm90 {
@@ -47,7 +48,7 @@ void rope_table(const TableParams& p) noexcept {
   const int64_t angles = p.positions * core::kPairs;
   if (angles == 0) return;
   const auto blocks = static_cast<unsigned>(core::ceil_div(angles, int64_t{kThreads}));
-  fill_table<<<blocks, kThreads, 0, static_cast<cudaStream_t>(p.device.stream)>>>(p);
+  fill_table<<<blocks, kThreads, 0, cuda::stream_of(p.device)>>>(p);
 }
 
 }  // namespace winnow::internal::rotate::sm90

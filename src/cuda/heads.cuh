@@ -1,0 +1,159 @@
+// Norm and RoPE of heads, by blocks of 256 threads: three ways over rows of 64 values or more.
+//
+// turn_heads   RoPE alone. 8 lanes take 64 values, each thread four such groups at once; in place
+//              only the rotated ones. A token's heads share the angles that a thread has loaded.
+// norm_heads   norm, then RoPE: a warp holds a head (up to 512 values) in registers.
+// any_heads    rows that are not aligned, or of other widths: a warp per head, the result through
+//              memory, a pair of RoPE a lane.
+//
+// Budget: 2 B read and 2 B written a value, and 256 B of angles a token from L2. A call of few
+// tokens waits for its position, then for its angles, beside the rows.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <type_traits>
+
+#include "cuda/heads.h"
+#include "cuda/prologue.h"
+
+namespace winnow::internal::cuda {
+
+inline constexpr int kHeadThreads = 256;
+
+enum class HeadsWay : uint8_t { kTurn, kNormShort, kNorm, kAny };
+
+// What turn_heads needs to know: groups of a head that are touched, and who takes them.
+struct Cut {
+  int64_t first = 0;           // value where a head's first group begins
+  uint32_t groups = 0;         // of a head
+  uint32_t blocks = 0;         // of a token
+  int threads = kHeadThreads;  // of a token
+};
+
+// How a call is done. No blocks: nothing is to be done.
+struct HeadsPlan {
+  HeadParams p;
+  Cut cut;
+  HeadsWay way = HeadsWay::kAny;
+  unsigned blocks = 0;
+};
+HeadsPlan plan_heads(const HeadParams& p) noexcept;
+
+// Calls f(std::integral_constant<HeadsWay, way>).
+template <class F>
+void with_way(HeadsWay way, F&& f) {
+  switch (way) {
+    case HeadsWay::kTurn: return f(std::integral_constant<HeadsWay, HeadsWay::kTurn>());
+    case HeadsWay::kNormShort: return f(std::integral_constant<HeadsWay, HeadsWay::kNormShort>());
+    case HeadsWay::kNorm: return f(std::integral_constant<HeadsWay, HeadsWay::kNorm>());
+    case HeadsWay::kAny: return f(std::integral_constant<HeadsWay, HeadsWay::kAny>());
+  }
+}
+
+inline constexpr int kHeadEach = 4;  // groups of 64 values that a thread has in flight
+
+__device__ __forceinline__ void turn_heads(const HeadParams& p, const Cut& cut, uint32_t block) {
+  const int64_t t =
+      int64_t{block / cut.blocks} * (kHeadThreads / cut.threads) + threadIdx.x / cut.threads;
+  const int part = threadIdx.x % kRopeLanes;
+  const int rows = cut.threads / kRopeLanes;  // groups that are taken at a time
+  const uint32_t first =
+      block % cut.blocks * rows * kHeadEach + threadIdx.x % cut.threads / kRopeLanes;
+  const int64_t position = t < p.tokens ? p.positions[t * p.position_stride] : -1;
+  const bool inside = core::in_table(p.rope, position);
+  const int64_t rope = core::rope_begin(p.rope, p.width);
+  uint4 piece[kHeadEach];
+  int64_t head[kHeadEach], at[kHeadEach];
+#pragma unroll
+  for (int i = 0; i < kHeadEach; ++i) {
+    const uint32_t group = first + i * rows;
+    head[i] = group / cut.groups;
+    at[i] = cut.first + int64_t{group % cut.groups} * kRopeDim;
+    piece[i] = {};
+    if (inside && head[i] < p.heads)
+      piece[i] = *reinterpret_cast<const uint4*>(p.x + t * p.x_token + head[i] * p.x_head + at[i] +
+                                                 part * kPiece);
+  }
+  const Turn turn = turn_of(p.rope, inside ? position : 0, part);
+#pragma unroll
+  for (int i = 0; i < kHeadEach; ++i) {
+    const uint4 turned = rotated(p.rope.half, turn, piece[i]);
+    if (at[i] == rope) piece[i] = turned;
+    if (inside && head[i] < p.heads)
+      store16(p.out + t * p.out_token + head[i] * p.out_head + at[i] + part * kPiece, piece[i]);
+  }
+}
+
+// The head of a warp, counted as token * heads + head; none behind the last.
+struct Head {
+  int64_t token, head, position;
+  bool inside;
+};
+__device__ __forceinline__ Head head_of(const HeadParams& p, uint32_t block) {
+  // In 32 bits, which hold any number of heads that fit into memory.
+  const uint32_t i = block * (kHeadThreads / 32) + threadIdx.x / 32;
+  const auto heads = static_cast<uint32_t>(p.heads);
+  Head h{i / heads, i % heads, -1, false};
+  if (h.token < p.tokens) h.position = p.positions[h.token * p.position_stride];
+  h.inside = core::in_table(p.rope, h.position);
+  return h;
+}
+
+template <int kPieces>
+__device__ __forceinline__ void norm_heads(const HeadParams& p, uint32_t block) {
+  const Head h = head_of(p, block);
+  if (!h.inside) return;
+  const int lane = threadIdx.x % 32;
+  const bf16* x = p.x + h.token * p.x_token + h.head * p.x_head;
+  bf16* out = p.out + h.token * p.out_token + h.head * p.out_head;
+  Held<kPieces> row;
+  load_row(x, p.width, true, lane, row);
+  const HeldWeights<kPieces> weights(p.norm, p.width, true, lane);
+  const Turn turn = turn_of(p.rope, h.position, lane % kRopeLanes);
+  row = norm_held(p.norm, weights, row, p.width, true, lane);
+  rotate_held(p.rope, turn, p.width, row, lane);
+  store_row(out, p.width, true, lane, row);
+}
+
+__device__ __forceinline__ void any_heads(const HeadParams& p, uint32_t block) {
+  const Head h = head_of(p, block);
+  if (!h.inside) return;
+  const int lane = threadIdx.x % 32;
+  const bf16* x = p.x + h.token * p.x_token + h.head * p.x_head;
+  bf16* out = p.out + h.token * p.out_token + h.head * p.out_head;
+  const Streamed row{x, p.width, lane, false};
+  const bool norm = p.norm.kind != NormKind::kNone;
+  NormFactors f;
+  if (norm) f = norm_factors(p.norm, row, p.width, lane);
+  if (norm || out != x)
+    for (int c = 0; c < row.count(); ++c) {
+      const int64_t at = (int64_t{c} * 32 + lane) * kPiece;
+      uint4 piece = row.piece(c);
+      if (norm) piece = normed(p.norm, f, piece, at, p.width, false);
+      store_piece(out, at, p.width, false, piece);
+    }
+  __syncwarp();  // the row is written
+  const float* angles =
+      p.rope.table + h.position * p.rope.position_stride + lane * p.rope.pair_stride;
+  const float cosine = angles[0];
+  const float sine = p.rope.inverse ? -angles[p.rope.sine_stride] : angles[p.rope.sine_stride];
+  bf16* slice = out + core::rope_begin(p.rope, p.width);
+  bf16* first = slice + (p.rope.half ? lane : 2 * lane);
+  bf16* second = p.rope.half ? first + core::kPairs : first + 1;
+  const float u = to_float(*first);
+  const float v = to_float(*second);
+  *first = to_bf16(__fsub_rn(__fmul_rn(u, cosine), __fmul_rn(v, sine)));
+  *second = to_bf16(__fadd_rn(__fmul_rn(v, cosine), __fmul_rn(u, sine)));
+}
+
+// Block `block` of a call, by all of its threads.
+template <HeadsWay kWay>
+__device__ __forceinline__ void prepare_heads(const HeadsPlan& plan, uint32_t block) {
+  if constexpr (kWay == HeadsWay::kTurn) turn_heads(plan.p, plan.cut, block);
+  else if constexpr (kWay == HeadsWay::kNormShort) norm_heads<1>(plan.p, block);
+  else if constexpr (kWay == HeadsWay::kNorm) norm_heads<2>(plan.p, block);
+  else any_heads(plan.p, block);
+}
+
+}  // namespace winnow::internal::cuda
