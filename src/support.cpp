@@ -12,6 +12,8 @@
 #include "merge/kernel.h"
 #include "mha/kernel.h"
 #include "norm/kernel.h"
+#include "norm_write/kernel.h"
+#include "prepare_queries/kernel.h"
 #include "prepare_query/kernel.h"
 #include "rotate/kernel.h"
 #include "score/kernel.h"
@@ -27,7 +29,9 @@ std::vector<KernelInfo> support() try {
   list_kernels("rotate", internal::rotate::kernels(), out);
   list_kernels("prepare_query", internal::prepare_query::kernels(), out);
   list_kernels("index_query", internal::index_query::kernels(), out);
+  list_kernels("prepare_queries", internal::prepare_queries::kernels(), out);
   list_kernels("write", internal::write::kernels(), out);
+  list_kernels("norm_write", internal::norm_write::kernels(), out);
   list_kernels("gather", internal::write::gather_kernels(), out);
   list_kernels("join", internal::write::join_kernels(), out);
   list_kernels("quantize", internal::write::quantize_kernels(), out);

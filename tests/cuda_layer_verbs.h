@@ -3,11 +3,9 @@
 
 #include "cuda_verb.h"
 #include "winnow/compress.h"
-#include "winnow/index_query.h"
-#include "winnow/norm.h"
-#include "winnow/prepare_query.h"
+#include "winnow/norm_write.h"
+#include "winnow/prepare_queries.h"
 #include "winnow/rotate.h"
-#include "winnow/write.h"
 
 namespace winnow::testing {
 
@@ -20,16 +18,21 @@ inline Rope random_rope(Verb& v) {
 // Some of them hostile.
 inline int32_t* positions_of(Verb& v, int64_t tokens) { return v.ints(tokens, 0, kTurns - 1); }
 
-inline VerbPtr norm_verb() {
-  auto v = std::make_unique<Verb>("norm");
+inline NormArgs norm_args(Verb& v) {
   const int64_t t = 9;
   NormArgs a;
   for (int i = 0; i < 2; ++i) {
     const int64_t width = i == 0 ? 1536 : 512;
-    a.rows[i] = {.x = tensor(v->bf16s(t * width), {t, width}),
-                 .out = tensor(v->output<bf16>(t * width), {t, width}),
-                 .norm = {.weight = tensor(v->floats(width), {width})}};
+    a.rows[i] = {.x = tensor(v.bf16s(t * width), {t, width}),
+                 .out = tensor(v.output<bf16>(t * width), {t, width}),
+                 .norm = {.weight = tensor(v.floats(width), {width})}};
   }
+  return a;
+}
+
+inline VerbPtr norm_verb() {
+  auto v = std::make_unique<Verb>("norm");
+  NormArgs a = norm_args(*v);
   v->run = [=](const Device& d) mutable {
     a.target.device = d;
     norm(a);
@@ -55,14 +58,18 @@ inline VerbPtr rotate_verb() {
   return v;
 }
 
+inline PrepareQueryArgs prepare_query_args(Verb& v) {
+  const int64_t t = 20, heads = 5;
+  return {.q = tensor(v.bf16s(t * heads * 512), {t, heads, 512}),
+          .norm = {.kind = NormKind::kRms},
+          .positions = tensor(positions_of(v, t), {t}),
+          .rope = random_rope(v),
+          .out = tensor(v.output<bf16>(t * heads * 512), {t, heads, 512})};
+}
+
 inline VerbPtr prepare_query_verb() {
   auto v = std::make_unique<Verb>("prepare_query");
-  const int64_t t = 20, heads = 5;
-  PrepareQueryArgs a{.q = tensor(v->bf16s(t * heads * 512), {t, heads, 512}),
-                     .norm = {.kind = NormKind::kRms},
-                     .positions = tensor(positions_of(*v, t), {t}),
-                     .rope = random_rope(*v),
-                     .out = tensor(v->output<bf16>(t * heads * 512), {t, heads, 512})};
+  PrepareQueryArgs a = prepare_query_args(*v);
   v->run = [=](const Device& d) mutable {
     a.target.device = d;
     prepare_query(a);
@@ -70,19 +77,35 @@ inline VerbPtr prepare_query_verb() {
   return v;
 }
 
+inline IndexQueryArgs index_query_args(Verb& v) {
+  const int64_t t = 20, heads = 33;
+  return {.q = tensor(v.bf16s(t * heads * 128), {t, heads, 128}),
+          .weights = tensor(v.floats(t * heads), {t, heads}),
+          .positions = tensor(positions_of(v, t), {t}),
+          .rope = random_rope(v),
+          .hadamard = true,
+          .out = tensor(v.output<e4m3>(t * heads * 128), {t, heads, 128}),
+          .out_weights = tensor(v.output<float>(t * heads), {t, heads})};
+}
+
 inline VerbPtr index_query_verb() {
   auto v = std::make_unique<Verb>("index_query");
-  const int64_t t = 20, heads = 33;
-  IndexQueryArgs a{.q = tensor(v->bf16s(t * heads * 128), {t, heads, 128}),
-                   .weights = tensor(v->floats(t * heads), {t, heads}),
-                   .positions = tensor(positions_of(*v, t), {t}),
-                   .rope = random_rope(*v),
-                   .hadamard = true,
-                   .out = tensor(v->output<e4m3>(t * heads * 128), {t, heads, 128}),
-                   .out_weights = tensor(v->output<float>(t * heads), {t, heads})};
+  IndexQueryArgs a = index_query_args(*v);
   v->run = [=](const Device& d) mutable {
     a.target.device = d;
     index_query(a);
+  };
+  return v;
+}
+
+inline VerbPtr prepare_queries_verb() {
+  auto v = std::make_unique<Verb>("prepare_queries");
+  PrepareQueriesArgs a;
+  a.query = prepare_query_args(*v);
+  a.index = index_query_args(*v);
+  v->run = [=](const Device& d) mutable {
+    a.target.device = d;
+    prepare_queries(a);
   };
   return v;
 }
@@ -134,21 +157,42 @@ inline VerbPtr compress_verb(int32_t ratio, bool overlap, bool ring) {
   return v;
 }
 
-// write with a prologue: LayerNorm, RoPE and Hadamard in front of index keys.
+// write with a prologue: index keys behind LayerNorm, RoPE and Hadamard; records behind the first
+// two.
+inline WriteArgs write_projections_args(Verb& v, CacheFormat format) {
+  const int64_t t = 40, width = record_dim(format), normed = width == 576 ? 512 : width;
+  WriteArgs a{.kv = tensor(v.bf16s(t * width), {t, width})};
+  std::vector<int64_t> slots[2];  // different ones, some hostile
+  for (int version = 0; version < 2; ++version)
+    for (int64_t i = 0; i < t; ++i) slots[version].push_back((i * 7 + version) % 67 - 2);
+  a.slots = tensor(v.input(slots[0], slots[1]), {t});
+  a.cache = {v.output<uint8_t>(page_bytes(format, 60)), format, 1, 60};
+  a.prologue = {.norm = {.kind = NormKind::kLayer, .weight = tensor(v.floats(normed), {normed})},
+                .rope = random_rope(v),
+                .positions = tensor(positions_of(v, t), {t}),
+                .hadamard = width == 128};
+  return a;
+}
+
 inline VerbPtr write_projections_verb() {
   auto v = std::make_unique<Verb>("write_projections");
-  const int64_t t = 40;
-  WriteArgs a{.kv = tensor(v->bf16s(t * 128), {t, 128})};
-  a.slots = tensor(v->input<int64_t>(t, [](Rng& r) { return draw(r, -3, 70); }), {t});
-  a.cache = {v->output<uint8_t>(page_bytes(CacheFormat::kIndexKeys, 64)), CacheFormat::kIndexKeys,
-             1, 64};
-  a.prologue = {.norm = {.kind = NormKind::kLayer, .weight = tensor(v->floats(128), {128})},
-                .rope = random_rope(*v),
-                .positions = tensor(positions_of(*v, t), {t}),
-                .hadamard = true};
+  WriteArgs a = write_projections_args(*v, CacheFormat::kIndexKeys);
   v->run = [=](const Device& d) mutable {
     a.target.device = d;
     write(a);
+  };
+  return v;
+}
+
+inline VerbPtr norm_write_verb() {
+  auto v = std::make_unique<Verb>("norm_write");
+  NormWriteArgs a;
+  a.norm = norm_args(*v);
+  a.write[0] = write_projections_args(*v, CacheFormat::kV32Fp8);
+  a.write[1] = write_projections_args(*v, CacheFormat::kIndexKeys);
+  v->run = [=](const Device& d) mutable {
+    a.target.device = d;
+    norm_write(a);
   };
   return v;
 }

@@ -50,6 +50,11 @@ class Graph {
     cudaGraphDestroy(graph_);
   }
   void replay() const { EXPECT_EQ(cudaGraphLaunch(replay_, stream_), cudaSuccess); }
+  size_t launches() const {
+    size_t nodes = 0;
+    EXPECT_EQ(cudaGraphGetNodes(graph_, nullptr, &nodes), cudaSuccess);
+    return nodes;
+  }
 
  private:
   cudaStream_t stream_;
@@ -82,6 +87,16 @@ TEST_P(CudaVerb, ReplaysWithOtherContents) {
     graph.replay();
     EXPECT_TRUE(verb->results() == want[version]) << "version " << version;
   }
+}
+
+// norm_write, prepare_queries and two compressors: four launches of a C4A layer before score().
+TEST_P(CudaVerb, OfALayerIsOneLaunch) {
+  const std::string_view name = testing::verbs()[GetParam()].first;
+  if (name.find("compress") == name.npos && name != "norm_write" && name != "prepare_queries")
+    return;
+  const Stream stream;
+  verb->load(0);
+  EXPECT_EQ(Graph(stream, verb->run).launches(), 1u);
 }
 
 TEST_P(CudaVerb, MayBeCapturedFirst) {

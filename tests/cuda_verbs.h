@@ -315,6 +315,8 @@ inline std::vector<std::pair<const char*, std::function<VerbPtr()>>> verbs() {
       {"rotate", rotate_verb},
       {"prepare_query", prepare_query_verb},
       {"index_query", index_query_verb},
+      {"prepare_queries", prepare_queries_verb},
+      {"norm_write", norm_write_verb},
       {"compress", [] { return compress_verb(4, true, false); }},
       {"compress_ring", [] { return compress_verb(4, true, true); }},
       {"compress_long", [] { return compress_verb(128, false, false); }},

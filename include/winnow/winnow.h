@@ -12,8 +12,10 @@
 #include "winnow/rotate.h"    // RoPE and its table
 #include "winnow/prepare_query.h"  // projected query heads -> queries
 #include "winnow/index_query.h"    // the same for the indexer
+#include "winnow/prepare_queries.h"  // both in one call
 #include "winnow/compress.h"  // V4: projected rows -> compressed records
 #include "winnow/write.h"     // latent KV -> paged cache, and back
+#include "winnow/norm_write.h"  // norms and writes in one call
 #include "winnow/plan.h"      // batch -> split, chunks, schedule, workspace, kernels
 #include "winnow/score.h"     // indexer queries x keys -> logits
 #include "winnow/select.h"    // logits -> top-k ids

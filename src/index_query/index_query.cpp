@@ -21,8 +21,6 @@ std::span<const IndexQueryKernel> kernels() {
   return table;
 }
 
-namespace {
-
 Params checked(const IndexQueryArgs& a) {
   const Check check("index_query");
   check.tensor(a.q, "q", DType::kBf16, {Check::kAny, Check::kAny, kWidth});
@@ -60,7 +58,6 @@ Params checked(const IndexQueryArgs& a) {
   return p;
 }
 
-}  // namespace
 }  // namespace internal::index_query
 
 void index_query(const IndexQueryArgs& args) {

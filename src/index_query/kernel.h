@@ -44,6 +44,9 @@ struct Shape {};  // every kernel takes every call
 using IndexQueryKernel = Kernel<Shape, Params>;
 std::span<const IndexQueryKernel> kernels();
 
+// The call as its kernels see it; throws Error if it is wrong.
+Params checked(const IndexQueryArgs& a);
+
 void reference(const Params& p) noexcept;
 void simd(const Params& p) noexcept;
 void sm90(const Params& p) noexcept;  // CUDA builds

@@ -28,6 +28,9 @@ struct Shape {};  // every kernel takes every call
 using NormKernel = Kernel<Shape, Params>;
 std::span<const NormKernel> kernels();
 
+// The call as its kernels see it; throws Error if it is wrong.
+Params checked(const NormArgs& a);
+
 void reference(const Params& p) noexcept;
 void simd(const Params& p) noexcept;
 void sm90(const Params& p) noexcept;  // CUDA builds

@@ -39,6 +39,8 @@ Rows checked_rows(const Check& check, const NormRows& rows) {
   return r;
 }
 
+}  // namespace
+
 Params checked(const NormArgs& a) {
   const Check check("norm");
   Params p;
@@ -48,7 +50,6 @@ Params checked(const NormArgs& a) {
   return p;
 }
 
-}  // namespace
 }  // namespace internal::norm
 
 void norm(const NormArgs& args) {

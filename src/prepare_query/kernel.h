@@ -27,6 +27,9 @@ struct Shape {};  // every kernel takes every call
 using PrepareQueryKernel = Kernel<Shape, Params>;
 std::span<const PrepareQueryKernel> kernels();
 
+// The call as its kernels see it; throws Error if it is wrong.
+Params checked(const PrepareQueryArgs& a);
+
 void reference(const Params& p) noexcept;
 void simd(const Params& p) noexcept;
 void sm90(const Params& p) noexcept;  // CUDA builds

@@ -19,8 +19,6 @@ std::span<const PrepareQueryKernel> kernels() {
   return table;
 }
 
-namespace {
-
 Params checked(const PrepareQueryArgs& a) {
   const Check check("prepare_query");
   check.tensor(a.q, "q", DType::kBf16, {Check::kAny, Check::kAny, Check::kAny});
@@ -45,7 +43,6 @@ Params checked(const PrepareQueryArgs& a) {
   return p;
 }
 
-}  // namespace
 }  // namespace internal::prepare_query
 
 void prepare_query(const PrepareQueryArgs& args) {

@@ -113,6 +113,9 @@ std::span<const GatherKernel> gather_kernels();
 std::span<const JoinKernel> join_kernels();
 std::span<const QuantizeKernel> quantize_kernels();
 
+// The call of write() as its kernels see it; throws Error if it is wrong.
+Params checked(const WriteArgs& a);
+
 namespace reference {
 void write(const Params& p) noexcept;
 void gather(const GatherParams& p) noexcept;

@@ -39,6 +39,8 @@ void check_prologue(const Check& check, const WriteArgs& a, int64_t dim, Params&
   p.prologue = p.norm.kind != NormKind::kNone || p.rope.table != nullptr || p.hadamard;
 }
 
+}  // namespace
+
 Params checked(const WriteArgs& a) {
   const Check check("write");
   const Device device = a.plan ? a.plan->device(a.target) : a.target.device;
@@ -76,7 +78,6 @@ Params checked(const WriteArgs& a) {
   return p;
 }
 
-}  // namespace
 }  // namespace internal::write
 
 void write(const WriteArgs& args) try {

@@ -1,0 +1,72 @@
+// norm_write: checks the parts, chooses the kernel. On the CPU a kernel is those of norm() and
+// write() one after the other, which is also the specification.
+#include "winnow/norm_write.h"
+
+#include "core/check.h"
+#include "norm_write/kernel.h"
+
+namespace winnow {
+
+namespace internal::norm_write {
+
+namespace {
+
+template <void (*kNorm)(const norm::Params&) noexcept,
+          void (*kWrite)(const write::Params&) noexcept>
+void compose(const Params& p) noexcept {
+  kNorm(p.norm);
+  for (const write::Params& part : p.write) kWrite(part);
+}
+
+}  // namespace
+
+std::span<const NormWriteKernel> kernels() {
+  static constexpr NormWriteKernel table[] = {
+#ifdef WINNOW_WITH_CUDA
+      {{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, nullptr, sm90},
+#endif
+      {{"simd", DeviceKind::kCpu, false, detail::any_machine},
+       nullptr,
+       compose<norm::simd, write::simd::write>},
+      {{"reference", DeviceKind::kCpu, true, detail::any_machine},
+       nullptr,
+       compose<norm::reference, write::reference::write>},
+  };
+  return table;
+}
+
+namespace {
+
+Params checked(const NormWriteArgs& a) {
+  Params p;
+  p.device = a.target.device;
+  const NormRows* rows = a.norm.rows;
+  const bool normed = rows[0].x || rows[0].out || rows[1].x || rows[1].out;
+  bool any = normed;
+  if (normed) {
+    NormArgs part = a.norm;
+    part.target = a.target;
+    p.norm = norm::checked(part);
+  }
+  for (int i = 0; i < 2; ++i) {
+    WriteArgs part = a.write[i];
+    if (!part.kv && !part.slots && !part.cache) continue;
+    any = true;
+    part.plan = nullptr;
+    part.target = a.target;
+    p.write[i] = write::checked(part);
+  }
+  Check("norm_write").that(any, "norm", "rows to normalise or to write", "neither");
+  return p;
+}
+
+}  // namespace
+}  // namespace internal::norm_write
+
+void norm_write(const NormWriteArgs& args) {
+  using namespace internal::norm_write;
+  const Params params = checked(args);
+  run("norm_write", choose("norm_write", kernels(), Shape{}, args.target), params);
+}
+
+}  // namespace winnow
