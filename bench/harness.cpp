@@ -120,9 +120,9 @@ Suite::Suite(std::string stage, std::string set, std::function<void(Runner&)> ru
 
 std::vector<std::string> stages() {
   std::vector<std::string> out;
-  for (const char* stage :
-       {"norm", "rotate", "prepare_query", "index_query", "compress", "write", "plan", "score",
-        "select", "locate", "attend", "mha", "mask", "merge", "lists", "absorb"})
+  for (const char* stage : {"norm", "rotate", "prepare_query", "index_query", "prepare_queries",
+                            "compress", "write", "norm_write", "plan", "score", "select", "locate",
+                            "attend", "mha", "mask", "merge", "lists", "absorb"})
     for (const Registered& r : registry())
       if (r.stage == stage && (out.empty() || out.back() != stage)) out.push_back(stage);
   return out;

@@ -4,22 +4,29 @@
 #include <fmt/format.h>
 
 #include <string>
+#include <vector>
 
 #include "harness.h"
 #include "layer_problems.h"
 
 namespace winnow::bench {
 
-// `verb(args)` over problems of 1 to 4,096 tokens; `what` says the rest of a case's name.
-template <class Problem, class Verb>
-void measure_tokens(Runner& runner, const char* what, Verb verb) {
-  for (const int64_t tokens : {1, 16, 128, 4096}) {
-    const Sizes sizes{.heads = 64, .batch = tokens, .context = 8192, .device = runner.device()};
+// Tokens of decodes, then of a prefill.
+inline std::vector<int64_t> token_counts(const Runner& runner) {
+  if (runner.on_cuda()) return {1, 32, 128, 8192};
+  return {1, 16, 128, 4096};
+}
+
+// `verb(args)` over the problems that `make(sizes)` gives; `what` says the rest of a case's name.
+template <class Make, class Verb>
+void measure_tokens(Runner& runner, const std::string& what, int64_t heads, Make make, Verb verb) {
+  for (const int64_t tokens : token_counts(runner)) {
+    const Sizes sizes{.heads = heads, .batch = tokens, .context = 8192, .device = runner.device()};
     Case c{.name = fmt::format("{} tokens {}", tokens, what)};
     c.batch = tokens;
     c.s_q = 1;
     if (!runner.wants(c)) continue;
-    Problem problem(sizes);
+    auto problem = make(sizes);
     c.bytes = problem.bytes();
     for (const std::string& kernel : runner.kernels()) {
       c.kernel = kernel;

@@ -9,7 +9,7 @@ namespace winnow::bench {
 
 namespace {
 
-constexpr int64_t kQueryLatent = 1536, kLatent = 512;
+constexpr int64_t kLatent = 512;
 
 }  // namespace
 
@@ -26,10 +26,10 @@ Turns::Turns(Placement& placement, const Sizes& s)
   rope.table = placement.copied(table, {count, 2, 32});
 }
 
-NormProblem::NormProblem(const Sizes& s) : placement(s.device) {
+NormProblem::NormProblem(const Sizes& s, int64_t query_latent) : placement(s.device) {
   tools::Random random(s.seed);
   for (int i = 0; i < 2; ++i) {
-    const int64_t width = i == 0 ? kQueryLatent : kLatent;
+    const int64_t width = i == 0 ? query_latent : kLatent;
     args.rows[i].x = placement.normals(x[i], {s.tokens(), width}, random);
     args.rows[i].out = placement.room(out[i], {s.tokens(), width});
     args.rows[i].norm.weight = placement.normals(weight[i], {width}, random);
@@ -53,12 +53,20 @@ RotateProblem::RotateProblem(const Sizes& s) : placement(s.device), turns(placem
 
 double RotateProblem::bytes() const { return bytes_of({args.x, args.out}); }
 
-PrepareQueryProblem::PrepareQueryProblem(const Sizes& s)
+PrepareQueryProblem::PrepareQueryProblem(const Sizes& s, bool v32)
     : placement(s.device), turns(placement, s) {
   tools::Random random(s.seed);
-  args.q = placement.normals(q, {s.tokens(), s.heads, kLatent}, random);
-  args.norm.kind = NormKind::kRms;
-  args.out = placement.room(out, {s.tokens(), s.heads, kLatent});
+  if (v32) {
+    constexpr int64_t kHead = 192, kNope = kHead - kRopeDim;
+    args.q = placement.normals(q, {s.tokens(), s.heads, kHead}, random);
+    args.q.data = static_cast<bf16*>(args.q.data) + kNope;
+    args.q.shape[2] = kRopeDim;
+    args.out = args.q;
+  } else {
+    args.q = placement.normals(q, {s.tokens(), s.heads, kLatent}, random);
+    args.norm.kind = NormKind::kRms;
+    args.out = placement.room(out, {s.tokens(), s.heads, kLatent});
+  }
   args.positions = turns.position_view;
   args.rope = turns.rope;
   args.target.device = s.device;
@@ -66,7 +74,8 @@ PrepareQueryProblem::PrepareQueryProblem(const Sizes& s)
 
 double PrepareQueryProblem::bytes() const { return bytes_of({args.q, args.out}); }
 
-IndexQueryProblem::IndexQueryProblem(const Sizes& s) : placement(s.device), turns(placement, s) {
+IndexQueryProblem::IndexQueryProblem(const Sizes& s, bool v32)
+    : placement(s.device), turns(placement, s) {
   tools::Random random(s.seed);
   args.q = placement.normals(q, {s.tokens(), s.index_heads, kIndexDim}, random);
   args.weights = placement.normals(weights, {s.tokens(), s.index_heads}, random);
@@ -75,11 +84,53 @@ IndexQueryProblem::IndexQueryProblem(const Sizes& s) : placement(s.device), turn
   args.out_weights = placement.room(out_weights, {s.tokens(), s.index_heads});
   args.positions = turns.position_view;
   args.rope = turns.rope;
+  if (v32) {
+    args.rope.pairs = RopePairs::kHalf;
+    args.rope.slice = RopeSlice::kFirst;
+  }
   args.target.device = s.device;
 }
 
 double IndexQueryProblem::bytes() const {
   return bytes_of({args.q, args.weights, args.out, args.out_weights});
+}
+
+WriteProjectionsProblem::WriteProjectionsProblem(const Sizes& s, CacheFormat format)
+    : rows(s, format), turns(rows.placement, s), args(rows.args) {
+  tools::Random random(s.seed);
+  const bool keys = format == CacheFormat::kIndexKeys;
+  const int64_t width = keys ? kIndexDim : kLatent;
+  Prologue& prologue = args.prologue;
+  prologue.norm.kind = keys ? NormKind::kLayer : NormKind::kRms;
+  prologue.norm.weight = rows.placement.normals(weight, {width}, random);
+  prologue.rope = turns.rope;
+  prologue.positions = turns.position_view;
+  if (keys) {  // V3.2's
+    prologue.rope.pairs = RopePairs::kHalf;
+    prologue.rope.slice = RopeSlice::kFirst;
+  }
+}
+
+NormWriteProblem::NormWriteProblem(const Sizes& s, bool v32)
+    : norm(s),
+      records(s, v32 ? CacheFormat::kV32Fp8 : CacheFormat::kV4Fp8),
+      keys(s, CacheFormat::kIndexKeys) {
+  args.norm.rows[0] = norm.args.rows[0];
+  args.write[0] = records.args;
+  if (v32) args.write[1] = keys.args;
+  args.target.device = s.device;
+}
+
+double NormWriteProblem::bytes() const {
+  const double normed = size_of_all({args.norm.rows[0].x, args.norm.rows[0].out});
+  return normed + records.bytes() + (args.write[1].cache ? keys.bytes() : 0);
+}
+
+PrepareQueriesProblem::PrepareQueriesProblem(const Sizes& s, bool v32)
+    : query(s, v32), index(s, v32) {
+  args.query = query.args;
+  args.index = index.args;
+  args.target.device = s.device;
 }
 
 CompressProblem::CompressProblem(const Sizes& s, const Compressor& of)
@@ -118,8 +169,17 @@ double CompressProblem::bytes() const {
   // Rows are read and, with a state, written; of the cache what the entries take.
   double bytes = bytes_of({args.rows});
   if (args.state.rows) bytes += static_cast<double>(args.rows.size()) * sizeof(float);
-  int64_t entries = 0;
-  for (const int64_t slot : slots.span()) entries += slot >= 0;
+  // An entry also reads those rows of its window that the call does not have.
+  const int64_t window = (args.overlap ? 2 : 1) * int64_t{args.ratio};
+  const int64_t width = record_dim(args.cache.format);
+  int64_t entries = 0, looked_up = 0, first = 0;
+  for (int64_t t = 0; t < std::ssize(slots.span()); ++t) {
+    if (requests[t] != requests[first]) first = t;
+    if (slots[t] < 0) continue;
+    ++entries;
+    looked_up += std::max<int64_t>(0, window - (t - first + 1));
+  }
+  if (args.state.rows) bytes += static_cast<double>(looked_up * 2 * width) * sizeof(float);
   return bytes + static_cast<double>(entries * page_bytes_used(args.cache.format, 1));
 }
 

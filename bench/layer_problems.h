@@ -11,6 +11,8 @@
 #include "winnow/compress.h"
 #include "winnow/index_query.h"
 #include "winnow/norm.h"
+#include "winnow/norm_write.h"
+#include "winnow/prepare_queries.h"
 #include "winnow/prepare_query.h"
 #include "winnow/rotate.h"
 
@@ -25,9 +27,9 @@ struct Turns {
   Rope rope;
 };
 
-// V3.2: query latents of 1,536 and KV latents of 512.
+// Query latents (1,536 in V3.2 and V4 Pro) and KV latents of 512.
 struct NormProblem {
-  explicit NormProblem(const Sizes& s);
+  explicit NormProblem(const Sizes& s, int64_t query_latent = 1536);
   Placement placement;
   NormArgs args;
   tools::Buffer<bf16> x[2], out[2];
@@ -45,9 +47,9 @@ struct RotateProblem {
   double bytes() const;
 };
 
-// V4: heads of 512, normalised and turned.
+// V4: heads of 512, normalised and turned. V3.2: the last 64 of 192 values, in place.
 struct PrepareQueryProblem {
-  explicit PrepareQueryProblem(const Sizes& s);
+  explicit PrepareQueryProblem(const Sizes& s, bool v32 = false);
   Placement placement;
   Turns turns;
   PrepareQueryArgs args;
@@ -55,8 +57,9 @@ struct PrepareQueryProblem {
   double bytes() const;
 };
 
+// V4, or V3.2 with its other pairs and slice.
 struct IndexQueryProblem {
-  explicit IndexQueryProblem(const Sizes& s);
+  explicit IndexQueryProblem(const Sizes& s, bool v32 = false);
   Placement placement;
   Turns turns;
   IndexQueryArgs args;
@@ -64,6 +67,33 @@ struct IndexQueryProblem {
   tools::Buffer<e4m3> out;
   tools::Buffer<float> out_weights;
   double bytes() const;
+};
+
+// A projection's rows, normalised, turned and written: V3.2's and V4's records, index keys.
+struct WriteProjectionsProblem {
+  WriteProjectionsProblem(const Sizes& s, CacheFormat format);
+  WriteProblem rows;
+  Turns turns;
+  WriteArgs args;
+  tools::Buffer<float> weight;
+  double bytes() const { return rows.bytes(); }
+};
+
+// Query latents and KV records; in V3.2 index keys, too.
+struct NormWriteProblem {
+  NormWriteProblem(const Sizes& s, bool v32);
+  NormProblem norm;
+  WriteProjectionsProblem records, keys;
+  NormWriteArgs args;
+  double bytes() const;
+};
+
+struct PrepareQueriesProblem {
+  PrepareQueriesProblem(const Sizes& s, bool v32);
+  PrepareQueryProblem query;
+  IndexQueryProblem index;
+  PrepareQueriesArgs args;
+  double bytes() const { return query.bytes() + index.bytes(); }
 };
 
 // The layers of V4 and V4.1 that have a compressor.

@@ -1,9 +1,8 @@
-// compress: one token of many requests, and chunks of one request. Bytes: rows read, rows of the
-// state and records written.
+// compress: one token of many requests, and chunks of one request. Bytes: rows read from
+// the call and the state, rows of the state and records written.
 #include <fmt/format.h>
 
-#include "harness.h"
-#include "layer_problems.h"
+#include "layer_bench.h"
 
 namespace winnow {
 namespace {
@@ -26,8 +25,8 @@ void measure(bench::Runner& runner, const bench::Compressor& of, int64_t batch, 
 
 const bench::Suite suite("compress", "default", [](bench::Runner& runner) {
   for (const bench::Compressor& of : bench::kCompressors) {
-    for (const int64_t batch : {1, 16, 128}) measure(runner, of, batch, 1);
-    for (const int64_t chunk : {1024, 4096}) measure(runner, of, 1, chunk);
+    for (const int64_t tokens : bench::token_counts(runner))
+      tokens < 1024 ? measure(runner, of, tokens, 1) : measure(runner, of, 1, tokens);
   }
 });
 

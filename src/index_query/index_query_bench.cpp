@@ -4,8 +4,13 @@
 namespace winnow {
 namespace {
 
+using bench::Sizes;
+
 const bench::Suite suite("index_query", "default", [](bench::Runner& runner) {
-  bench::measure_tokens<bench::IndexQueryProblem>(runner, "64 heads", index_query);
+  const auto v4 = [](const Sizes& s) { return bench::IndexQueryProblem(s); };
+  const auto v32 = [](const Sizes& s) { return bench::IndexQueryProblem(s, true); };
+  bench::measure_tokens(runner, "64 heads", 64, v4, index_query);
+  bench::measure_tokens(runner, "64 heads, first 64, halves", 64, v32, index_query);
 });
 
 }  // namespace

@@ -4,8 +4,15 @@
 namespace winnow {
 namespace {
 
+using bench::Sizes;
+
 const bench::Suite suite("norm", "default", [](bench::Runner& runner) {
-  bench::measure_tokens<bench::NormProblem>(runner, "of 1536 and 512", norm);
+  const auto measure = [&](const char* what, int64_t query_latent) {
+    bench::measure_tokens(
+        runner, what, 1, [=](const Sizes& s) { return bench::NormProblem(s, query_latent); }, norm);
+  };
+  measure("of 1536 and 512", 1536);  // V3.2, V4 Pro
+  measure("of 1024 and 512", 1024);  // V4 Flash
 });
 
 }  // namespace

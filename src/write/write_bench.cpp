@@ -1,9 +1,8 @@
 // write: new tokens of a step into each kind of record; on a device also gather, records into rows.
-// Bytes: what is read and what is written.
+// With a prologue: a projection's rows. Bytes: what is read and what is written.
 #include <fmt/format.h>
 
-#include "harness.h"
-#include "problems.h"
+#include "layer_bench.h"
 
 namespace winnow {
 namespace {
@@ -45,6 +44,11 @@ void measure_gather(bench::Runner& runner, const Model& model, int64_t tokens) {
 const bench::Suite suite("write", "default", [](bench::Runner& runner) {
   for (const CacheFormat format : cache_formats())
     for (const int64_t tokens : {1, 16, 4096}) measure(runner, format, tokens);
+  for (const CacheFormat format :
+       {CacheFormat::kV32Fp8, CacheFormat::kV4Fp8, CacheFormat::kIndexKeys})
+    bench::measure_tokens(
+        runner, fmt::format("of a projection, {}", name_of(format)), 1,
+        [=](const bench::Sizes& s) { return bench::WriteProjectionsProblem(s, format); }, write);
   if (!runner.on_cuda()) return;
   for (const Model& model : {kV32, kV4})
     for (const int64_t tokens : {1024, 65536}) measure_gather(runner, model, tokens);
