@@ -158,10 +158,10 @@ __device__ __forceinline__ void store_rows(const Params& p, const Shared& shared
 
 // What a lane knows of its token.
 struct Mine {
-  float* place = nullptr;       // where its row goes; null: nowhere, or another block does it
-  bool entry = false;           // it closes an entry that this block stores
-  bool start = false;           // its request begins with it, and is ordered
-  int64_t ahead[2] = {-1, -1};  // entries of that request
+  float* place = nullptr;   // where its row goes; null: nowhere, or another block does it
+  bool entry = false;       // it closes an entry that this block stores
+  bool start = false;       // its request begins with it, and is ordered
+  int ahead[2] = {-1, -1};  // entries of that request
 };
 __device__ __forceinline__ Mine look(const Call& call, int64_t first, int count, int lane) {
   const Params& p = call.p;
@@ -204,17 +204,17 @@ __global__ void __launch_bounds__(kGroups == 1 ? kMaxWidth / kQuad : kMaxThreads
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const Mine mine = look(call, first, count, lane);
   // Entries: of the block's own tokens, then of the requests that begin with them.
+  unsigned closing = __ballot_sync(~0u, mine.entry);
+  unsigned nearer = __ballot_sync(~0u, mine.ahead[0] >= 0);
+  unsigned further = __ballot_sync(~0u, mine.ahead[1] >= 0);
 #pragma unroll 1
-  for (int kind = 0; kind < 3; ++kind) {
-    const int64_t own = mine.entry ? 0 : -1;
-    const int64_t ahead = kind == 0 ? own : kind == 1 ? mine.ahead[0] : mine.ahead[1];
-    unsigned entries = __ballot_sync(~0u, ahead >= 0);
-#pragma unroll 1
-    for (; entries != 0; entries &= entries - 1) {
-      const int of = __ffs(static_cast<int>(entries)) - 1;
-      const int64_t token = first + of + __shfl_sync(~0u, ahead, of);
-      store_entry<kLoad, kGroups>(call, shared, token, rank);
-    }
+  while ((closing | nearer | further) != 0) {
+    unsigned& some = closing != 0 ? closing : nearer != 0 ? nearer : further;
+    const int of = __ffs(static_cast<int>(some)) - 1;
+    const int ahead = __shfl_sync(~0u, nearer != 0 ? mine.ahead[0] : mine.ahead[1], of);
+    const int64_t token = first + of + (closing != 0 ? 0 : ahead);
+    some &= some - 1;
+    store_entry<kLoad, kGroups>(call, shared, token, rank);
   }
   if (p.state == nullptr) return;
   // Rows: those that take places of what the entries have read, then the others.

@@ -53,13 +53,13 @@ __device__ __forceinline__ bool takes_place(const Params& p, int64_t first, int6
 
 // The entries that read the state, of a request that begins with `token`: how far ahead the token
 // is that closes the first of them (which = 0) or, with overlap, the second; -1: there is none.
-__device__ __forceinline__ int64_t ordered_entry(const Params& p, int64_t token, int which) {
+__device__ __forceinline__ int ordered_entry(const Params& p, int64_t token, int which) {
   const int64_t first = position_of(p, token);
   const int64_t from = first > 0 ? first : 0;
   const int64_t position = (from / p.ratio + 1 + which) * p.ratio - 1;
   const int64_t ahead = position - first;
   const bool there = is_neighbour(p, token, token + ahead, position);
-  return there && reads_state(p, token + ahead) ? ahead : -1;
+  return there && reads_state(p, token + ahead) ? static_cast<int>(ahead) : -1;
 }
 
 // Lists up to 32 rows, from the `back`th place before it on, of a request that begins with `token`
