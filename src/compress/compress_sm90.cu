@@ -209,11 +209,13 @@ __global__ void __launch_bounds__(kGroups == 1 ? kMaxWidth / kQuad : kMaxThreads
   unsigned further = __ballot_sync(~0u, mine.ahead[1] >= 0);
 #pragma unroll 1
   while ((closing | nearer | further) != 0) {
-    unsigned& some = closing != 0 ? closing : nearer != 0 ? nearer : further;
+    const unsigned some = closing != 0 ? closing : nearer != 0 ? nearer : further;
     const int of = __ffs(static_cast<int>(some)) - 1;
     const int ahead = __shfl_sync(~0u, nearer != 0 ? mine.ahead[0] : mine.ahead[1], of);
     const int64_t token = first + of + (closing != 0 ? 0 : ahead);
-    some &= some - 1;
+    if (closing != 0) closing &= closing - 1;
+    else if (nearer != 0) nearer &= nearer - 1;
+    else further &= further - 1;
     store_entry<kLoad, kGroups>(call, shared, token, rank);
   }
   if (p.state == nullptr) return;
@@ -260,7 +262,7 @@ void launch(const Call& call) {
       cuda::launch_config(dim3(blocks * ranks), threads, 0, cuda::stream_of(p.device));
   config.attrs = &cluster;
   config.numAttrs = ranks > 1 ? 1 : 0;
-  cudaLaunchKernelEx(&config, compress_tokens<kLoad, kGroups>, call);
+  cuda::keep_error(cudaLaunchKernelEx(&config, compress_tokens<kLoad, kGroups>, call));
 }
 
 template <Load kLoad>

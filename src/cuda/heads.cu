@@ -59,6 +59,7 @@ void prepare_heads(const HeadParams& p) noexcept {
   if (plan.blocks == 0) return;
   with_way(plan.way, [&](auto way) {
     heads<decltype(way)::value><<<plan.blocks, kHeadThreads, 0, stream_of(p.device)>>>(plan);
+    keep_error(cudaGetLastError());
   });
 }
 

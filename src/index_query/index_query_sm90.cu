@@ -22,6 +22,7 @@ void sm90(const Params& p) noexcept {
   const int threads = static_cast<int>(pairs < kThreads / 32 ? pairs * 32 : kThreads);
   const Call call = call_of(p, threads);
   prepare_tokens<<<blocks_of(call), threads, 0, cuda::stream_of(p.device)>>>(call);
+  cuda::keep_error(cudaGetLastError());
 }
 
 }  // namespace winnow::internal::index_query

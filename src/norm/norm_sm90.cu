@@ -18,6 +18,7 @@ template <int kPieces>
 void launch(const Params& p) {
   const auto blocks = static_cast<unsigned>(core::ceil_div(count_of(p), kWarps));
   norm_rows<kPieces><<<blocks, kWarps * 32, 0, cuda::stream_of(p.device)>>>(call_of(p));
+  cuda::keep_error(cudaGetLastError());
 }
 
 }  // namespace

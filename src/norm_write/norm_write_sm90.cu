@@ -44,6 +44,7 @@ void sm90(const Params& p) noexcept {
   if (norm::width_of(p.norm) <= 8 * cuda::kWarpValues)
     rows<8><<<blocks, kWarps * 32, 0, stream>>>(call);
   else rows<0><<<blocks, kWarps * 32, 0, stream>>>(call);
+  cuda::keep_error(cudaGetLastError());
 }
 
 }  // namespace winnow::internal::norm_write

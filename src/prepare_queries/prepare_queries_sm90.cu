@@ -30,6 +30,7 @@ void sm90(const Params& p) noexcept {
   cuda::with_way(query.way, [&](auto way) {
     prepare_both<decltype(way)::value>
         <<<blocks, cuda::kHeadThreads, 0, cuda::stream_of(p.device)>>>(query, index);
+    cuda::keep_error(cudaGetLastError());
   });
 }
 

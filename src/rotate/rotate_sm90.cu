@@ -49,6 +49,7 @@ void rope_table(const TableParams& p) noexcept {
   if (angles == 0) return;
   const auto blocks = static_cast<unsigned>(core::ceil_div(angles, int64_t{kThreads}));
   fill_table<<<blocks, kThreads, 0, cuda::stream_of(p.device)>>>(p);
+  cuda::keep_error(cudaGetLastError());
 }
 
 }  // namespace winnow::internal::rotate::sm90

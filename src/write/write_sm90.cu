@@ -69,12 +69,14 @@ void write(const Params& p) noexcept {
   const auto blocks = static_cast<unsigned>(ceil_div(p.tokens, int64_t{kWarps}));
   with_record(p.cache.format, [&](auto record) {
     write_records<decltype(record)><<<blocks, kWarps * 32, 0, cuda::stream_of(p.device)>>>(call);
+    cuda::keep_error(cudaGetLastError());
   });
 }
 
 void join(const JoinParams& p) noexcept {
   if (p.tokens * p.heads == 0) return;
   join_heads<<<static_cast<unsigned>(p.tokens * p.heads), 128, 0, cuda::stream_of(p.device)>>>(p);
+  cuda::keep_error(cudaGetLastError());
 }
 
 void quantize(const QuantizeParams& p) noexcept {
@@ -82,10 +84,13 @@ void quantize(const QuantizeParams& p) noexcept {
   const int64_t wanted = ceil_div(p.count, int64_t{kQuantizeThreads});
   const int64_t most = 4 * cuda::multiprocessors(p.device.index);
   const unsigned blocks = static_cast<unsigned>(wanted < 1 ? 1 : wanted < most ? wanted : most);
-  cudaMemsetAsync(p.scale, 0, sizeof(float), stream);
+  cuda::keep_error(cudaMemsetAsync(p.scale, 0, sizeof(float), stream));
   find_largest<<<blocks, kQuantizeThreads, 0, stream>>>(p);
+  cuda::keep_error(cudaGetLastError());
   quantize_all<<<blocks, kQuantizeThreads, 0, stream>>>(p);
+  cuda::keep_error(cudaGetLastError());
   finish_scale<<<1, 1, 0, stream>>>(p.scale);
+  cuda::keep_error(cudaGetLastError());
 }
 
 }  // namespace winnow::internal::write::sm90
