@@ -122,7 +122,7 @@ NormWriteProblem::NormWriteProblem(const Sizes& s, bool v32)
 }
 
 double NormWriteProblem::bytes() const {
-  const double normed = size_of_all({args.norm.rows[0].x, args.norm.rows[0].out});
+  const double normed = bytes_of({args.norm.rows[0].x, args.norm.rows[0].out});
   return normed + records.bytes() + (args.write[1].cache ? keys.bytes() : 0);
 }
 

@@ -132,7 +132,7 @@ int main(void) {
   must(winnow_attend(&attend));
 
   printf("winnow %s, attend by %s: %d of %d keys, lse of head 0 %.3f\n", winnow_version(),
-         winnow_plan_kernel(plan, WINNOW_ATTEND), count, KEYS, lse[0]);
+         winnow_plan_kernel(plan, WINNOW_ATTEND, 0), count, KEYS, lse[0]);
   free(attend.workspace);
   free(q);
   free(k);

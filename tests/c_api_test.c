@@ -212,7 +212,7 @@ static void errors(void) {
   winnow_attend_args attend = WINNOW_ATTEND_ARGS_INIT;
   CHECK(isnan(attend.scale)); /* must be given */
   attend.lists[1].cache.format = 9;
-  INVALID(winnow_attend(&attend), "attend: lists[1].cache.format: expected 0 to 4, found 9");
+  INVALID(winnow_attend(&attend), "attend: lists[1].cache.format: expected 0 to 5, found 9");
   INVALID(winnow_model_of("v5", NULL), "v5");
   INVALID(winnow_model_of(NULL, NULL), "name");
   INVALID(winnow_page_bytes(7, 64, NULL), "format");

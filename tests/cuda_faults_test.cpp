@@ -77,7 +77,7 @@ cudaError_t __wrap_cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) 
 namespace winnow::testing {
 namespace {
 
-using internal::cat;
+using internal::core::cat;
 
 // Ends the process of a case: with the line that failed, or 0.
 #define ENSURE(condition)                                          \

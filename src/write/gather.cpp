@@ -22,7 +22,7 @@ std::span<const GatherKernel> gather_kernels() {
 
 namespace {
 
-GatherParams checked(const GatherArgs& a) {
+GatherParams checked_gather(const GatherArgs& a) {
   const Check check("gather");
   const Device device = a.plan ? a.plan->device(a.target) : a.target.device;
   const Cache cache = check.cache(a.cache, "cache", {device.kind, false});
@@ -58,7 +58,7 @@ GatherParams checked(const GatherArgs& a) {
 }  // namespace internal::write
 
 void gather(const GatherArgs& args) try {
-  const internal::write::GatherParams params = internal::write::checked(args);
+  const internal::write::GatherParams params = internal::write::checked_gather(args);
   const auto& kernel =
       args.plan ? *pick<internal::write::GatherKernel>(args.plan->usable(Stage::kGather), {})
                 : choose("gather", internal::write::gather_kernels(), internal::write::Shape{},
