@@ -56,6 +56,7 @@ set(CMAKE_CUDA_STANDARD 20)
 
 # ptxas reports every kernel's spills, and tools/nvcc_checked.py, in front of nvcc and of ccache, fails
 # the file that has more than cmake/spills.txt allows.
+set(WINNOW_UNCHECKED_CUDA_LAUNCHER ${CMAKE_CUDA_COMPILER_LAUNCHER})
 if(WINNOW_CUDA_STRICT)
   find_package(Python3 3.8 REQUIRED COMPONENTS Interpreter)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tools/nvcc_checked.py

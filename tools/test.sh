@@ -2,8 +2,8 @@
 # Goes through the steps given, all of them even if one fails, and closes with a line for each: its
 # count, and the seconds it took.
 #   release asan tsan   builds the preset and runs its tests; release leaves out those of `docs`
-#   cuda                the same, on a machine with a GPU, and compute-sanitizer; with python-cuda
-#                       among the steps the extension is built along with the rest
+#   cuda                the same, on a machine with a GPU, compute-sanitizer, and kernels with delays;
+#                       with python-cuda among the steps the extension is built along with the rest
 #   cuda-compile        the CUDA code compiled, where there is an nvcc
 #   docs                README's programs and table, the documents' links, the length of files
 #   python python-cuda  the Python package (python_test.sh)
@@ -47,7 +47,7 @@ built() {
 
 # A small set of every stage under the device's own checkers, all of them at once. Racecheck does
 # not follow a warp that meets before one of its lanes arrives at an mbarrier: it sees races in the
-# rings of attend and of scoring by loads, and takes a minute for a wide row.
+# rings of attend and of scoring by loads, which delays() tests, and takes a minute for a wide row.
 sanitize() {
   local tools=(memcheck racecheck initcheck synccheck) pids=() i filter
   for i in "${!tools[@]}"; do
@@ -66,6 +66,17 @@ sanitize() {
       count "${tools[i]}" 1 "failed, see build/cuda/${tools[i]}.log"
     fi
   done
+}
+
+# The kernels whose rings racecheck does not follow, compiled with delays at their barriers.
+delays() {
+  began=$SECONDS
+  if logged delays cmake --build --preset cuda -j "$jobs" --target cuda_delays_test; then
+    logged delays build/cuda/tests/cuda_delays_test --gtest_brief=1
+    count delays $? "$(tail -n1 "$log")"
+  else
+    count delays 1 "does not build"
+  fi
 }
 
 for step in "${steps[@]}"; do
@@ -103,7 +114,10 @@ for step in "${steps[@]}"; do
       if [ "$step" = release ]; then some=(-LE docs); fi
       if built "$step"; then
         tests_of "$step" "$step" -j "$jobs" "${some[@]}"
-        if [ "$step" = cuda ] && command -v compute-sanitizer >/dev/null; then sanitize; fi
+        if [ "$step" = cuda ]; then
+          if command -v compute-sanitizer >/dev/null; then sanitize; fi
+          delays
+        fi
       else
         count "$step" 1 "does not build"
       fi
