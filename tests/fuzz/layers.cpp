@@ -1,5 +1,7 @@
 // The steps in front of the stages. norm and rotate: within the rounding of the reference. What is
 // made of them: bit for bit what the same kernel's steps give one after the other.
+#include <set>
+
 #include "compress/compress_problem.h"
 #include "target.h"
 #include "winnow/index_query.h"
@@ -11,11 +13,14 @@ namespace {
 constexpr int64_t kPositions = 12;
 constexpr double kUlp = 0x1p-24;  // of fp32
 
-// Whether the stage has a kernel to compare: a CUDA build may leave some to the CPU.
+// Whether there are kernels to compare, of the steps as well: a CUDA build may leave some to the
+// CPU.
 bool runs(const std::string& stage) {
+  if (compared == Compared::kCpu) return true;
+  std::set<std::string> on_device;
   for (const KernelInfo& k : support())
-    if (k.stage == stage && (compared == Compared::kCpu || k.device == "cuda")) return true;
-  return false;
+    if (k.device == "cuda") on_device.insert(k.stage);
+  return on_device.contains(stage) && on_device.contains("norm") && on_device.contains("rotate");
 }
 
 Guarded<float> floats(Source& s, int64_t count, float mean) {
