@@ -2,6 +2,8 @@
  * hold). */
 #include "c_hostile.h"
 
+static _Alignas(64) uint8_t workspace[1 << 26];
+
 CALL(write, winnow_write_args)
 CALL(gather, winnow_gather_args)
 CALL(score, winnow_score_args)

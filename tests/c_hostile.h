@@ -49,7 +49,6 @@ enum { VALUE = 0x3c, PAGE_VALUE = 0x38 };
 static _Alignas(64) uint8_t outputs[OUTPUTS][OUTPUT_BYTES + 64];
 static _Alignas(64) uint8_t bytes[TOKENS * HEADS * 576 * 2 + 64];
 static _Alignas(64) uint8_t pages[PAGES * PAGE * 1152 + 64];
-static _Alignas(64) uint8_t workspace[1 << 26];
 static int32_t ints[256];
 
 static void damage_tensor(winnow_tensor* t, unsigned free) {
@@ -134,7 +133,7 @@ static winnow_tensor in_i32(int32_t rank, const int64_t* shape) {
 static winnow_tensor out(int number, winnow_dtype dtype, int32_t rank, const int64_t* shape) {
   return view(outputs[number], dtype, rank, shape);
 }
-static winnow_cache cache_of(winnow_format format) {
+static inline winnow_cache cache_of(winnow_format format) {
   int64_t stride = 0;
   OK(winnow_page_bytes(format, PAGE, &stride));
   return (winnow_cache){
