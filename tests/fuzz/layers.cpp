@@ -228,13 +228,13 @@ void index_any(Source& s) {
 }
 
 void prologue_any(Source& s) {
-  constexpr CacheFormat formats[] = {CacheFormat::kIndexKeys, CacheFormat::kV32Fp8,
-                                     CacheFormat::kV32Bf16, CacheFormat::kV4Fp8,
-                                     CacheFormat::kV4Bf16};
-  const CacheFormat format = formats[chance(s, 60) ? 0 : draw(s, 1, 4)];
+  constexpr CacheFormat formats[] = {CacheFormat::kIndexKeys, CacheFormat::kIndexKeysBf16,
+                                     CacheFormat::kV32Fp8,    CacheFormat::kV32Bf16,
+                                     CacheFormat::kV4Fp8,     CacheFormat::kV4Bf16};
+  const CacheFormat format = formats[chance(s, 60) ? draw(s, 0, 1) : draw(s, 2, 5)];
   const int64_t T = draw(s, 0, 4), width = record_dim(format), normed = width == 576 ? 512 : width;
   Steps steps(s, normed);
-  if (format != CacheFormat::kIndexKeys) steps.rope.slice = RopeSlice::kLast;
+  if (width != kIndexDim) steps.rope.slice = RopeSlice::kLast;
   auto positions = indices(s, T, kPositions, 20);
   Guarded<bf16> kv = normals(s, T * width);
   Guarded<int64_t> slots(T);
@@ -267,13 +267,15 @@ void prologue_any(Source& s) {
 // One call for the whole streams, and any cutting of them with hostile tokens between.
 void compress_any(Source& s) {
   namespace c = internal::compress;
-  c::Case of{"", chance(s, 85) ? CacheFormat::kIndexKeys : CacheFormat::kV4Bf16, draw32(s, 1, 5)};
+  constexpr CacheFormat formats[] = {CacheFormat::kIndexKeys, CacheFormat::kIndexKeysBf16,
+                                     CacheFormat::kV4Bf16};
+  c::Case of{"", formats[chance(s, 85) ? draw(s, 0, 1) : 2], draw32(s, 1, 5)};
   of.gate = of.ratio > 1 || chance(s, 50);
   of.overlap = of.gate && chance(s, 50);
   of.bias = of.gate && chance(s, 50);
   of.block = draw32(s, 1, 5);
   of.bf16_rows = chance(s, 40);
-  of.hadamard = of.format == CacheFormat::kIndexKeys && chance(s, 40);
+  of.hadamard = of.width() == kIndexDim && chance(s, 40);
   for (int64_t n = draw(s, 1, 2); n > 0; --n) of.lengths.push_back(draw32(s, 1, 9));
   c::Problem p(of, s());
   const c::StateKind kind = chance(s, 50) ? c::StateKind::kRing : c::StateKind::kPaged;
