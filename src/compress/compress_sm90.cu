@@ -16,7 +16,7 @@
 #include "compress/order_sm90.cuh"
 #include "compress/pool_sm90.cuh"
 #include "cuda/launch.h"
-#include "cuda/prologue.h"
+#include "cuda/record.h"
 #include "model/records.h"
 
 namespace winnow::internal::compress {

@@ -1,5 +1,5 @@
-// Norm, RoPE, Hadamard and e4m3 of bf16 rows that lie in the registers of a warp (core/prologue.h
-// and core/quantizer.h specify them).
+// Norm, RoPE and Hadamard of bf16 rows that lie in the registers of a warp (core/prologue.h
+// specifies them).
 //
 // A row is cut into pieces of 8 values, 16 B: piece g belongs to lane g % 32, as its piece g / 32.
 // Sums run over a lane's pieces in order, then over the lanes in a butterfly: the order depends on
@@ -7,21 +7,17 @@
 // join several steps must give the bits of the single ones.
 #pragma once
 
-#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
-#include <cfloat>
 #include <cstdint>
 
 #include "core/arithmetic.h"
 #include "core/prologue.h"
-#include "core/quantizer.h"
 #include "cuda/hopper.h"
 
 namespace winnow::internal::cuda {
 
 using core::NormParams;
-using core::Quantizer;
 using core::RopeParams;
 
 inline constexpr int kPiece = 8;                      // values of a piece
@@ -414,82 +410,6 @@ __device__ __forceinline__ uint4 hadamard(const uint4& piece, int lane) {
 #pragma unroll
   for (int i = 0; i < kPiece; ++i) v[i] = __fmul_rn(v[i], 0.08838834764831845f);  // 128^-1/2
   return packed(v);
-}
-
-// to_e4m3(scaled) by the conversion unit. Arithmetic drops a NaN's sign, so it comes from x itself.
-__device__ __forceinline__ uint8_t quantized(float x, float scaled) {
-  if (isnan(x)) return signbit(x) ? 0xff : 0x7f;
-  return __nv_cvt_float_to_fp8(scaled, __NV_SATFINITE, __NV_E4M3);
-}
-
-__device__ __forceinline__ float magnitude(float x) {
-  return isnan(x) ? 0.0f : fminf(fabsf(x), FLT_MAX);
-}
-
-// The scale of a tile that lies in `kLanes` neighbours, by all lanes of a warp.
-template <int kLanes>
-__device__ __forceinline__ float tile_scale(const Quantizer& q, const uint4& piece) {
-  float v[kPiece], amax = 0;
-  unpack(piece, v);
-#pragma unroll
-  for (int i = 0; i < kPiece; ++i) amax = fmaxf(amax, magnitude(v[i]));
-#pragma unroll
-  for (int d = kLanes / 2; d > 0; d /= 2) amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, d));
-  return core::scale_of(q, amax);
-}
-
-// The piece's codes. A division by a power of two is an exact product.
-__device__ __forceinline__ uint2 codes_of(const Quantizer& q, float scale, const uint4& piece) {
-  float v[kPiece];
-  unpack(piece, v);
-  const float factor = __frcp_rn(scale);
-  uint32_t words[2] = {};
-#pragma unroll
-  for (int i = 0; i < kPiece; ++i) {
-    const float scaled = q.power_of_two ? __fmul_rn(v[i], factor) : __fdiv_rn(v[i], scale);
-    words[i / 4] |= static_cast<uint32_t>(quantized(v[i], scaled)) << (i % 4 * 8);
-  }
-  return {words[0], words[1]};
-}
-
-// Writes the record of a row, by all lanes of a warp: R::kDim values in `row`.
-template <class R, int kPieces>
-__device__ __forceinline__ void store_record(const Quantizer& q, const Held<kPieces>& row,
-                                             std::byte* page, int64_t offset, int64_t page_size,
-                                             int lane) {
-#pragma unroll
-  for (int c = 0; c < kPieces; ++c) {
-    const int at = piece_at(c, lane);
-    const uint4 piece = row.pieces[c];
-    if constexpr (R::kQuantized) {
-      const float scale = tile_scale<R::kTile / kPiece>(q, piece);
-      if (at < R::kNope) {
-        const uint2 codes = codes_of(q, scale, piece);
-        auto* to = reinterpret_cast<uint32_t*>(page + R::row(offset, page_size) + at);
-        if constexpr (R::kFormat == CacheFormat::kIndexKeys) {  // pages are aligned to 4 B only
-          to[0] = codes.x;
-          to[1] = codes.y;
-        } else {
-          store8(to, codes);
-        }
-      }
-      if (at < R::kNope && at % R::kTile == 0) {
-        std::byte* scales = page + R::scales(offset, page_size);
-        core::put_scale(reinterpret_cast<typename R::Scale*>(scales) + at / R::kTile, scale);
-      }
-      if constexpr (R::kRope > 0)
-        if (at >= R::kNope && at < R::kDim)
-          store16(page + R::rope(offset, page_size) + (at - R::kNope) * 2, piece);
-      if constexpr (R::kScaleBytes > R::kTiles * static_cast<int>(sizeof(typename R::Scale)))
-        if (at == 0) {  // bytes behind the last scale are zero
-          std::byte* scales = page + R::scales(offset, page_size);
-          for (int b = R::kTiles * sizeof(typename R::Scale); b < R::kScaleBytes; ++b)
-            scales[b] = std::byte{0};
-        }
-    } else {
-      if (at < R::kDim) store16(page + R::row(offset, page_size) + at * 2, piece);
-    }
-  }
 }
 
 }  // namespace winnow::internal::cuda

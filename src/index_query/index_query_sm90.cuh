@@ -5,7 +5,7 @@
 
 #include <cuda_runtime.h>
 
-#include "cuda/prologue.h"
+#include "cuda/record.h"
 #include "index_query/kernel.h"
 
 namespace winnow::internal::index_query {

@@ -5,7 +5,7 @@
 
 #include <cuda_runtime.h>
 
-#include "cuda/prologue.h"
+#include "cuda/record.h"
 #include "model/records.h"
 #include "write/kernel.h"
 
