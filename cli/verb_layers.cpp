@@ -1,5 +1,5 @@
-// winnow norm, rotate, prepare_query, index_query, compress: the steps between projections and
-// attention, each alone, held against the reference.
+// winnow norm, rotate, prepare_query, index_query, prepare_queries, norm_write, compress: the steps
+// between projections and attention, each alone, held against the reference.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -75,6 +75,22 @@ void add_layer_verbs(CLI::App& app, Outcome& outcome) {
       resolve(*o);
       bench::IndexQueryProblem p(o->sizes);
       outcome.code = try_layer("index_query", *o, p, p.args.out, index_query);
+    });
+  });
+  add(app, "prepare_queries", "V4's query and index heads in one call",
+      [&](CLI::App* cmd, const auto& o) {
+        add_heads(cmd, *o);
+        cmd->callback([o, &outcome] {
+          resolve(*o);
+          bench::PrepareQueriesProblem p(o->sizes, false);
+          outcome.code = try_out("prepare_queries", *o, p, p.args.query.out, prepare_queries);
+        });
+      });
+  add(app, "norm_write", "V3.2's norms and writes in one call", [&](CLI::App* cmd, const auto& o) {
+    cmd->callback([o, &outcome] {
+      resolve(*o);
+      bench::NormWriteProblem p(o->sizes, true);
+      outcome.code = try_out("norm_write", *o, p, p.args.norm.rows[0].out, norm_write);
     });
   });
   add(app, "compress", "V4's compressor over random rows", [&](CLI::App* cmd, const auto& o) {

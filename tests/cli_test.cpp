@@ -65,9 +65,10 @@ TEST_F(Cli, HelpAndVersion) {
   const Output help = run("--help");
   EXPECT_EQ(help.code, 0);
   for (const char* command :
-       {"run",           "soak",        "verify",   "bench", "support", "norm",  "rotate",
-        "prepare_query", "index_query", "compress", "write", "plan",    "score", "select",
-        "locate",        "attend",      "mha",      "merge", "mask",    "lists"}) {
+       {"run",    "soak",          "verify",          "bench",     "support", "norm",
+        "rotate", "prepare_query", "index_query",     "compress",  "write",   "plan",
+        "score",  "select",        "locate",          "attend",    "mha",     "merge",
+        "mask",   "lists",         "prepare_queries", "norm_write"}) {
     expect_in(help.out, {command});
     const Output o = run(std::string(command) + " --help");
     EXPECT_EQ(o.code, 0) << command;
@@ -113,8 +114,9 @@ TEST_F(Cli, SupportListsEveryStage) {
     stages.insert(k.at("stage").get<std::string>());
     EXPECT_EQ(k.at("available").get<bool>(), k.at("reason").is_null());
   }
-  for (const char* stage : {"norm", "rope_table", "rotate", "prepare_query", "index_query",
-                            "compress", "write", "score", "select", "locate", "attend"})
+  for (const char* stage :
+       {"norm", "rope_table", "rotate", "prepare_query", "index_query", "prepare_queries",
+        "norm_write", "compress", "write", "score", "select", "locate", "attend"})
     EXPECT_TRUE(stages.count(stage)) << stage;
   expect_in(run("support").out, {"attend", "reference", "available"});
   expect_in(run("support --markdown").out, {"| stage |", "| attend |"});
@@ -272,6 +274,7 @@ TEST_F(Cli, VerbsAgreeWithTheReference) {
   for (const char* call :
        {"norm --batch 3", "rotate --context 300 --batch 3 --heads 2",
         "prepare_query --context 300 --batch 3 --heads 2", "index_query --context 300 --batch 3",
+        "prepare_queries --context 300 --batch 3 --heads 2", "norm_write --context 300 --batch 3",
         "compress --context 300 --batch 2 --s-q 9", "compress --layer c128a --s-q 200 --batch 1",
         "score --context 200 --index-heads 5 --s-q 2",
         "score --bf16 --context 200 --select --topk 9", "score --select --topk 9 --context 200",
