@@ -235,6 +235,26 @@ static void layers(void) {
   OK(winnow_write(&write));
   CHECK(from_bf16(out[0]) == 1 && from_bf16(out[448]) == -1 && from_bf16(out[449]) == 1);
 
+  /* The same in one call each. */
+  memset(codes, 0, sizeof codes);
+  memset(weights, 0, sizeof weights);
+  memset(out, 0, 512 * sizeof *out);
+  winnow_prepare_queries_args queries = WINNOW_PREPARE_QUERIES_ARGS_INIT;
+  queries.query = &query;
+  queries.index = &index;
+  OK(winnow_prepare_queries(&queries));
+  CHECK(from_bf16(out[0]) == 1 && from_bf16(out[64]) == -1 && codes[64] == 0xf8);
+  queries.query = NULL;
+  queries.index = NULL;
+  INVALID(winnow_prepare_queries(&queries), "neither");
+  memset(out, 0, 512 * sizeof *out);
+  winnow_norm_write_args both = WINNOW_NORM_WRITE_ARGS_INIT;
+  both.write[1] = &write;
+  OK(winnow_norm_write(&both));
+  CHECK(from_bf16(out[0]) == 1 && from_bf16(out[448]) == -1 && from_bf16(out[449]) == 1);
+  both.write[1] = NULL;
+  INVALID(winnow_norm_write(&both), "neither");
+
   /* Two rows with the same scores: their mean, 3, is normalised to 1 and rotated. */
   float rows[2 * 1024], state[1024];
   uint16_t latent[2 * 512];

@@ -8,6 +8,8 @@ CALL(rotate, winnow_rotate_args)
 CALL(rope_table, winnow_rope_table_args)
 CALL(prepare_query, winnow_prepare_query_args)
 CALL(index_query, winnow_index_query_args)
+CALL(prepare_queries, winnow_prepare_queries_args)
+CALL(norm_write, winnow_norm_write_args)
 CALL(compress, winnow_compress_args)
 CALL(write, winnow_write_args)
 
@@ -85,6 +87,12 @@ static void sweep_queries(void) {
         AT(TENSOR, I, weights), AT(TENSOR, I, positions), ROPE_FIELDS(I, rope), AT(ENUM, I, scale),
         AT(FLOAT, I, factor), AT(TENSOR, I, out), AT(TENSOR, I, out_weights),
         AT(TARGET, I, target));
+
+  winnow_prepare_queries_args queries = WINNOW_PREPARE_QUERIES_ARGS_INIT;
+  queries.index = &index;
+  typedef winnow_prepare_queries_args Q;
+  SWEEP(prepare_queries, "prepare_queries", queries, AT(SIZE, Q, struct_size),
+        AT(TARGET, Q, target));
 }
 
 static void sweep_compress(void) {
@@ -121,6 +129,11 @@ static void sweep_compress(void) {
   SWEEP(write, "write", write, AT(SIZE, W, struct_size), FREE(1, W, kv), AT(TENSOR, W, slots),
         AT(CACHE, W, cache), AT(ENUM, W, scale), NORM_FIELDS(W, prologue.norm),
         ROPE_FIELDS(W, prologue.rope), AT(TENSOR, W, prologue.positions), AT(TARGET, W, target));
+
+  winnow_norm_write_args both = WINNOW_NORM_WRITE_ARGS_INIT;
+  both.write[0] = &write;
+  typedef winnow_norm_write_args B;
+  SWEEP(norm_write, "norm_write", both, AT(SIZE, B, struct_size), AT(TARGET, B, target));
 }
 
 int main(void) {

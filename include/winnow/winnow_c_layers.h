@@ -99,6 +99,32 @@ typedef struct winnow_index_query_args {
   { .struct_size = sizeof(winnow_index_query_args), .factor = 1.0f }
 winnow_status winnow_index_query(const winnow_index_query_args* args);
 
+/* ---- prepare_queries (<winnow/prepare_queries.h>) ------------------------------------------- */
+
+typedef struct winnow_prepare_queries_args {
+  size_t struct_size;
+  const winnow_prepare_query_args* query; /* either may be null; targets inside do not count */
+  const winnow_index_query_args* index;
+  winnow_target target;
+} winnow_prepare_queries_args;
+#define WINNOW_PREPARE_QUERIES_ARGS_INIT \
+  { .struct_size = sizeof(winnow_prepare_queries_args) }
+winnow_status winnow_prepare_queries(const winnow_prepare_queries_args* args);
+
+/* ---- norm_write (<winnow/norm_write.h>) ----------------------------------------------------- */
+
+struct winnow_write_args;
+
+typedef struct winnow_norm_write_args {
+  size_t struct_size;
+  const winnow_norm_args* norm; /* any may be null; plans and targets inside do not count */
+  const struct winnow_write_args* write[2];
+  winnow_target target;
+} winnow_norm_write_args;
+#define WINNOW_NORM_WRITE_ARGS_INIT \
+  { .struct_size = sizeof(winnow_norm_write_args) }
+winnow_status winnow_norm_write(const winnow_norm_write_args* args);
+
 /* ---- compress (<winnow/compress.h>) -------------------------------------------------------- */
 
 typedef struct winnow_compress_args {

@@ -1,9 +1,9 @@
-// norm, rotate, rope_table, prepare_query, index_query and compress in C.
+// The steps in front of the stages in C.
 #include "c_api/layers.h"
 
 #include "winnow/compress.h"
-#include "winnow/index_query.h"
-#include "winnow/prepare_query.h"
+#include "winnow/norm_write.h"
+#include "winnow/prepare_queries.h"
 
 namespace winnow::internal::c_api {
 
@@ -31,11 +31,52 @@ NormRows rows_of(const winnow_norm_rows& rows, const In& in) {
   return {.x = in(rows.x, "x"), .out = in(rows.out, "out"), .norm = norm_of(rows.norm, in)};
 }
 
+NormArgs norm_args(const winnow_norm_args& a, const In& in) {
+  return {.rows = {rows_of(a.rows[0], in), rows_of(a.rows[1], in)}, .target = in(a.target)};
+}
+
 ScaleMode scale_of(winnow_scale_mode scale, const In& in) {
   return in.choice(scale, "scale", ScaleMode::kPow2FloorAmax);
 }
 
+PrepareQueryArgs prepare_query_args(const winnow_prepare_query_args& a, const In& in) {
+  return {.q = in(a.q, "q"),
+          .norm = norm_of(a.norm, in),
+          .positions = in(a.positions, "positions"),
+          .rope = rope_of(a.rope, in),
+          .out = in(a.out, "out"),
+          .target = in(a.target)};
+}
+
+IndexQueryArgs index_query_args(const winnow_index_query_args& a, const In& in) {
+  return {.q = in(a.q, "q"),
+          .weights = in(a.weights, "weights"),
+          .positions = in(a.positions, "positions"),
+          .rope = rope_of(a.rope, in),
+          .hadamard = a.hadamard,
+          .scale = scale_of(a.scale, in),
+          .factor = a.factor,
+          .out = in(a.out, "out"),
+          .out_weights = in(a.out_weights, "out_weights"),
+          .target = in(a.target)};
+}
+
 }  // namespace
+
+WriteArgs write_args(const winnow_write_args& a, const In& in) {
+  return {.plan = in.plan(a.plan),
+          .kv = in(a.kv, "kv"),
+          .rope = in(a.rope, "rope"),
+          .slots = in(a.slots, "slots"),
+          .cache = in(a.cache, "cache"),
+          .scale = scale_of(a.scale, in),
+          .prologue = {.norm = norm_of(a.prologue.norm, in),
+                       .rope = rope_of(a.prologue.rope, in),
+                       .positions = in(a.prologue.positions, "prologue.positions"),
+                       .hadamard = a.prologue.hadamard},
+          .target = in(a.target)};
+}
+
 }  // namespace winnow::internal::c_api
 
 using namespace winnow::internal::c_api;
@@ -43,10 +84,8 @@ using namespace winnow::internal::c_api;
 extern "C" {
 
 winnow_status winnow_norm(const winnow_norm_args* args) {
-  return guarded("norm", args, [](const winnow_norm_args& a, const In& in) {
-    winnow::norm(
-        {.rows = {rows_of(a.rows[0], in), rows_of(a.rows[1], in)}, .target = in(a.target)});
-  });
+  return guarded("norm", args,
+                 [](const winnow_norm_args& a, const In& in) { winnow::norm(norm_args(a, in)); });
 }
 
 winnow_status winnow_rotate(const winnow_rotate_args* args) {
@@ -73,27 +112,34 @@ winnow_status winnow_rope_table(const winnow_rope_table_args* args) {
 
 winnow_status winnow_prepare_query(const winnow_prepare_query_args* args) {
   return guarded("prepare_query", args, [](const winnow_prepare_query_args& a, const In& in) {
-    winnow::prepare_query({.q = in(a.q, "q"),
-                           .norm = norm_of(a.norm, in),
-                           .positions = in(a.positions, "positions"),
-                           .rope = rope_of(a.rope, in),
-                           .out = in(a.out, "out"),
-                           .target = in(a.target)});
+    winnow::prepare_query(prepare_query_args(a, in));
   });
 }
 
 winnow_status winnow_index_query(const winnow_index_query_args* args) {
   return guarded("index_query", args, [](const winnow_index_query_args& a, const In& in) {
-    winnow::index_query({.q = in(a.q, "q"),
-                         .weights = in(a.weights, "weights"),
-                         .positions = in(a.positions, "positions"),
-                         .rope = rope_of(a.rope, in),
-                         .hadamard = a.hadamard,
-                         .scale = scale_of(a.scale, in),
-                         .factor = a.factor,
-                         .out = in(a.out, "out"),
-                         .out_weights = in(a.out_weights, "out_weights"),
-                         .target = in(a.target)});
+    winnow::index_query(index_query_args(a, in));
+  });
+}
+
+winnow_status winnow_prepare_queries(const winnow_prepare_queries_args* args) {
+  return guarded("prepare_queries", args, [](const winnow_prepare_queries_args& a, const In& in) {
+    winnow::PrepareQueriesArgs all;
+    if (a.query != nullptr) all.query = prepare_query_args(in.sized(a.query, "query"), in);
+    if (a.index != nullptr) all.index = index_query_args(in.sized(a.index, "index"), in);
+    all.target = in(a.target);
+    winnow::prepare_queries(all);
+  });
+}
+
+winnow_status winnow_norm_write(const winnow_norm_write_args* args) {
+  return guarded("norm_write", args, [](const winnow_norm_write_args& a, const In& in) {
+    winnow::NormWriteArgs all;
+    if (a.norm != nullptr) all.norm = norm_args(in.sized(a.norm, "norm"), in);
+    for (int i = 0; i < 2; ++i)
+      if (a.write[i] != nullptr) all.write[i] = write_args(in.sized(a.write[i], "write"), in);
+    all.target = in(a.target);
+    winnow::norm_write(all);
   });
 }
 

@@ -4,10 +4,12 @@
 #include "c_api/common.h"
 #include "winnow/norm.h"
 #include "winnow/rotate.h"
+#include "winnow/write.h"
 
 namespace winnow::internal::c_api {
 
 Norm norm_of(const winnow_norm_step& norm, const In& in);
 Rope rope_of(const winnow_rope& rope, const In& in);
+WriteArgs write_args(const winnow_write_args& a, const In& in);
 
 }  // namespace winnow::internal::c_api

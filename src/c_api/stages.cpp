@@ -44,17 +44,7 @@ extern "C" {
 
 winnow_status winnow_write(const winnow_write_args* args) {
   return guarded("write", args, [](const winnow_write_args& a, const In& in) {
-    winnow::write({.plan = in.plan(a.plan),
-                   .kv = in(a.kv, "kv"),
-                   .rope = in(a.rope, "rope"),
-                   .slots = in(a.slots, "slots"),
-                   .cache = in(a.cache, "cache"),
-                   .scale = in.choice(a.scale, "scale", winnow::ScaleMode::kPow2FloorAmax),
-                   .prologue = {.norm = norm_of(a.prologue.norm, in),
-                                .rope = rope_of(a.prologue.rope, in),
-                                .positions = in(a.prologue.positions, "prologue.positions"),
-                                .hadamard = a.prologue.hadamard},
-                   .target = in(a.target)});
+    winnow::write(write_args(a, in));
   });
 }
 
