@@ -318,7 +318,7 @@ static void queries(void) {
   CHECK(winnow_format_name(-1) == NULL);
   int64_t count = 0, bytes = 0;
   int32_t dim = 0;
-  CHECK(winnow_cache_formats(&count)[2] == WINNOW_V4_FP8 && count == 5);
+  CHECK(winnow_cache_formats(&count)[2] == WINNOW_V4_FP8 && count == 6);
   CHECK(winnow_head_sizes(&count)[0] == 576 && count == 2);
   CHECK(winnow_supports_heads(12) && !winnow_supports_heads(129));
   OK(winnow_page_bytes(WINNOW_V4_FP8, 64, &bytes));

@@ -3,6 +3,7 @@
 // fp32: a kernel differs by its own rounding alone. Every bound says where it comes from.
 #include <algorithm>
 #include <cmath>
+#include <deque>
 
 #include "core/formats.h"
 #include "safetensors.h"
@@ -35,6 +36,20 @@ Guarded<T> copy_of(const Tensor& t) {
   return Guarded<T>(std::vector<T>(data, data + t.size()));
 }
 
+// Tensors of a file where a device can read them.
+class Copies {
+ public:
+  Tensor operator()(const Tensor& t) {
+    kept_.push_back(copy_of<float>(t));
+    Tensor copy = t;
+    copy.data = kept_.back().data();
+    return copy;
+  }
+
+ private:
+  std::deque<Guarded<float>> kept_;
+};
+
 // |got - want| <= relative * |want| + absolute, element by element.
 void expect_near(const bf16* got, const Tensor& want, double relative, double absolute,
                  const char* what) {
@@ -64,9 +79,10 @@ TEST_P(LayersGolden, Norm) {
     Guarded<bf16> x = copy_of<bf16>(file.at(name + ".x"));
     Guarded<bf16> out(x.size());
     const int64_t rows = want.shape[0], width = want.shape[1];
+    Copies copied;
     Norm norm{.kind = name == "key" ? NormKind::kLayer : NormKind::kRms};
-    if (name != "heads") norm.weight = file.at(name + ".weight");
-    if (name == "key") norm.bias = file.at(name + ".bias");
+    if (name != "heads") norm.weight = copied(file.at(name + ".weight"));
+    if (name == "key") norm.bias = copied(file.at(name + ".bias"));
     winnow::norm({.rows = {{.x = tensor(x.data(), {rows, width}),
                             .out = tensor(out.data(), {rows, width}),
                             .norm = norm}},
@@ -100,8 +116,9 @@ TEST_P(LayersGolden, Rotate) {
     Guarded<bf16> x = copy_of<bf16>(file.at(r.x));
     Guarded<int32_t> rows(want.shape[0]);  // row i of the file's table is position i of ours
     for (int64_t t = 0; t < want.shape[0]; ++t) rows[t] = static_cast<int32_t>(t);
+    Copies copied;
     Rope rope = r.rope;
-    rope.table = file.at(r.table);
+    rope.table = copied(file.at(r.table));
     const Tensor view = tensor(x.data(), {want.shape[0], want.shape[1], want.shape[2]});
     rotate({.x = view,
             .positions = tensor(rows.data(), {want.shape[0]}),
@@ -156,6 +173,7 @@ void check_compressor(const char* name, int32_t ratio, bool overlap, const Targe
   Guarded<int32_t> positions(tokens), requests(tokens, 0), table(1, 0);
   for (int64_t t = 0; t < tokens; ++t) positions[t] = static_cast<int32_t>(t);
   Guarded<bf16> latent(tokens * width);
+  Copies copied;
   compress({.rows = tensor(rows.data(), {tokens, 2 * values}),
             .positions = tensor(positions.data(), {tokens}),
             .requests = tensor(requests.data(), {tokens}),
@@ -164,7 +182,7 @@ void check_compressor(const char* name, int32_t ratio, bool overlap, const Targe
             .bias = tensor(bias.data(), {ratio, values}),
             .state = {.rows = tensor(state.data(), {1, tokens, 2 * values}),
                       .table = tensor(table.data(), {1, 1})},
-            .norm = {.weight = file.at("weight")},
+            .norm = {.weight = copied(file.at("weight"))},
             .latent = tensor(latent.data(), {tokens, width}),
             .target = target});
   ASSERT_TRUE(testing::device_finished());
@@ -178,7 +196,7 @@ void check_compressor(const char* name, int32_t ratio, bool overlap, const Targe
   const Tensor view = tensor(closed.data(), {entries, 1, width});
   rotate({.x = view,
           .positions = tensor(starts.data(), {entries}),
-          .rope = {.table = file.at("table")},
+          .rope = {.table = copied(file.at("table"))},
           .out = view,
           .target = testing::target("rotate", target.kernel)});
   ASSERT_TRUE(testing::device_finished());
@@ -215,10 +233,11 @@ TEST_P(LayersGolden, IndexQuery) {
   Guarded<int32_t> rows(tokens);
   for (int64_t t = 0; t < tokens; ++t) rows[t] = static_cast<int32_t>(t);
   const float factor = 1 / std::sqrt(static_cast<float>(heads) * 128);
+  Copies copied;
   index_query({.q = tensor(q.data(), {tokens, heads, 128}),
                .weights = tensor(weights.data(), {tokens, heads}),
                .positions = tensor(rows.data(), {tokens}),
-               .rope = {.table = file.at("table")},
+               .rope = {.table = copied(file.at("table"))},
                .factor = factor,
                .out = tensor(out.data(), {tokens, heads, 128}),
                .out_weights = tensor(out_weights.data(), {tokens, heads}),

@@ -126,10 +126,12 @@ Params checked(const CompressArgs& a) {
 }  // namespace
 }  // namespace internal::compress
 
-void compress(const CompressArgs& args) {
+void compress(const CompressArgs& args) try {
   using namespace internal::compress;
   const Params params = checked(args);
   run("compress", choose("compress", kernels(), Shape{}, args.target), params);
+} catch (const std::bad_alloc&) {
+  out_of_memory("compress");
 }
 
 }  // namespace winnow

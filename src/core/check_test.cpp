@@ -160,7 +160,7 @@ TEST(Check, CachesRefused) {
     expect_invalid([&] { check.cache(c, "cache", kOnCuda); }, words);
   };
   refuse([](Cache& c) { c = {}; }, {"stage: cache: expected a cache, found none"});
-  refuse([](Cache& c) { c.format = static_cast<CacheFormat>(5); }, {"cache", "format", "number 5"});
+  refuse([](Cache& c) { c.format = static_cast<CacheFormat>(6); }, {"cache", "format", "number 6"});
   refuse([](Cache& c) { c.page = 0; }, {"cache.page", "1 to", "found 0"});
   refuse([](Cache& c) { c.pages = -1; }, {"cache.pages", "-1"});
   refuse([](Cache& c) { c.page_stride = 37375; }, {"at least 37376", "37375"});

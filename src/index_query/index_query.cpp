@@ -60,10 +60,12 @@ Params checked(const IndexQueryArgs& a) {
 
 }  // namespace internal::index_query
 
-void index_query(const IndexQueryArgs& args) {
+void index_query(const IndexQueryArgs& args) try {
   using namespace internal::index_query;
   const Params params = checked(args);
   run("index_query", choose("index_query", kernels(), Shape{}, args.target), params);
+} catch (const std::bad_alloc&) {
+  out_of_memory("index_query");
 }
 
 }  // namespace winnow

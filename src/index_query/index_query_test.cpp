@@ -106,6 +106,7 @@ TEST_P(IndexQueryTest, IsTheCompositionOfItsSteps) {
           .rope = a.rope,
           .out = view,
           .target = testing::target("rotate", kernel)});
+  ASSERT_TRUE(testing::device_finished());
   std::copy_n(rotated.data(), rotated.size(), rows.data());
   if (c.hadamard) {  // the same kernel's rows in bf16, which are held to the matrix
     Case in_bf16 = c;

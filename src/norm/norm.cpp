@@ -52,10 +52,12 @@ Params checked(const NormArgs& a) {
 
 }  // namespace internal::norm
 
-void norm(const NormArgs& args) {
+void norm(const NormArgs& args) try {
   using namespace internal::norm;
   const Params params = checked(args);
   run("norm", choose("norm", kernels(), Shape{}, args.target), params);
+} catch (const std::bad_alloc&) {
+  out_of_memory("norm");
 }
 
 }  // namespace winnow

@@ -63,10 +63,12 @@ Params checked(const NormWriteArgs& a) {
 }  // namespace
 }  // namespace internal::norm_write
 
-void norm_write(const NormWriteArgs& args) {
+void norm_write(const NormWriteArgs& args) try {
   using namespace internal::norm_write;
   const Params params = checked(args);
   run("norm_write", choose("norm_write", kernels(), Shape{}, args.target), params);
+} catch (const std::bad_alloc&) {
+  out_of_memory("norm_write");
 }
 
 }  // namespace winnow

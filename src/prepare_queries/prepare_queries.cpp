@@ -60,10 +60,12 @@ Params checked(const PrepareQueriesArgs& a) {
 }  // namespace
 }  // namespace internal::prepare_queries
 
-void prepare_queries(const PrepareQueriesArgs& args) {
+void prepare_queries(const PrepareQueriesArgs& args) try {
   using namespace internal::prepare_queries;
   const Params params = checked(args);
   run("prepare_queries", choose("prepare_queries", kernels(), Shape{}, args.target), params);
+} catch (const std::bad_alloc&) {
+  out_of_memory("prepare_queries");
 }
 
 }  // namespace winnow

@@ -45,10 +45,12 @@ Params checked(const PrepareQueryArgs& a) {
 
 }  // namespace internal::prepare_query
 
-void prepare_query(const PrepareQueryArgs& args) {
+void prepare_query(const PrepareQueryArgs& args) try {
   using namespace internal::prepare_query;
   const Params params = checked(args);
   run("prepare_query", choose("prepare_query", kernels(), Shape{}, args.target), params);
+} catch (const std::bad_alloc&) {
+  out_of_memory("prepare_query");
 }
 
 }  // namespace winnow

@@ -76,10 +76,12 @@ TableParams checked(const RopeTableArgs& a) {
 }  // namespace
 }  // namespace internal::rotate
 
-void rope_table(const RopeTableArgs& args) {
+void rope_table(const RopeTableArgs& args) try {
   using namespace internal::rotate;
   const TableParams params = checked(args);
   run("rope_table", choose("rope_table", table_kernels(), Shape{}, args.target), params);
+} catch (const std::bad_alloc&) {
+  out_of_memory("rope_table");
 }
 
 }  // namespace winnow

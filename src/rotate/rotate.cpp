@@ -50,10 +50,12 @@ Params checked(const RotateArgs& a) {
 }  // namespace
 }  // namespace internal::rotate
 
-void rotate(const RotateArgs& args) {
+void rotate(const RotateArgs& args) try {
   using namespace internal::rotate;
   const Params params = checked(args);
   run("rotate", choose("rotate", kernels(), Shape{}, args.target), params);
+} catch (const std::bad_alloc&) {
+  out_of_memory("rotate");
 }
 
 }  // namespace winnow

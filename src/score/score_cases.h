@@ -24,7 +24,7 @@ struct Case {
   bool starts = false;
   bool clean = false;
   int64_t topk = 16;
-  int64_t padding = 0;  // of every outer stride, in elements (pages: times 4 bytes)
+  int64_t padding = 0;  // of every outer stride, in elements (pages: times 4 bytes, in bf16 16)
   bool bf16 = false;    // queries and keys
 };
 

@@ -34,7 +34,7 @@ struct Problem {
         requests(ceil_div(c.tokens, c.next_n)),
         width(c.page ? c.keys / c.page + 2 : 0),
         pages(c.page ? width * requests + 3 : 0),
-        page_bytes(c.page * (c.bf16 ? 256 : 132) + c.padding * 4),
+        page_bytes(c.page * (c.bf16 ? 256 : 132) + c.padding * (c.bf16 ? 16 : 4)),
         row(kDim + c.padding),
         q(c.tokens * (c.heads + c.padding) * kDim * value),
         key_rows(c.page ? 0 : c.keys * row * value),

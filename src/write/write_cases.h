@@ -39,7 +39,7 @@ inline std::vector<Case> cases() {
       {"v4_bf16", F::kV4Bf16, S::kDefault, 12, 64, 1, 5, 16},
       {"index_pow2", F::kIndexKeys, S::kDefault, 50, 64, 2, 0, 7},
       {"index_amax", F::kIndexKeys, S::kAmax, 23, 5, 6, 2, 0, 12},
-      {"index_bf16", F::kIndexKeysBf16, S::kDefault, 23, 5, 6, 2, 3, 12},
+      {"index_bf16", F::kIndexKeysBf16, S::kDefault, 23, 5, 6, 2, 3, 16},
       {"no_tokens", F::kV32Fp8, S::kDefault, 0, 64, 1},
       {"no_pages", F::kV4Fp8, S::kDefault, 3, 64, 0},  // every slot is padding
   };
