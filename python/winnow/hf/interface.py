@@ -14,8 +14,6 @@ import torch
 
 from winnow import _winnow
 
-__all__ = ["attention", "register"]
-
 # Keywords of transformers that the result does not depend on.
 _WITHOUT_EFFECT = {
     "cache_position",

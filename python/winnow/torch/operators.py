@@ -14,8 +14,6 @@ from torch import Tensor
 
 from winnow import _winnow
 
-__all__ = ["ops"]
-
 ops = torch.ops.winnow
 _library = torch.library.Library("winnow", "DEF")
 

@@ -1,0 +1,157 @@
+"""convert(): winnow's layers in the place of a transformers model's attention modules."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+
+import torch
+from torch import Tensor, nn
+
+from winnow.hf.paged_cache import PagedCache, Pass
+from winnow.torch import LayerCaches, MlaConfig, MlaLayer, V4Config, V4Layer
+
+# The mask that a model passes on to its attention modules, instead of making one that none reads.
+_NO_MASK = {
+    "deepseek_v32": {"indexed_attention": None},
+    "glm_moe_dsa": {"indexed_attention": None},
+    "deepseek_v4": {"sliding_attention": None},
+}
+_FAMILIES = ", ".join(_NO_MASK)
+
+
+def convert_model(model: nn.Module, cache: str, page: int) -> nn.Module:
+    if cache not in ("fp8", "bf16"):
+        raise ValueError(f"winnow.hf: cache: expected fp8 or bf16, found {cache!r}")
+    family = getattr(getattr(model, "config", None), "model_type", None)
+    if family not in _NO_MASK:
+        raise NotImplementedError(
+            f"winnow.hf: model: expected one of {_FAMILIES}, found {family or type(model).__name__}"
+        )
+    base = getattr(model, model.base_model_prefix, model)
+    if hasattr(base, "winnow"):
+        raise ValueError("winnow.hf: model: it has been converted before")
+    layers = []
+    for decoder in base.layers:
+        # The old module goes when its place is taken: one layer's weights are there twice at most.
+        layers.append(_layer_of(decoder.self_attn, family))
+        decoder.self_attn = Attention(layers[-1], 3 if family == "glm_moe_dsa" else 2)
+    base.winnow = Converter(layers, family, cache, page)
+    base.register_forward_pre_hook(base.winnow.before, with_kwargs=True)
+    base.register_forward_hook(base.winnow.after, with_kwargs=True)
+    if hasattr(model, "_prepare_cache_for_generation"):
+        prepare = model._prepare_cache_for_generation
+        model._prepare_cache_for_generation = types.MethodType(_prepare_cache(prepare), model)
+    return model
+
+
+def converter_of(model: nn.Module) -> Converter:
+    base = getattr(model, getattr(model, "base_model_prefix", ""), model)
+    if not hasattr(base, "winnow"):
+        raise ValueError("winnow.hf: model: expected one that convert() made")
+    return base.winnow
+
+
+def _layer_of(attention: nn.Module, family: str) -> nn.Module:
+    tensors, config, number = attention.state_dict(), attention.config, attention.layer_idx
+    device = next(attention.parameters()).device
+    if family == "deepseek_v4":
+        return V4Layer(V4Config.of(config, number), tensors, device=device)
+    sizes = MlaConfig.of(config, number)
+    # GLM's latent norms have the class's default in transformers, not the configuration's epsilon.
+    eps = attention.q_a_layernorm.variance_epsilon
+    return MlaLayer(dataclasses.replace(sizes, eps=eps), tensors, device=device)
+
+
+def _prepare_cache(prepare):
+    """generate()'s default cache is winnow's; what names another one is refused."""
+
+    def prepared(self, generation_config, model_kwargs, *args, **kwargs):
+        if generation_config.cache_implementation is not None:
+            raise NotImplementedError(
+                f"winnow.hf: cache_implementation: expected None, found "
+                f"{generation_config.cache_implementation!r}"
+            )
+        if generation_config.use_cache and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = converter_of(self).new_cache()
+            return None
+        return prepare(generation_config, model_kwargs, *args, **kwargs)
+
+    return prepared
+
+
+class Attention(nn.Module):
+    """A winnow layer under the signature of transformers' attention modules."""
+
+    def __init__(self, layer: nn.Module, results: int):
+        super().__init__()
+        self.layer, self.results = layer, results
+
+    def forward(self, hidden_states: Tensor, winnow_pass: Pass | None = None, **unused):
+        if winnow_pass is None:
+            raise RuntimeError("winnow.hf: a converted layer runs inside its model only")
+        rows, columns, hidden = hidden_states.shape
+        x = hidden_states.reshape(rows * columns, hidden)
+        kept, step = winnow_pass.kept, winnow_pass.step
+        if kept is None:
+            out = self.layer(x, step).to(x.dtype)
+        else:
+            out = torch.zeros_like(x)
+            out[kept] = self.layer(x[kept], step).to(x.dtype)
+        return (out.view(rows, columns, hidden), *[None] * (self.results - 1))
+
+
+class Converter:
+    """What a converted model keeps: its layers, and how their caches are made."""
+
+    def __init__(self, layers: list, family: str, cache: str, page: int):
+        self.layers, self.family, self.cache, self.page = layers, family, cache, page
+
+    def new_cache(self) -> PagedCache:
+        caches = LayerCaches(self.layers, dtype=self.cache, page=self.page)
+        return PagedCache(caches, len(self.layers), croppable=self.family != "deepseek_v4")
+
+    def before(self, model: nn.Module, args: tuple, kwargs: dict):
+        """Before the model's forward: what its layers will share."""
+        arguments = inspect.signature(model.forward).bind_partial(*args).arguments | kwargs
+        _refuse_what_is_not_served(model, arguments)
+        cache = arguments.get("past_key_values")
+        if cache is None:
+            cache = self.new_cache()
+        elif not isinstance(cache, PagedCache):
+            raise TypeError(
+                "winnow.hf: past_key_values: expected a cache of winnow.hf.new_cache(model), found "
+                f"{type(cache).__name__}"
+            )
+        use_cache = arguments.get("use_cache")
+        if model.config.use_cache if use_cache is None else use_cache:
+            arguments["past_key_values"] = cache
+        ids = arguments.get("input_ids")
+        inputs = arguments.get("inputs_embeds") if ids is None else ids
+        arguments["winnow_pass"] = cache.begin(
+            *inputs.shape[:2], arguments.get("attention_mask"), arguments.get("position_ids")
+        )
+        arguments["attention_mask"] = _NO_MASK[self.family]
+        return (), arguments
+
+    def after(self, model: nn.Module, args: tuple, kwargs: dict, result):
+        """After it, and not where it raised: the new tokens belong to the cache."""
+        done = kwargs["winnow_pass"]
+        done.cache.commit(done)
+
+
+def _refuse_what_is_not_served(model: nn.Module, arguments: dict) -> None:
+    if model.training:
+        raise NotImplementedError("winnow.hf: training is not served: call model.eval()")
+    if torch.is_grad_enabled():
+        embeds = arguments.get("inputs_embeds")
+        if any(p.requires_grad for p in model.parameters()) or (
+            embeds is not None and embeds.requires_grad
+        ):
+            raise NotImplementedError(
+                "winnow.hf: inference only: run under torch.no_grad(), or without requires_grad"
+            )
+    asked = arguments.get("output_attentions")
+    if model.config.output_attentions if asked is None else asked:
+        raise NotImplementedError("winnow.hf: output_attentions: the weights are never stored")

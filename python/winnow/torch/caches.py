@@ -1,0 +1,325 @@
+"""Paged caches and compressor states of all layers, for many requests, and the steps over them.
+
+A step is begin(), every layer once, commit(). docs/layers.md has an example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from winnow import _winnow
+from winnow.torch.paging import Pages
+from winnow.torch.rope import Rope, RopeTables
+
+# Names of the formats by record and by the dtype of the caches.
+FORMATS = {
+    ("v32", "bf16"): "v32_bf16",
+    ("v32", "fp8"): "v32_fp8",
+    ("v4", "bf16"): "v4_bf16",
+    ("v4", "fp8"): "v4_fp8",
+    ("index", "bf16"): "index_keys_bf16",
+    ("index", "fp8"): "index_keys",
+}
+
+
+@dataclass(frozen=True)
+class Records:
+    """What a layer keeps for every `ratio` tokens; with a window, for the last tokens only."""
+
+    name: str
+    kind: str  # "v32", "v4" or "index"
+    ratio: int = 1
+    window: int = 0
+
+
+@dataclass(frozen=True)
+class State:
+    """Rows [values, scores] of a compressor's latest tokens, in a ring for each request."""
+
+    name: str
+    ratio: int
+    overlap: bool
+    width: int  # floats of a row
+
+    @property
+    def reach(self) -> int:
+        """Tokens that an entry takes: all but the newest may have to come from the ring."""
+        return self.ratio * (2 if self.overlap else 1)
+
+    def first_needed(self, length: int) -> int:
+        """The first token that entries behind `length` take."""
+        open_window = length // self.ratio * self.ratio
+        return max(0, open_window - (self.ratio if self.overlap else 0))
+
+
+@dataclass
+class Request:
+    length: int = 0
+    # One past the last position whose row was ever written to the rings.
+    written: int = 0
+
+
+class LayerCaches:
+    """Memory for the records and states that `layers` name in their attribute `stores`."""
+
+    def __init__(self, layers: Iterable, *, dtype: str = "fp8", page: int = 64, drafts: int = 8):
+        if dtype not in ("fp8", "bf16"):
+            raise ValueError(f"caches: dtype: expected fp8 or bf16, found {dtype}")
+        layers = list(layers)
+        devices = {layer.device for layer in layers}
+        if len(devices) != 1:
+            raise ValueError(
+                f"caches: layers: expected one device, found {sorted(map(str, devices))}"
+            )
+        self.dtype, self.page, self.drafts = dtype, page, drafts
+        (self.device,) = devices
+        self.ropes = RopeTables(self.device)
+        self.pages: dict[tuple[int, int], Pages] = {}
+        self.requests: dict[int, Request] = {}
+        self.free_rows: list[int] = []
+        self._records: dict[tuple[int, str], tuple[Pages, int]] = {}
+        self._states: dict[tuple[int, str], tuple[State, Tensor]] = {}
+        for number, layer in enumerate(layers):
+            layer.number = number
+            for store in layer.stores:
+                if isinstance(store, State):
+                    rows = torch.empty(0, store.reach + drafts, store.width, device=self.device)
+                    self._states[number, store.name] = (store, rows)
+                    continue
+                key = (store.ratio, store.window)
+                if key not in self.pages:
+                    self.pages[key] = Pages(*key, page, self.device)
+                pages = self.pages[key]
+                index = pages.add_layer(FORMATS[store.kind, dtype])
+                self._records[number, store.name] = (pages, index)
+
+    # ---- requests
+
+    def add(self) -> int:
+        """A new, empty request; the number stands for it."""
+        request = self.free_rows.pop() if self.free_rows else len(self.requests)
+        self.requests[request] = Request()
+        for pages in self.pages.values():
+            pages.add_request(request)
+        for key, (state, rows) in self._states.items():
+            if request >= rows.shape[0]:
+                bigger = rows.new_empty(max(1, 2 * rows.shape[0]), *rows.shape[1:])
+                bigger[: rows.shape[0]] = rows
+                self._states[key] = (state, bigger)
+        return request
+
+    def length(self, request: int) -> int:
+        return self._request(request).length
+
+    def _request(self, request: int) -> Request:
+        if request not in self.requests:
+            raise ValueError(f"caches: request: expected one that add() gave, found {request}")
+        return self.requests[request]
+
+    def free(self, request: int) -> None:
+        self._request(request)
+        for pages in self.pages.values():
+            pages.remove_request(request)
+        del self.requests[request]
+        self.free_rows.append(request)
+
+    def copy(self, source: int, length: int | None = None) -> int:
+        """A new request with the first `length` tokens of `source`, all if not given.
+
+        Pages are shared until one of the two writes to them.
+        """
+        length = self._request(source).length if length is None else length
+        self.check_resumable(source, length)
+        request = self.add()
+        for pages in self.pages.values():
+            pages.share(source, request, length)
+        for _, rows in self._states.values():
+            rows[request] = rows[source]
+        self.requests[request] = Request(length, self.requests[source].written)
+        return request
+
+    def truncate(self, request: int, length: int) -> None:
+        """Forgets the tokens from `length` on."""
+        self.check_resumable(request, length)
+        self._cut(request, length)
+
+    def _cut(self, request: int, length: int) -> None:
+        for pages in self.pages.values():
+            pages.truncate(request, length)
+        self.requests[request].length = length
+
+    def check_resumable(self, request: int, length: int) -> None:
+        """Raises ValueError where copy() or truncate() to `length` would."""
+        if not 0 <= length <= self._request(request).length:
+            raise ValueError(
+                f"caches: length: expected 0 to {self.length(request)} for request {request}, "
+                f"found {length}"
+            )
+        self._check_reachable(request, length)
+
+    def _check_reachable(self, request: int, length: int) -> None:
+        """A request's past can be resumed at `length` while its window and rings reach there."""
+        at = self._request(request)
+        for pages in self.pages.values():
+            first = max(0, length - pages.window + 1) if pages.window else 0
+            if first < length and pages.first_kept(request) > first:
+                raise ValueError(
+                    f"caches: length: the window of request {request} begins at token "
+                    f"{pages.first_kept(request)}, {length} would need token {first}"
+                )
+        for state, rows in self._states.values():
+            first, kept = state.first_needed(length), at.written - rows.shape[1]
+            if first < min(length, kept):
+                raise ValueError(
+                    f"caches: length: the compressor's state of request {request} begins at token "
+                    f"{kept}, {length} would need token {first}"
+                )
+
+    # ---- steps
+
+    def begin(self, parts: Iterable[tuple[int, int]]) -> Step:
+        """Pages for a batch of (request, new tokens), in the order of the rows of x.
+
+        Prefill chunks, decodes (one token) and drafts (a few) mix. Lengths change in commit().
+        """
+        parts = [(request, int(tokens)) for request, tokens in parts]
+        if len({request for request, _ in parts}) != len(parts):
+            raise ValueError("caches: parts: expected every request once")
+        for request, tokens in parts:
+            if tokens < 0:
+                raise ValueError(f"caches: parts: expected 0 tokens or more, found {tokens}")
+            self._check_reachable(request, self._request(request).length)
+        for pages in self.pages.values():
+            for request, _ in parts:
+                pages.release_before(request, self.requests[request].length)
+            missing = [pages.missing(r, self.requests[r].length, n) for r, n in parts]
+            pages.reserve(sum(missing))
+            for request, tokens in parts:
+                pages.extend(request, self.requests[request].length, tokens)
+        ends = [self.requests[request].length + tokens for request, tokens in parts]
+        self.ropes.reserve(max(ends, default=1))
+        for (request, _), end in zip(parts, ends, strict=True):
+            at = self.requests[request]
+            at.written = max(at.written, end)
+        return Step(self, parts)
+
+    def commit(self, step: Step, accepted: dict[int, int] | None = None) -> None:
+        """The step's tokens become part of their requests, or the first `accepted` of them."""
+        accepted = accepted or {}
+        tokens = dict(step.parts)
+        for request, kept in accepted.items():
+            if not 0 <= kept <= tokens.get(request, -1):
+                raise ValueError(
+                    f"caches: accepted: expected 0 to {tokens.get(request, 0)} tokens of request "
+                    f"{request}, found {kept}"
+                )
+            self._check_reachable(request, self._request(request).length + kept)
+        for request, new in step.parts:
+            self._cut(request, self.requests[request].length + accepted.get(request, new))
+
+    # ---- what a layer reads and writes
+
+    def cache(self, layer: int, name: str) -> _winnow.Cache:
+        pages, index = self._records[layer, name]
+        return pages.cache(index)
+
+    def pages_of(self, layer: int, name: str) -> Pages:
+        return self._records[layer, name][0]
+
+    def state(self, layer: int, name: str) -> Tensor:
+        """[requests, ring, width] f32."""
+        return self._states[layer, name][1]
+
+    def used_bytes(self) -> int:
+        """Bytes of the pages in use and of the states of the requests there are."""
+        pages = sum(pages.used_bytes() for pages in self.pages.values())
+        rows = sum(4 * rows[0].numel() if len(rows) else 0 for _, rows in self._states.values())
+        return pages + rows * len(self.requests)
+
+
+class Step:
+    """A batch: what all layers need to know of its tokens, computed once."""
+
+    def __init__(self, caches: LayerCaches, parts: list[tuple[int, int]]):
+        self.caches, self.parts = caches, parts
+        positions, requests = [], []
+        for request, tokens in parts:
+            start = caches.requests[request].length
+            positions.append(torch.arange(start, start + tokens, dtype=torch.int32))
+            requests.append(torch.full((tokens,), request, dtype=torch.int32))
+        empty = torch.empty(0, dtype=torch.int32)
+        host_positions = torch.cat([empty, *positions])
+        self.tokens = len(host_positions)
+        self.context = int(host_positions.max()) + 1 if self.tokens else 0
+        self.positions = host_positions.to(caches.device)
+        self.requests = torch.cat([empty, *requests]).to(caches.device)
+        # GLM's layers without an indexer take the slots that the last one with an indexer chose.
+        self.chosen: tuple[Tensor, Tensor] | None = None
+        self._memo: dict = {}
+
+    def _once(self, key, make):
+        if key not in self._memo:
+            self._memo[key] = make()
+        return self._memo[key]
+
+    def rope(self, rope: Rope) -> Tensor:
+        return self.caches.ropes.table(rope)
+
+    def ends(self, ratio: int) -> Tensor:
+        """[tokens] int32: records that a token sees, its own included."""
+        return self._once(("ends", ratio), lambda: (self.positions + 1) // ratio)
+
+    def slots(self, pages: Pages) -> Tensor:
+        """[tokens] int64: where a token's record goes; -1 where it closes no entry."""
+        return self._once(("slots", pages), lambda: self._slots(pages))
+
+    def _slots(self, pages: Pages) -> Tensor:
+        # With ratio 1 every token closes its entry.
+        return _winnow.compressed_slots(
+            self.positions,
+            self.requests,
+            pages.table(),
+            ratio=pages.ratio,
+            page=pages.page,
+            pages=pages.count,
+        )
+
+    def window(self, pages: Pages) -> tuple[Tensor, Tensor]:
+        """Slots [tokens, window] of the tokens that each one sees, and how many they are."""
+        return self._once(("window", pages), lambda: self._window(pages))
+
+    def _window(self, pages: Pages) -> tuple[Tensor, Tensor]:
+        return _winnow.window_lists(
+            self.positions,
+            self.requests,
+            pages.table(),
+            window=pages.window,
+            page=pages.page,
+            pages=pages.count,
+        )
+
+    def every_entry(self, pages: Pages) -> tuple[Tensor, Tensor]:
+        """Slots of all entries that each token sees, and how many they are."""
+        return self._once(("every", pages), lambda: self._every_entry(pages))
+
+    def _every_entry(self, pages: Pages) -> tuple[Tensor, Tensor]:
+        return _winnow.c128a_lists(
+            self.positions,
+            self.requests,
+            pages.table(),
+            width=_winnow.c128a_width(max(self.context - 1, 0), pages.ratio),
+            ratio=pages.ratio,
+            page=pages.page,
+            pages=pages.count,
+            decode_tokens=self.tokens,
+        )
+
+    def locate(self, ids: Tensor, pages: Pages) -> tuple[Tensor, Tensor]:
+        """Slots of selected ids, and how many they are."""
+        return _winnow.locate(
+            ids, self.requests, pages.table(), page=pages.page, pages=pages.count, counts=True
+        )

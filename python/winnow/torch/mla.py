@@ -1,0 +1,182 @@
+"""The attention layer of DeepSeek V3.2 and of GLM-5: MLA over the indexer's top-k."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from winnow import _winnow
+from winnow.torch.caches import Records, Step
+from winnow.torch.indexing import choose
+from winnow.torch.rope import Rope, mscale
+from winnow.torch.weights import Weights
+
+LATENT, ROPE_DIM, INDEX_DIM = 512, 64, 128
+INDEX_EPS = 1e-6  # of the LayerNorm in front of index keys, in every model
+
+
+@dataclass(frozen=True)
+class MlaConfig:
+    """Sizes and constants of one layer."""
+
+    hidden: int
+    heads: int
+    q_lora: int
+    nope: int
+    value: int
+    index_heads: int
+    topk: int
+    scale: float
+    rope: Rope
+    eps: float = 1e-6
+    # Pairs that RoPE rotates in index queries and keys: V3.2 "half", GLM "interleaved".
+    index_pairs: str = "half"
+    # GLM: a layer without an indexer attends to what the last one with an indexer chose.
+    indexer: bool = True
+
+    @classmethod
+    def of(cls, config, layer: int) -> MlaConfig:
+        """From a configuration with the names of transformers' (DeepseekV32, GlmMoeDsa)."""
+        sizes = (config.kv_lora_rank, config.qk_rope_head_dim, config.index_head_dim)
+        if sizes != (LATENT, ROPE_DIM, INDEX_DIM):
+            raise NotImplementedError(
+                "layers: config: expected kv_lora_rank 512, qk_rope_head_dim 64 and index_head_dim "
+                f"128, found {sizes[0]}, {sizes[1]} and {sizes[2]}"
+            )
+        parameters = config.rope_parameters
+        scale = (config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
+        if parameters.get("rope_type", "default") != "default" and parameters.get("mscale_all_dim"):
+            scale *= mscale(parameters["factor"], parameters["mscale_all_dim"]) ** 2
+        glm = config.model_type == "glm_moe_dsa"
+        return cls(
+            hidden=config.hidden_size,
+            heads=config.num_attention_heads,
+            q_lora=config.q_lora_rank,
+            nope=config.qk_nope_head_dim,
+            value=config.v_head_dim,
+            index_heads=config.index_n_heads,
+            topk=config.index_topk,
+            scale=scale,
+            rope=Rope.of(parameters),
+            eps=config.rms_norm_eps,
+            index_pairs="interleaved" if glm else "half",
+            indexer=not glm or config.indexer_types[layer] == "full",
+        )
+
+
+class MlaLayer(nn.Module):
+    """y = layer(x, step): x [tokens, hidden] after the layer's input norm.
+
+    `tensors` is a checkpoint (or a module's state_dict); names follow `prefix`, for example
+    "model.layers.3.self_attn.".
+    """
+
+    def __init__(
+        self, config: MlaConfig, tensors: Mapping[str, Tensor], prefix: str = "", device=None
+    ):
+        super().__init__()
+        self.config = c = config
+        weights = Weights(tensors, prefix, device, {})
+        heads_qk = c.heads * (c.nope + ROPE_DIM)
+        # One GEMM for queries and keys: both read x.
+        q_a = weights.matrix("q_a_proj", c.q_lora, c.hidden)
+        kv_a = weights.matrix("kv_a_proj_with_mqa", LATENT + ROPE_DIM, c.hidden)
+        self._keep("qkv_a", torch.cat([q_a, kv_a]))
+        self._keep("q_a_norm", weights.tensor("q_a_layernorm.weight"))
+        self._keep("kv_a_norm", weights.tensor("kv_a_layernorm.weight"))
+        self._keep("q_b", weights.matrix("q_b_proj", heads_qk, c.q_lora))
+        kv_b = weights.matrix("kv_b_proj", c.heads * (c.nope + c.value), LATENT)
+        per_head = kv_b.view(c.heads, c.nope + c.value, LATENT).permute(2, 0, 1)
+        w_uk, w_uv = _winnow.split_kv_b(per_head, c.nope)
+        self._keep("w_uk", w_uk)
+        self._keep("w_uv", w_uv)
+        self._keep("o", weights.matrix("o_proj", c.hidden, c.heads * c.value))
+        self.stores = [Records("kv", "v32")]
+        if c.indexer:
+            self.stores.append(Records("index", "index"))
+            n = c.index_heads
+            self._keep("index_q", weights.matrix("indexer.wq_b", n * INDEX_DIM, c.q_lora))
+            self._keep("index_k", weights.matrix("indexer.wk", INDEX_DIM, c.hidden))
+            self._keep("index_w", weights.matrix("indexer.weights_proj", n, c.hidden))
+            self._keep("index_norm", weights.tensor("indexer.k_norm.weight"))
+            self._keep("index_bias", weights.tensor("indexer.k_norm.bias"))
+        self.number = 0  # among the layers of the caches
+
+    def _keep(self, name: str, tensor: Tensor) -> None:
+        self.register_buffer(name, tensor, persistent=False)
+
+    @property
+    def device(self) -> torch.device:
+        return self.o.device
+
+    @torch.no_grad()
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        c = self.config
+        x = x.bfloat16()
+        tokens = x.shape[0]
+        projected = functional.linear(x, self.qkv_a)
+        q_a, latent, k_rope = projected.split([c.q_lora, LATENT, ROPE_DIM], 1)
+        table = step.rope(c.rope)
+        q_c = _winnow.norm(q_a, self.q_a_norm, eps=c.eps)
+        pages = step.caches.pages_of(self.number, "kv")
+        cache = step.caches.cache(self.number, "kv")
+        _winnow.write(
+            latent,
+            step.slots(pages),
+            cache,
+            rope=k_rope,
+            norm="rms",
+            norm_weight=self.kv_a_norm,
+            eps=c.eps,
+            positions=step.positions,
+            table=table,
+        )
+        if c.indexer:
+            step.chosen = step.locate(self._select(x, q_c, step, table), pages)
+        elif step.chosen is None:
+            raise ValueError("layers: step: a layer without an indexer needs one with it before")
+        slots, counts = step.chosen
+        q = functional.linear(q_c, self.q_b).view(tokens, c.heads, c.nope + ROPE_DIM)
+        attended = _winnow.attend(
+            _winnow.absorb_query(q[..., : c.nope], self.w_uk),
+            cache,
+            slots,
+            q_rope=_winnow.prepare_query(q[..., c.nope :], step.positions, table),
+            lengths=counts,
+            scale=c.scale,
+        )
+        return functional.linear(_winnow.project_output(attended, self.w_uv).flatten(1), self.o)
+
+    def _select(self, x: Tensor, q_c: Tensor, step: Step, table: Tensor) -> Tensor:
+        """Ids [tokens, topk] of what to attend to; the batch's index keys are stored first."""
+        c = self.config
+        pages = step.caches.pages_of(self.number, "index")
+        keys = step.caches.cache(self.number, "index")
+        _winnow.write(
+            functional.linear(x, self.index_k),
+            step.slots(pages),
+            keys,
+            norm="layer",
+            norm_weight=self.index_norm,
+            norm_bias=self.index_bias,
+            eps=INDEX_EPS,
+            positions=step.positions,
+            table=table,
+            pairs=c.index_pairs,
+            slice="first",
+        )
+        queries, weights = _winnow.index_query(
+            functional.linear(q_c, self.index_q).view(-1, c.index_heads, INDEX_DIM),
+            functional.linear(x, self.index_w),
+            step.positions,
+            table,
+            factor=(c.index_heads * INDEX_DIM) ** -0.5,
+            bf16=step.caches.dtype == "bf16",
+            pairs=c.index_pairs,
+            slice="first",
+        )
+        return choose(queries, weights, c.topk, keys, pages, step)

@@ -1,0 +1,257 @@
+"""The attention layers of DeepSeek V4: window, and compressed entries where the layer has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from winnow import _winnow
+from winnow.torch.caches import Records, State, Step
+from winnow.torch.indexing import choose
+from winnow.torch.rope import Rope
+from winnow.torch.weights import Weights
+
+HEAD, INDEX_DIM = 512, 128
+
+# transformers' names (used here), and the checkpoint's.
+_ALIASES = {
+    "q_a_proj": "wq_a",
+    "q_a_norm": "q_norm",
+    "q_b_proj": "wq_b",
+    "kv_proj": "wkv",
+    "o_a_proj": "wo_a",
+    "o_b_proj": "wo_b",
+    "compressor.kv_proj": "compressor.wkv",
+    "compressor.gate_proj": "compressor.wgate",
+    "compressor.kv_norm": "compressor.norm",
+    "compressor.indexer.q_b_proj": "indexer.wq_b",
+    "compressor.indexer.scorer.weights_proj": "indexer.weights_proj",
+    "compressor.indexer.kv_proj": "indexer.compressor.wkv",
+    "compressor.indexer.gate_proj": "indexer.compressor.wgate",
+    "compressor.indexer.kv_norm": "indexer.compressor.norm",
+}
+ALIASES = {f"{ours}.weight": f"{theirs}.weight" for ours, theirs in _ALIASES.items()} | {
+    "sinks": "attn_sink",
+    "compressor.position_bias": "compressor.ape",
+    "compressor.indexer.position_bias": "indexer.compressor.ape",
+}
+RATIOS = {
+    "sliding_attention": 0,
+    "compressed_sparse_attention": 4,
+    "heavily_compressed_attention": 128,
+}
+
+
+@dataclass(frozen=True)
+class V4Config:
+    """Sizes and constants of one layer."""
+
+    hidden: int
+    heads: int
+    q_lora: int
+    ratio: int  # 0: window only; 4: C4A, with an indexer and overlap; 128: C128A, all entries
+    window: int
+    groups: int
+    rank: int
+    rope: Rope
+    index_heads: int = 0
+    topk: int = 0
+    eps: float = 1e-6
+
+    @classmethod
+    def of(cls, config, layer: int) -> V4Config:
+        """From a configuration with the names of transformers' DeepseekV4Config."""
+        rope_dim = int(config.head_dim * config.partial_rotary_factor)
+        sizes = (config.head_dim, rope_dim, config.index_head_dim)
+        if sizes != (HEAD, 64, INDEX_DIM):
+            raise NotImplementedError(
+                "layers: config: expected head_dim 512, 64 values with RoPE and index_head_dim "
+                f"128, found {sizes[0]}, {sizes[1]} and {sizes[2]}"
+            )
+        kind = config.layer_types[layer]
+        if kind in config.compress_rates and config.compress_rates[kind] != RATIOS[kind]:
+            raise NotImplementedError(
+                f"layers: config: expected compress_rates[{kind}] {RATIOS[kind]}, found "
+                f"{config.compress_rates[kind]}"
+            )
+        return cls(
+            hidden=config.hidden_size,
+            heads=config.num_attention_heads,
+            q_lora=config.q_lora_rank,
+            ratio=RATIOS[kind],
+            window=config.sliding_window,
+            groups=config.o_groups,
+            rank=config.o_lora_rank,
+            rope=Rope.of(config.rope_parameters["compress" if RATIOS[kind] else "main"]),
+            index_heads=config.index_n_heads,
+            topk=config.index_topk,
+            eps=config.rms_norm_eps,
+        )
+
+
+class Compressor(nn.Module):
+    """Rows of new tokens into entries of `ratio` tokens each: records of a cache."""
+
+    def __init__(self, weights: Weights, module: str, config: V4Config, dim: int, name: str):
+        super().__init__()
+        self.config, self.name = config, name
+        self.overlap = config.ratio == 4
+        width = dim * (2 if self.overlap else 1)
+        rows = [
+            weights.matrix(f"{module}.{half}", width, config.hidden)
+            for half in ("kv_proj", "gate_proj")
+        ]
+        # Its rows stay in fp32, as DeepSeek's code and vLLM have them.
+        weight = torch.cat(rows)
+        weight = weight if weight.is_cuda else weight.float()
+        self.register_buffer("weight", weight, persistent=False)
+        bias = weights.tensor(f"{module}.position_bias")
+        self.register_buffer("bias", bias, persistent=False)
+        norm = weights.tensor(f"{module}.kv_norm.weight")
+        self.register_buffer("norm", norm, persistent=False)
+        self.stores = [
+            Records(name, "v4" if dim == HEAD else "index", ratio=config.ratio),
+            State(name, config.ratio, self.overlap, 2 * width),
+        ]
+
+    def rows(self, x: Tensor) -> Tensor:
+        """[tokens, values and scores] f32."""
+        if x.is_cuda:
+            return torch.mm(x, self.weight.T, out_dtype=torch.float32)
+        return x.float() @ self.weight.T
+
+    def forward(self, x: Tensor, step: Step, layer: int) -> None:
+        pages = step.caches.pages_of(layer, self.name)
+        _winnow.compress(
+            self.rows(x),
+            step.positions,
+            requests=step.requests,
+            ratio=self.config.ratio,
+            overlap=self.overlap,
+            bias=self.bias,
+            state=step.caches.state(layer, self.name),
+            ring=True,
+            norm_weight=self.norm,
+            eps=self.config.eps,
+            table=step.rope(self.config.rope),
+            slots=step.slots(pages),
+            cache=step.caches.cache(layer, self.name),
+        )
+
+
+class V4Layer(nn.Module):
+    """y = layer(x, step): x [tokens, hidden] after the layer's input norm.
+
+    `tensors` is a checkpoint (or a module's state_dict); names follow `prefix`, for example
+    "layers.3.attn.", in the checkpoint's spelling or in transformers'.
+    """
+
+    def __init__(
+        self, config: V4Config, tensors: Mapping[str, Tensor], prefix: str = "", device=None
+    ):
+        super().__init__()
+        self.config = c = config
+        weights = Weights(tensors, prefix, device, ALIASES)
+        q_a = weights.matrix("q_a_proj", c.q_lora, c.hidden)
+        self._keep("qkv_a", torch.cat([q_a, weights.matrix("kv_proj", HEAD, c.hidden)]))
+        self._keep("q_a_norm", weights.tensor("q_a_norm.weight"))
+        self._keep("kv_norm", weights.tensor("kv_norm.weight"))
+        self._keep("q_b", weights.matrix("q_b_proj", c.heads * HEAD, c.q_lora))
+        per_group = c.heads * HEAD // c.groups
+        o_a = weights.matrix("o_a_proj", c.groups * c.rank, per_group)
+        self._keep("o_a", o_a.view(c.groups, c.rank, per_group).transpose(1, 2))
+        self._keep("o_b", weights.matrix("o_b_proj", c.hidden, c.groups * c.rank))
+        self._keep("sinks", weights.tensor("sinks"))
+        self.stores = [Records("window", "v4", window=c.window)]
+        if c.ratio:
+            self.entries = Compressor(weights, "compressor", c, HEAD, "entries")
+            self.stores += self.entries.stores
+        if c.ratio == 4:
+            indexer = "compressor.indexer"
+            self.index_entries = Compressor(weights, indexer, c, INDEX_DIM, "index")
+            self.stores += self.index_entries.stores
+            rows = c.index_heads * INDEX_DIM
+            self._keep("index_q", weights.matrix(f"{indexer}.q_b_proj", rows, c.q_lora))
+            scorer = f"{indexer}.scorer.weights_proj"
+            self._keep("index_w", weights.matrix(scorer, c.index_heads, c.hidden))
+        self.number = 0  # among the layers of the caches
+
+    def _keep(self, name: str, tensor: Tensor) -> None:
+        self.register_buffer(name, tensor, persistent=False)
+
+    @property
+    def device(self) -> torch.device:
+        return self.o_b.device
+
+    @torch.no_grad()
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        c = self.config
+        x = x.bfloat16()
+        tokens = x.shape[0]
+        q_a, kv = functional.linear(x, self.qkv_a).split([c.q_lora, HEAD], 1)
+        table = step.rope(c.rope)
+        q_c = _winnow.norm(q_a, self.q_a_norm, eps=c.eps)
+        pages = step.caches.pages_of(self.number, "window")
+        cache = step.caches.cache(self.number, "window")
+        _winnow.write(
+            kv,
+            step.slots(pages),
+            cache,
+            norm="rms",
+            norm_weight=self.kv_norm,
+            eps=c.eps,
+            positions=step.positions,
+            table=table,
+        )
+        indices, lengths = step.window(pages)
+        q = functional.linear(q_c, self.q_b).view(tokens, c.heads, HEAD)
+        attended = _winnow.attend(
+            _winnow.prepare_query(q, step.positions, table, norm="rms", eps=c.eps),
+            cache,
+            indices,
+            lengths=lengths,
+            scale=HEAD**-0.5,
+            sink=self.sinks,
+            **self._compressed(x, q_c, step, table),
+        )
+        _winnow.rotate(attended, step.positions, table, inverse=True, out=attended)
+        groups = attended.view(tokens, c.groups, -1).transpose(0, 1)
+        low_rank = torch.bmm(groups, self.o_a).transpose(0, 1).reshape(tokens, c.groups * c.rank)
+        return functional.linear(low_rank, self.o_b)
+
+    def _compressed(self, x: Tensor, q_c: Tensor, step: Step, table: Tensor) -> dict:
+        """Stores the entries that the batch closes; gives attend()'s second list."""
+        c = self.config
+        if not c.ratio:
+            return {}
+        self.entries(x, step, self.number)
+        pages = step.caches.pages_of(self.number, "entries")
+        if c.ratio == 4:
+            slots, lengths = step.locate(self._select(x, q_c, step, table), pages)
+        else:
+            slots, lengths = step.every_entry(pages)
+        return {
+            "extra_cache": step.caches.cache(self.number, "entries"),
+            "extra_indices": slots,
+            "extra_lengths": lengths,
+        }
+
+    def _select(self, x: Tensor, q_c: Tensor, step: Step, table: Tensor) -> Tensor:
+        """Ids [tokens, topk] of the entries to attend to."""
+        c = self.config
+        self.index_entries(x, step, self.number)
+        queries, weights = _winnow.index_query(
+            functional.linear(q_c, self.index_q).view(-1, c.index_heads, INDEX_DIM),
+            functional.linear(x, self.index_w),
+            step.positions,
+            table,
+            factor=(c.index_heads * INDEX_DIM) ** -0.5,
+            bf16=step.caches.dtype == "bf16",
+        )
+        keys = step.caches.cache(self.number, "index")
+        pages = step.caches.pages_of(self.number, "index")
+        return choose(queries, weights, c.topk, keys, pages, step)
