@@ -1,0 +1,278 @@
+"""winnow.hf.convert(): transformers' models on winnow's layers.
+
+The models are random and small, with the real head sizes; prompts are longer than window and top-k,
+rows are padded on the left. A sequence that generate() gave is checked by one pass of the oracle
+over all of it, which has no caches and no padding: where the oracle's best token is the generated
+one at every step, its greedy tokens are the same.
+"""
+
+import copy
+import functools
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", minversion="5.17")
+
+import transformers
+
+import layer_oracle
+import winnow.hf
+from layer_models import FAMILIES, model_of, prompt
+
+if not all(hasattr(transformers, f"{family}ForCausalLM") for family in FAMILIES):
+    pytest.skip("this transformers lacks one of the families", allow_module_level=True)
+
+NEW = 6
+LENGTHS = (253, 140, 70)  # six more cross position 255, where C4A and C128A close an entry
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tensors here are small: more threads wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@functools.cache
+def converted(family, cache, seed=0):
+    return winnow.hf.convert(model_of(family, seed), cache)
+
+
+def generate(model, inputs, tokens=NEW, **options):
+    options = {"do_sample": False, **options}
+    return model.generate(
+        **inputs,
+        max_new_tokens=tokens,
+        output_scores=True,
+        return_dict_in_generate=True,
+        **options,
+    )
+
+
+def logits_alone(model, out, inputs, tokens=NEW):
+    """[rows, tokens, vocabulary]: of the model on each row's sequence alone, for the new tokens."""
+    rows = []
+    for sequence, mask in zip(out.sequences, inputs["attention_mask"], strict=True):
+        ids = sequence[int(mask.argmax()) :][None]
+        with torch.no_grad():
+            rows.append(model(ids, use_cache=False).logits[0, -tokens - 1 : -1].float())
+    return torch.stack(rows)
+
+
+def gap(logits):
+    best = logits.topk(2, -1).values
+    return best[..., 0] - best[..., 1]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("seed", range(6))
+def test_tokens_of_the_oracle(family, seed):
+    """bf16 caches: the tokens of the oracle; where eager has others, its best two are close."""
+    model, inputs = model_of(family, seed), prompt(seed, LENGTHS)
+    out = generate(winnow.hf.convert(copy.deepcopy(model), "bf16"), inputs)
+    tokens = out.sequences[:, -NEW:]
+    eager = logits_alone(model, out, inputs)
+    oracle = logits_alone(layer_oracle.replace(model), out, inputs)
+    assert torch.equal(oracle.argmax(-1), tokens)
+    other = eager.argmax(-1) != tokens
+    spread = eager.std()
+    assert (gap(eager)[other] <= EAGER_GAP * spread).all(), gap(eager)[other] / spread
+
+
+# Where transformers' eager attention has another token, its two best logits lie within this share
+# of the logits' standard deviation (docs/layers.md).
+EAGER_GAP = 1.0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fp8_caches(family):
+    """What fp8 caches change in log probabilities, beside bf16 caches on the same tokens."""
+    inputs = prompt(1, LENGTHS)
+    out = generate(converted(family, "bf16"), inputs)
+    exact = logits_alone(converted(family, "bf16"), out, inputs).log_softmax(-1)
+    moved = (logits_alone(converted(family, "fp8"), out, inputs).log_softmax(-1) - exact).abs()
+    print(
+        f"\n{family}: fp8 moves log probabilities by {moved.mean():.4f}, at most {moved.max():.3f}"
+    )
+    assert 0 < moved.mean() < 0.5 * exact.std()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padded_rows_are_rows_alone(family):
+    model, inputs = converted(family, "fp8"), prompt(2, LENGTHS)
+    together = generate(model, inputs)
+    scores = torch.stack(together.scores, 1).float()
+    for row, length in enumerate(LENGTHS):
+        ids = inputs["input_ids"][row, -length:][None]
+        alone = generate(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+        assert torch.equal(alone.sequences[0, -NEW:], together.sequences[row, -NEW:])
+        moved = (torch.stack(alone.scores, 1)[0].float() - scores[row]).abs().max()
+        assert moved < 0.2 * scores[row].std()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_turns(family):
+    """Three turns on one cache give what one pass over the whole conversation gives."""
+    model = converted(family, "bf16")
+    inputs = prompt(3, (120, 61))
+    cache = winnow.hf.new_cache(model)
+    for turn, more in enumerate((40, 90, 0)):
+        out = generate(model, inputs, past_key_values=cache)
+        assert out.past_key_values is cache
+        # All tokens but the last, whose key nobody has asked for yet.
+        assert cache.get_seq_length() == out.sequences.shape[1] - 1
+        want = logits_alone(model, out, inputs)
+        assert torch.equal(want.argmax(-1), out.sequences[:, -NEW:])
+        said = torch.randint(2, 64, (2, more), generator=torch.Generator().manual_seed(turn))
+        mask = torch.ones(2, NEW + more, dtype=torch.long)
+        inputs = {
+            "input_ids": torch.cat([out.sequences, said], 1),
+            "attention_mask": torch.cat([inputs["attention_mask"], mask], 1),
+        }
+    cache.reset()
+    assert cache.used_bytes() == 0 and cache.get_seq_length() == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ways_to_generate(family):
+    """Sampling, several sequences of a prompt, chunked prefill, no cache."""
+    model, inputs = converted(family, "fp8"), prompt(4, (140, 90))
+    greedy = generate(model, inputs)
+    chunked = generate(model, inputs, prefill_chunk_size=48)
+    assert torch.equal(chunked.sequences, greedy.sequences)
+    bare = generate(model, inputs, tokens=2, use_cache=False)
+    assert torch.equal(bare.sequences, greedy.sequences[:, : bare.sequences.shape[1]])
+    assert bare.past_key_values is None
+    options = {"do_sample": True, "num_return_sequences": 2, "top_k": 8}
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        drawn.append(generate(model, inputs, **options).sequences)
+    assert drawn[0].shape == (4, 140 + NEW)
+    assert torch.equal(drawn[0], drawn[1])
+    assert len({tuple(row.tolist()) for row in drawn[0]}) == 4
+
+
+def test_cropping():
+    """MLA keeps its whole past: assisted decoding takes tokens back. V4 does as far as it can."""
+    model, inputs = converted("DeepseekV32", "fp8"), prompt(5, (150,))
+    greedy = generate(model, inputs)
+    assisted = generate(model, inputs, prompt_lookup_num_tokens=3)
+    assert torch.equal(assisted.sequences, greedy.sequences)
+    cache = winnow.hf.new_cache(model)
+    ids = inputs["input_ids"]
+    with torch.no_grad():
+        want = model(ids, past_key_values=cache).logits[:, -20:]
+        cache.crop(-20)
+        assert cache.get_seq_length() == 130
+        got = model(ids[:, -20:], past_key_values=cache).logits
+    assert (got.argmax(-1) == want.argmax(-1)).float().mean() > 0.8
+    with pytest.raises(ValueError, match="crop: expected 0 or a negative number"):
+        cache.crop(20)
+    model = converted("DeepseekV4", "fp8")
+    cache = winnow.hf.new_cache(model)
+    with torch.no_grad():
+        model(ids, past_key_values=cache)
+        model(ids[:, :1], past_key_values=cache)
+    cache.crop(-1)
+    assert cache.get_seq_length() == 150
+    with pytest.raises(NotImplementedError, match="winnow.hf: crop: .* of request 0 begins at"):
+        cache.crop(-100)
+    assert cache.get_seq_length() == 150
+    with pytest.raises(ValueError, match="stateful|assisted"):
+        generate(model, inputs, prompt_lookup_num_tokens=3)
+
+
+def bytes_of(cache):
+    """Bytes of the tensors of transformers' own cache, each storage once."""
+    found = {}
+    for layer in cache.layers:
+        for value in vars(layer).values():
+            for x in value.values() if isinstance(value, dict) else [value]:
+                if isinstance(x, torch.Tensor):
+                    found[x.untyped_storage().data_ptr()] = x.numel() * x.element_size()
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bytes_per_token(family):
+    """The bytes that docs/layers.md names, measured."""
+    model = model_of(family, 0)
+    ids = torch.randint(2, 64, (1, 1024))
+    with torch.no_grad():
+        theirs = bytes_of(model(ids).past_key_values) / 1024
+        used = {}
+        for cache in ("bf16", "fp8"):
+            ours = winnow.hf.convert(copy.deepcopy(model), cache)
+            used[cache] = ours(ids).past_key_values.used_bytes() / 1024
+    print(f"\n{family}: {theirs:.0f} B a token, bf16 {used['bf16']:.0f}, fp8 {used['fp8']:.0f}")
+    if family == "DeepseekV4":
+        return
+    layers = model.config.num_hidden_layers
+    indexers = 2  # GLM's shared layer has no index keys
+    assert used["bf16"] == theirs - (layers - indexers) * 0
+    assert used["fp8"] == layers * 656 + indexers * 132
+
+
+def test_what_is_not_served():
+    model, ids = converted("DeepseekV32", "fp8"), torch.randint(2, 64, (2, 12))
+    for options, words in (
+        ({"num_beams": 2}, "beam search"),
+        ({"cache_implementation": "static"}, "cache_implementation: expected None, found 'static'"),
+        ({"output_attentions": True}, "output_attentions"),
+    ):
+        with pytest.raises(NotImplementedError, match=f"winnow.hf: {words}"):
+            generate(model, {"input_ids": ids}, **options)
+    with pytest.raises(NotImplementedError, match="winnow.hf: inference only"):
+        model(ids)
+    with torch.no_grad():
+        model.train()
+        with pytest.raises(NotImplementedError, match="winnow.hf: training is not served"):
+            model(ids)
+        model.eval()
+        with pytest.raises(TypeError, match="expected a cache of winnow.hf.new_cache"):
+            model(ids, past_key_values=transformers.DynamicCache())
+        with pytest.raises(NotImplementedError, match="attention_mask: expected .rows, columns"):
+            model(ids, attention_mask=torch.ones(2, 1, 12, 12))
+        with pytest.raises(NotImplementedError, match="packed sequences are not served"):
+            model(ids, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 7, 8]]))
+        cache = winnow.hf.new_cache(model)
+        model(ids, past_key_values=cache)
+        masked = torch.ones(2, 13).long()
+        masked[0, 3] = 0
+        for inputs, error, words in (
+            ({"attention_mask": masked}, NotImplementedError, "cannot be masked later"),
+            ({"attention_mask": torch.ones(2, 9)}, ValueError, r"expected \[2, 13\], found"),
+        ):
+            with pytest.raises(error, match=words):
+                model(ids[:, :1], past_key_values=cache, **inputs)
+        with pytest.raises(ValueError, match="it holds 2 rows, the batch has 1"):
+            model(ids[:1, :1], past_key_values=cache)
+        # Nothing of that has touched the cache.
+        assert cache.get_seq_length() == 12
+        model(ids[:, :1], past_key_values=cache)
+    for call in (cache.batch_repeat_interleave, cache.batch_select_indices, cache.reorder_cache):
+        with pytest.raises(NotImplementedError, match="converted models do not serve it"):
+            call(2)
+
+
+def test_what_cannot_be_converted():
+    model = converted("DeepseekV32", "fp8")
+    with pytest.raises(ValueError, match="it has been converted before"):
+        winnow.hf.convert(model)
+    with pytest.raises(NotImplementedError, match="expected one of deepseek_v32, .* found Linear"):
+        winnow.hf.convert(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="expected one that convert"):
+        winnow.hf.new_cache(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="cache: expected fp8 or bf16, found 'fp4'"):
+        winnow.hf.convert(model, "fp4")
+    for family, options, words in (
+        ("DeepseekV32", {"kv_lora_rank": 32}, "expected kv_lora_rank 512.*found 32, 64 and 128"),
+        ("DeepseekV4", {"index_head_dim": 64}, "found 512, 64 and 64"),
+        ("DeepseekV4", {"compress_rate_hca": 8}, "heavily_compressed_attention. 128, found 8"),
+    ):
+        with pytest.raises(NotImplementedError, match=words):
+            winnow.hf.convert(model_of(family, 0, **options))
