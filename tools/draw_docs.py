@@ -12,7 +12,7 @@ import argparse
 import pathlib
 import sys
 
-from pictures import cpu, flow, memory, roles
+from pictures import cpu, flow, layers, memory, roles
 
 PICTURES = pathlib.Path(__file__).resolve().parent.parent / "docs" / "pictures"
 
@@ -25,6 +25,7 @@ DRAWINGS = {
     "plan-parts-tiles.svg": flow.plan_parts_tiles,
     "score-select.svg": flow.score_select,
     "cpu-attend.svg": cpu.attend_block,
+    "layer-step.svg": layers.layer_step,
 }
 
 

@@ -5,8 +5,9 @@ import math
 import torch
 import transformers
 
+VOCABULARY = 16
 COMMON = {
-    "vocab_size": 64,
+    "vocab_size": VOCABULARY,
     "hidden_size": 64,
     "num_attention_heads": 4,
     "moe_intermediate_size": 32,
@@ -29,7 +30,7 @@ DSA = {
     "topk_group": 1,
     "kv_lora_rank": 512,
     "qk_rope_head_dim": 64,
-    "index_topk": 32,
+    "index_topk": 64,
 }
 OPTIONS = {
     "DeepseekV32": {
@@ -61,6 +62,7 @@ OPTIONS = {
     "DeepseekV4": {
         **COMMON,
         "num_hidden_layers": 3,
+        "max_position_embeddings": 1048576,
         "head_dim": 512,
         "sliding_window": 128,
         "o_groups": 2,
@@ -105,12 +107,20 @@ def model_of(family: str, seed: int, dtype=torch.bfloat16, **options):
     return model
 
 
-def prompt(seed: int, lengths=(150, 133, 70)) -> dict:
+# Rows of a prompt: longer than top-k and, V4, than the window. Four more tokens cross position 255,
+# where C4A and C128A close an entry.
+LENGTHS = {"DeepseekV32": (100, 80, 70), "GlmMoeDsa": (100, 80, 70), "DeepseekV4": (253, 140, 70)}
+
+
+def tokens(seed: int, *shape) -> torch.Tensor:
+    return torch.randint(2, VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def prompt(seed: int, lengths) -> dict:
     """Rows of random tokens, padded on the left to the longest."""
-    g = torch.Generator().manual_seed(seed)
-    ids = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
-    mask = torch.zeros_like(ids)
+    longest = max(lengths)
+    ids, mask = tokens(seed, len(lengths), longest), torch.ones(len(lengths), longest).long()
     for row, length in enumerate(lengths):
-        ids[row, -length:] = torch.randint(2, 64, (length,), generator=g)
-        mask[row, -length:] = 1
+        ids[row, : longest - length] = 0
+        mask[row, : longest - length] = 0
     return {"input_ids": ids, "attention_mask": mask}

@@ -18,13 +18,22 @@ import transformers
 
 import layer_oracle
 import winnow.hf
-from layer_models import FAMILIES, model_of, prompt
+from layer_models import FAMILIES, LENGTHS, model_of, prompt, tokens
 
 if not all(hasattr(transformers, f"{family}ForCausalLM") for family in FAMILIES):
     pytest.skip("this transformers lacks one of the families", allow_module_level=True)
 
-NEW = 6
-LENGTHS = (253, 140, 70)  # six more cross position 255, where C4A and C128A close an entry
+NEW = 4
+# The prompts of seeds 0 to 5: the first ones whose best tokens all lead by four times what another
+# order of sums moves a logit, so that tokens are equal because attention is right.
+PROMPTS = {
+    "DeepseekV32": (0, 1, 5, 12, 1, 1),
+    "GlmMoeDsa": (0, 0, 7, 1, 0, 0),
+    "DeepseekV4": (0, 7, 0, 0, 0, 4),
+}
+# Where transformers' eager attention has another token, its best two logits lie within this share
+# of the logits' standard deviation (docs/layers.md).
+EAGER_GAP = 0.5
 
 
 @pytest.fixture(autouse=True)
@@ -41,24 +50,24 @@ def converted(family, cache, seed=0):
     return winnow.hf.convert(model_of(family, seed), cache)
 
 
-def generate(model, inputs, tokens=NEW, **options):
+def generate(model, inputs, new=NEW, **options):
     options = {"do_sample": False, **options}
     return model.generate(
         **inputs,
-        max_new_tokens=tokens,
+        max_new_tokens=new,
         output_scores=True,
         return_dict_in_generate=True,
         **options,
     )
 
 
-def logits_alone(model, out, inputs, tokens=NEW):
-    """[rows, tokens, vocabulary]: of the model on each row's sequence alone, for the new tokens."""
+def logits_alone(model, out, inputs):
+    """[rows, new tokens, vocabulary]: of the model on each row's sequence alone."""
     rows = []
     for sequence, mask in zip(out.sequences, inputs["attention_mask"], strict=True):
         ids = sequence[int(mask.argmax()) :][None]
         with torch.no_grad():
-            rows.append(model(ids, use_cache=False).logits[0, -tokens - 1 : -1].float())
+            rows.append(model(ids, use_cache=False).logits[0, -NEW - 1 : -1].float())
     return torch.stack(rows)
 
 
@@ -71,41 +80,39 @@ def gap(logits):
 @pytest.mark.parametrize("seed", range(6))
 def test_tokens_of_the_oracle(family, seed):
     """bf16 caches: the tokens of the oracle; where eager has others, its best two are close."""
-    model, inputs = model_of(family, seed), prompt(seed, LENGTHS)
+    model, inputs = model_of(family, seed), prompt(PROMPTS[family][seed], LENGTHS[family])
     out = generate(winnow.hf.convert(copy.deepcopy(model), "bf16"), inputs)
-    tokens = out.sequences[:, -NEW:]
+    best, ours = out.sequences[:, -NEW:], torch.stack(out.scores, 1).float()
     eager = logits_alone(model, out, inputs)
     oracle = logits_alone(layer_oracle.replace(model), out, inputs)
-    assert torch.equal(oracle.argmax(-1), tokens)
-    other = eager.argmax(-1) != tokens
-    spread = eager.std()
-    assert (gap(eager)[other] <= EAGER_GAP * spread).all(), gap(eager)[other] / spread
-
-
-# Where transformers' eager attention has another token, its two best logits lie within this share
-# of the logits' standard deviation (docs/layers.md).
-EAGER_GAP = 1.0
+    moved = (oracle - ours).abs().amax(-1)
+    assert (2 * moved < gap(oracle)).all(), "the prompt does not decide between two tokens"
+    assert torch.equal(oracle.argmax(-1), best)
+    other = eager.argmax(-1) != best
+    shares = gap(eager)[other] / eager.std()
+    print(f"\n{family} {seed}: eager has {len(shares)} other tokens, gaps {shares.tolist()}")
+    assert (shares <= EAGER_GAP).all()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fp8_caches(family):
     """What fp8 caches change in log probabilities, beside bf16 caches on the same tokens."""
-    inputs = prompt(1, LENGTHS)
+    inputs = prompt(1, LENGTHS[family])
     out = generate(converted(family, "bf16"), inputs)
     exact = logits_alone(converted(family, "bf16"), out, inputs).log_softmax(-1)
     moved = (logits_alone(converted(family, "fp8"), out, inputs).log_softmax(-1) - exact).abs()
     print(
         f"\n{family}: fp8 moves log probabilities by {moved.mean():.4f}, at most {moved.max():.3f}"
     )
-    assert 0 < moved.mean() < 0.5 * exact.std()
+    assert 0 < moved.mean() < 0.03 and moved.max() < 0.25
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_padded_rows_are_rows_alone(family):
-    model, inputs = converted(family, "fp8"), prompt(2, LENGTHS)
+    model, inputs = converted(family, "fp8"), prompt(2, LENGTHS[family])
     together = generate(model, inputs)
     scores = torch.stack(together.scores, 1).float()
-    for row, length in enumerate(LENGTHS):
+    for row, length in enumerate(LENGTHS[family]):
         ids = inputs["input_ids"][row, -length:][None]
         alone = generate(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
         assert torch.equal(alone.sequences[0, -NEW:], together.sequences[row, -NEW:])
@@ -126,7 +133,7 @@ def test_turns(family):
         assert cache.get_seq_length() == out.sequences.shape[1] - 1
         want = logits_alone(model, out, inputs)
         assert torch.equal(want.argmax(-1), out.sequences[:, -NEW:])
-        said = torch.randint(2, 64, (2, more), generator=torch.Generator().manual_seed(turn))
+        said = tokens(turn, 2, more)
         mask = torch.ones(2, NEW + more, dtype=torch.long)
         inputs = {
             "input_ids": torch.cat([out.sequences, said], 1),
@@ -143,7 +150,7 @@ def test_ways_to_generate(family):
     greedy = generate(model, inputs)
     chunked = generate(model, inputs, prefill_chunk_size=48)
     assert torch.equal(chunked.sequences, greedy.sequences)
-    bare = generate(model, inputs, tokens=2, use_cache=False)
+    bare = generate(model, inputs, new=2, use_cache=False)
     assert torch.equal(bare.sequences, greedy.sequences[:, : bare.sequences.shape[1]])
     assert bare.past_key_values is None
     options = {"do_sample": True, "num_return_sequences": 2, "top_k": 8}
@@ -201,24 +208,41 @@ def bytes_of(cache):
 def test_bytes_per_token(family):
     """The bytes that docs/layers.md names, measured."""
     model = model_of(family, 0)
-    ids = torch.randint(2, 64, (1, 1024))
-    with torch.no_grad():
-        theirs = bytes_of(model(ids).past_key_values) / 1024
-        used = {}
-        for cache in ("bf16", "fp8"):
-            ours = winnow.hf.convert(copy.deepcopy(model), cache)
-            used[cache] = ours(ids).past_key_values.used_bytes() / 1024
-    print(f"\n{family}: {theirs:.0f} B a token, bf16 {used['bf16']:.0f}, fp8 {used['fp8']:.0f}")
-    if family == "DeepseekV4":
+    theirs = bytes_by_length(model, bytes_of)
+    used = {}
+    for cache in ("bf16", "fp8"):
+        ours = winnow.hf.convert(copy.deepcopy(model), cache)
+        used[cache] = bytes_by_length(ours, lambda c: c.used_bytes())
+    print(f"\n{family}: bytes of {1024} and {2048} tokens {theirs}, {used}")
+    if family != "DeepseekV4":
+        layers, indexers = model.config.num_hidden_layers, 2  # GLM's shared layer has none
+        assert (
+            used["bf16"] == theirs == [n * (layers * 1152 + indexers * 256) for n in (1024, 2048)]
+        )
+        assert used["fp8"] == [n * (layers * 656 + indexers * 132) for n in (1024, 2048)]
         return
-    layers = model.config.num_hidden_layers
-    indexers = 2  # GLM's shared layer has no index keys
-    assert used["bf16"] == theirs - (layers - indexers) * 0
-    assert used["fp8"] == layers * 656 + indexers * 132
+    # C4A's 256 entries and index keys more; C128A's eight stand in the page that there was.
+    for cache, formats in (
+        ("bf16", ("v4_bf16", "index_keys_bf16")),
+        ("fp8", ("v4_fp8", "index_keys")),
+    ):
+        page = sum(winnow.cache_shape(f, 1, 64)[1] for f in formats)
+        assert used[cache][1] - used[cache][0] == 4 * page
+    assert theirs[1] - theirs[0] == 1024 * (1024 + 256) // 4 + 8 * 1024
+
+
+@torch.no_grad()
+def bytes_by_length(model, count):
+    """What a cache of 1024 tokens holds, and what one of 2048."""
+    cache, found = None, []
+    for chunk in tokens(0, 2, 1024):
+        cache = model(chunk[None], past_key_values=cache, use_cache=True).past_key_values
+        found.append(count(cache))
+    return found
 
 
 def test_what_is_not_served():
-    model, ids = converted("DeepseekV32", "fp8"), torch.randint(2, 64, (2, 12))
+    model, ids = converted("DeepseekV32", "fp8"), tokens(0, 2, 12)
     for options, words in (
         ({"num_beams": 2}, "beam search"),
         ({"cache_implementation": "static"}, "cache_implementation: expected None, found 'static'"),

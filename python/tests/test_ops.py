@@ -230,9 +230,7 @@ def test_score_paged(device, fmt):
     pages = {"keys": cache, "block_table": table, "requests": requests}
     ids = winnow.score_select(q, weights, ends, 4, **pages)
     assert torch.equal(ids, winnow.select(got, 4, ends=ends))
-    op = torch.ops.winnow.score(
-        q, weights, ends, **{**pages, "keys": cache.data}, page=8, width=16
-    )
+    op = torch.ops.winnow.score(q, weights, ends, **{**pages, "keys": cache.data}, page=8, width=16)
     assert torch.equal(op, got)
     q, weights, table, got = q.cpu(), weights.cpu(), table.cpu(), got.cpu()
     for t in range(3):

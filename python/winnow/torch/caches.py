@@ -64,7 +64,10 @@ class Request:
 
 
 class LayerCaches:
-    """Memory for the records and states that `layers` name in their attribute `stores`."""
+    """Memory for the records and states that `layers` name in their attribute `stores`.
+
+    Windows and compressor states reach back far enough that `drafts` tokens may be rejected.
+    """
 
     def __init__(self, layers: Iterable, *, dtype: str = "fp8", page: int = 64, drafts: int = 8):
         if dtype not in ("fp8", "bf16"):
@@ -194,8 +197,6 @@ class LayerCaches:
                 raise ValueError(f"caches: parts: expected 0 tokens or more, found {tokens}")
             self._check_reachable(request, self._request(request).length)
         for pages in self.pages.values():
-            for request, _ in parts:
-                pages.release_before(request, self.requests[request].length)
             missing = [pages.missing(r, self.requests[r].length, n) for r, n in parts]
             pages.reserve(sum(missing))
             for request, tokens in parts:
@@ -219,7 +220,10 @@ class LayerCaches:
                 )
             self._check_reachable(request, self._request(request).length + kept)
         for request, new in step.parts:
-            self._cut(request, self.requests[request].length + accepted.get(request, new))
+            length = self.requests[request].length + accepted.get(request, new)
+            self._cut(request, length)
+            for pages in self.pages.values():
+                pages.release_before(request, length - self.drafts)
 
     # ---- what a layer reads and writes
 

@@ -256,9 +256,7 @@ def _(q, weights, ends, *, width, **rest):
     "key_rows=None, Tensor? key_scales=None, bool relative=False) -> Tensor"
 )
 def _score_select(q, weights, ends, topk, *, keys=None, page=None, **rest):
-    return _winnow.score_select(
-        q, weights, ends, topk, keys=_index_cache(q, keys, page), **rest
-    )
+    return _winnow.score_select(q, weights, ends, topk, keys=_index_cache(q, keys, page), **rest)
 
 
 @_score_select.fake
