@@ -2,8 +2,8 @@
 
 Arrays of PyTorch, NumPy, JAX and CuPy pass without copies; results are made in the library of the
 arguments (for JAX in NumPy or CuPy), on their device, and CUDA work goes to the current stream.
-``winnow.torch`` has the operations for ``torch.compile``, ``winnow.flash_mla`` FlashMLA's
-interface, ``winnow.hf`` attention for transformers.
+``winnow.torch`` has the operations for ``torch.compile`` and whole layers, ``winnow.flash_mla``
+FlashMLA's interface, ``winnow.hf`` attention for transformers and whole models on winnow's layers.
 """
 
 from winnow._winnow import *  # noqa: F403
