@@ -41,17 +41,23 @@ double NormProblem::bytes() const {
   return bytes_of({args.rows[0].x, args.rows[0].out, args.rows[1].x, args.rows[1].out});
 }
 
-RotateProblem::RotateProblem(const Sizes& s) : placement(s.device), turns(placement, s) {
+RotateProblem::RotateProblem(const Sizes& s, bool quantized)
+    : placement(s.device), turns(placement, s) {
   tools::Random random(s.seed);
   args.x = placement.normals(x, {s.tokens(), s.heads, kLatent}, random);
-  args.out = placement.room(out, {s.tokens(), s.heads, kLatent});
+  if (quantized) {
+    args.out = placement.room(codes, {s.tokens(), s.heads, kLatent});
+    args.scales = placement.room(scales, {s.tokens(), s.heads, kLatent / 128});
+  } else {
+    args.out = placement.room(out, {s.tokens(), s.heads, kLatent});
+  }
   args.positions = turns.position_view;
   args.rope = turns.rope;
   args.rope.inverse = true;
   args.target.device = s.device;
 }
 
-double RotateProblem::bytes() const { return bytes_of({args.x, args.out}); }
+double RotateProblem::bytes() const { return bytes_of({args.x, args.out, args.scales}); }
 
 PrepareQueryProblem::PrepareQueryProblem(const Sizes& s, bool v32)
     : placement(s.device), turns(placement, s) {

@@ -39,11 +39,13 @@ struct NormProblem {
 
 // Heads of 512 in place, turned back: what follows attention in V4.
 struct RotateProblem {
-  explicit RotateProblem(const Sizes& s);
+  explicit RotateProblem(const Sizes& s, bool quantized = false);
   Placement placement;
   Turns turns;
   RotateArgs args;
   tools::Buffer<bf16> x, out;
+  tools::Buffer<e4m3> codes;  // instead of out
+  tools::Buffer<float> scales;
   double bytes() const;
 };
 

@@ -55,9 +55,11 @@ void add_layer_verbs(CLI::App& app, Outcome& outcome) {
   });
   add(app, "rotate", "RoPE of random heads, turned back", [&](CLI::App* cmd, const auto& o) {
     add_heads(*cmd, *o);
-    cmd->callback([o, &outcome] {
+    auto quantized = std::make_shared<bool>(false);
+    cmd->add_flag("--e4m3", *quantized, "Codes and scales for an fp8 projection");
+    cmd->callback([o, quantized, &outcome] {
       resolve(*o);
-      bench::RotateProblem p(o->sizes);
+      bench::RotateProblem p(o->sizes, *quantized);
       outcome.code = try_layer("rotate", *o, p, p.args.out, rotate);
     });
   });

@@ -209,6 +209,12 @@ static void layers(void) {
 
   /* amax 2 of 448: the scale is 2^-7, the codes are 256. */
   uint8_t codes[512];
+  float scales[4];
+  rotate.out = winnow_tensor_of(codes, WINNOW_E4M3, 3, SHAPE(1, 4, 128));
+  rotate.scales = f32(scales, 3, SHAPE(1, 4, 1));
+  OK(winnow_rotate(&rotate));
+  CHECK(codes[0] == 0x78 && codes[32] == 0xf8 && codes[64] == 0x78 && scales[3] == 0.0078125f);
+  rotate.out = bf16(out, 3, SHAPE(1, 4, 128));
   const float raw[4] = {1, 2, 3, 4};
   float weights[4];
   winnow_index_query_args index = WINNOW_INDEX_QUERY_ARGS_INIT;

@@ -274,6 +274,7 @@ TEST_F(Cli, VerbsAgreeWithTheReference) {
   }
   for (const char* call :
        {"norm --batch 3", "rotate --context 300 --batch 3 --heads 2",
+        "rotate --e4m3 --context 300 --batch 3 --heads 2",
         "prepare_query --context 300 --batch 3 --heads 2", "index_query --context 300 --batch 3",
         "prepare_queries --context 300 --batch 3 --heads 2", "norm_write --context 300 --batch 3",
         "compress --context 300 --batch 2 --s-q 9", "compress --layer c128a --s-q 200 --batch 1",

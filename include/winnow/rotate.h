@@ -2,6 +2,7 @@
 // its cosines and sines.
 #pragma once
 
+#include "winnow/scale.h"
 #include "winnow/tensor.h"
 
 namespace winnow {
@@ -29,13 +30,17 @@ struct RotateArgs {
   Tensor x;          // [T, H, d] bf16, d >= 64
   Tensor positions;  // [T] int32
   Rope rope;
-  Tensor out;  // [T, H, d] bf16, out; may be x
+  Tensor out;          // [T, H, d] bf16, out; may be x. Or e4m3: d is a multiple of 128 then
+  Tensor scales = {};  // [T, H, d / 128] f32, out, with out in e4m3; any strides
+  ScaleMode scale = ScaleMode::kDefault;  // of index keys: kPow2 (the default) or kAmax
   Target target = {};
 };
 
 // Pair (u, v) becomes (u cos - v sin, v cos + u sin), fp32 with one rounding to bf16; the other
-// values are copied. A token whose position is outside [0, P) is skipped: its rows of out stay as
-// they are. Cost: one pass over x.
+// values are copied. An output in e4m3 holds the codes of these bf16 values, with a scale for each
+// 128 of them, by the quantiser of index keys: what an fp8 projection of attention's output takes.
+// A token whose position is outside [0, P) is skipped: its rows of out and scales stay as they are.
+// Cost: one pass over x.
 void rotate(const RotateArgs& args);
 
 struct RopeTableArgs {

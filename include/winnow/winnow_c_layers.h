@@ -48,8 +48,10 @@ typedef struct winnow_rotate_args {
   size_t struct_size;
   winnow_tensor x, positions; /* [T, H, d] bf16, [T] int32 */
   winnow_rope rope;
-  winnow_tensor out; /* [T, H, d] bf16 */
+  winnow_tensor out; /* [T, H, d] bf16 or e4m3 */
   winnow_target target;
+  winnow_tensor scales; /* [T, H, d / 128] f32, with out in e4m3 */
+  winnow_scale_mode scale;
 } winnow_rotate_args;
 #define WINNOW_ROTATE_ARGS_INIT \
   { .struct_size = sizeof(winnow_rotate_args) }

@@ -68,7 +68,7 @@ enum {
   WINNOW_INDEX_KEYS_BF16
 };
 
-typedef int32_t winnow_scale_mode; /* <winnow/write.h> */
+typedef int32_t winnow_scale_mode; /* <winnow/scale.h> */
 enum { WINNOW_SCALE_DEFAULT, WINNOW_AMAX, WINNOW_POW2, WINNOW_POW2_FLOOR_AMAX };
 
 typedef struct winnow_cache { /* all zero: not given */

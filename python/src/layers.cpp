@@ -72,10 +72,14 @@ nb::object rotate_(Call& c) {
   a.positions = c.in("positions");
   a.rope = rope_of(c, "table");
   a.rope.inverse = c.flag("inverse");
-  a.out = c.out("out", DType::kBf16, {a.x.shape[0], a.x.shape[1], a.x.shape[2]});
+  const auto& n = a.x.shape;
+  const bool quantized = c.flag("e4m3");
+  a.out = c.out("out", quantized ? DType::kE4m3 : DType::kBf16, {n[0], n[1], n[2]});
+  if (quantized) a.scales = c.out("scales", DType::kF32, {n[0], n[1], n[2] / 128});
+  a.scale = scale_mode(c);
   a.target = c.target();
   c.run([&] { rotate(a); });
-  return c.result({"out"});
+  return c.result({"out", "scales"});
 }
 
 nb::object prepare_query_(Call& c) {
@@ -149,8 +153,9 @@ Returns out [rows, d] bf16, which may be x.)");
       R"(Fills out [positions, 2, 32] f32 (any strides) with cosines and sines; factor: YaRN's.)");
   def(m,
       "def rotate(x: Array, positions: Array, table: Array, *, pairs: str = 'interleaved', slice: "
-      "str = 'last', inverse: bool = False, out: Array | None = None, kernel: str | None = None) "
-      "-> Array",
+      "str = 'last', inverse: bool = False, e4m3: bool = False, scale: str = 'default', out: Array "
+      "| None = None, scales: Array | None = None, kernel: str | None = None) -> Array | "
+      "tuple[Array, Array]",
       rotate_,
       R"(RoPE of 64 of the d values of x [tokens, heads, d] bf16, or its inverse.
 
@@ -159,7 +164,10 @@ table      [positions, 2, 32] f32, of rope_table()
 pairs      "interleaved" (2i, 2i + 1) or "half" (i, i + 32)
 slice      "last" or "first" 64
 
-Returns out [tokens, heads, d] bf16, which may be x.)");
+e4m3       gives codes with a scale ("pow2" or "amax") for each 128 values, for an fp8 projection
+
+Returns out [tokens, heads, d] bf16, which may be x; with e4m3 out and scales [tokens, heads, d / 128]
+f32.)");
   def(m,
       "def prepare_query(q: Array, positions: Array, table: Array, *, norm: str = 'none', "
       "norm_weight: Array | None = None, norm_bias: Array | None = None, eps: float = 1e-6, pairs: "

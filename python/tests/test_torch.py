@@ -42,6 +42,7 @@ def arguments():
         "norm": ((bf16(3, 64), torch.rand(64)), {"eps": 1e-5}),
         "rope_table_": ((torch.zeros(4, 2, 32),), {"theta": 160000.0}),
         "rotate": ((bf16(3, 2, 128), ints(0, 7, 9), turns), {"slice": "first", "pairs": "half"}),
+        "rotate_e4m3": ((bf16(3, 2, 256), ints(0, 7, 9), turns), {"inverse": True}),
         "prepare_query": ((bf16(3, 2, 512), ints(0, 7, -1), turns), {"norm": "rms"}),
         "index_query": (
             (bf16(3, 4, 128), bf16(3, 4), ints(0, 7, 3), turns),

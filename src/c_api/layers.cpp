@@ -94,6 +94,8 @@ winnow_status winnow_rotate(const winnow_rotate_args* args) {
                     .positions = in(a.positions, "positions"),
                     .rope = rope_of(a.rope, in),
                     .out = in(a.out, "out"),
+                    .scales = in(a.scales, "scales"),
+                    .scale = scale_of(a.scale, in),
                     .target = in(a.target)});
   });
 }

@@ -6,6 +6,7 @@
 
 #include "core/kernel_table.h"
 #include "core/prologue.h"
+#include "core/quantizer.h"
 #include "winnow/rotate.h"
 
 namespace winnow::internal::rotate {
@@ -13,8 +14,12 @@ namespace winnow::internal::rotate {
 struct Params {
   const bf16* x = nullptr;
   int64_t x_token = 0, x_head = 0;
-  bf16* out = nullptr;  // may be x
-  int64_t out_token = 0, out_head = 0;
+  bf16* out = nullptr;  // may be x; null: codes and scales instead
+  e4m3* codes = nullptr;
+  int64_t out_token = 0, out_head = 0;  // of out or codes
+  float* scales = nullptr;
+  int64_t scale_token = 0, scale_head = 0, scale_tile = 0;
+  core::Quantizer quantizer;
   int64_t tokens = 0, heads = 0, width = 0;
   const int32_t* positions = nullptr;
   int64_t position_stride = 0;
@@ -29,7 +34,11 @@ struct TableParams {
   Device device;
 };
 
-struct Shape {};  // every kernel takes every call
+inline constexpr int kTile = 128;  // values that share a scale
+
+struct Shape {
+  bool quantized = false;  // the output
+};
 using RotateKernel = Kernel<Shape, Params>;
 using TableKernel = Kernel<Shape, TableParams>;
 std::span<const RotateKernel> kernels();

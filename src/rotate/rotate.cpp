@@ -8,10 +8,15 @@ namespace winnow {
 
 namespace internal::rotate {
 
+// Of kernels on CUDA.
+[[maybe_unused]] static const char* writes_bf16(const Shape& shape) {
+  return shape.quantized ? "writes bf16 only" : nullptr;
+}
+
 std::span<const RotateKernel> kernels() {
   static constexpr RotateKernel table[] = {
 #ifdef WINNOW_WITH_CUDA
-      {{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, nullptr, sm90::rotate},
+      {{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, writes_bf16, sm90::rotate},
 #endif
       {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd::rotate},
       {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference::rotate},
@@ -21,6 +26,18 @@ std::span<const RotateKernel> kernels() {
 
 namespace {
 
+// Of an output in e4m3.
+void check_scales(const Check& check, const RotateArgs& a, Params& p) {
+  const int64_t width = a.x.shape[2];
+  check.that(width % kTile == 0, "x.shape[2]", "a multiple of 128 with out in e4m3", cat(width));
+  check.output(a.scales, "scales", DType::kF32, {a.x.shape[0], a.x.shape[1], width / kTile});
+  p.scales = static_cast<float*>(a.scales.data);
+  p.scale_token = a.scales.stride[0];
+  p.scale_head = a.scales.stride[1];
+  p.scale_tile = a.scales.stride[2];
+  p.quantizer = core::quantizer_of(check, CacheFormat::kIndexKeys, a.scale);
+}
+
 Params checked(const RotateArgs& a) {
   const Check check("rotate");
   check.tensor(a.x, "x", DType::kBf16, {Check::kAny, Check::kAny, Check::kAny});
@@ -29,13 +46,18 @@ Params checked(const RotateArgs& a) {
   const int64_t width = a.x.shape[2];
   check.range(width, "x.shape[2]", kRopeDim, INT32_MAX);
   check.tensor(a.positions, "positions", DType::kI32, {tokens});
-  check.output_rows(a.out, "out", DType::kBf16, {tokens, heads, width});
   Params p;
+  const bool quantized = a.out.dtype == DType::kE4m3;
+  const DType dtype = quantized ? DType::kE4m3 : DType::kBf16;
+  check.output_rows(a.out, "out", dtype, {tokens, heads, width});
+  if (quantized) check_scales(check, a, p);
+  else check.that(!a.scales, "scales", "none with out in bf16", shape_of(a.scales));
   p.rope = core::checked_rope(check, a.rope);
   p.x = static_cast<const bf16*>(a.x.data);
   p.x_token = a.x.stride[0];
   p.x_head = a.x.stride[1];
-  p.out = static_cast<bf16*>(a.out.data);
+  if (quantized) p.codes = static_cast<e4m3*>(a.out.data);
+  else p.out = static_cast<bf16*>(a.out.data);
   p.out_token = a.out.stride[0];
   p.out_head = a.out.stride[1];
   p.tokens = tokens;
@@ -53,7 +75,8 @@ Params checked(const RotateArgs& a) {
 void rotate(const RotateArgs& args) try {
   using namespace internal::rotate;
   const Params params = checked(args);
-  run("rotate", choose("rotate", kernels(), Shape{}, args.target), params);
+  const Shape shape{.quantized = args.out.dtype == DType::kE4m3};
+  run("rotate", choose("rotate", kernels(), shape, args.target), params);
 } catch (const std::bad_alloc&) {
   out_of_memory("rotate");
 }

@@ -3,12 +3,14 @@
 #include "winnow/rotate.h"
 
 #include <cmath>
+#include <cstring>
 #include <numbers>
 
 #include "core/formats.h"
 #include "rotate/rotate_cases.h"
 #include "testing.h"
 #include "winnow/error.h"
+#include "winnow/write.h"
 
 namespace winnow {
 namespace {
@@ -106,6 +108,51 @@ INSTANTIATE_TEST_SUITE_P(Kernels, RotateTest,
                            return std::get<0>(info.param) + "_" + std::get<1>(info.param).name;
                          });
 
+// In e4m3: the codes and scales that write() makes of rotate()'s bf16, as index keys of 128 values.
+TEST_P(RotateTest, InE4m3IsTheComposition) {
+  const auto& [kernel, c] = GetParam();
+  if (const std::string why = testing::why_not("rotate", kernel); !why.empty()) GTEST_SKIP() << why;
+  if (c.width % 128 != 0) return;
+  Problem p(c);
+  const int64_t tiles = c.width / 128;
+  Guarded<bf16> turned(p.x.size());
+  Guarded<e4m3> codes(p.x.size());
+  Guarded<float> scales(c.tokens * c.heads * (tiles + 1));
+  RotateArgs a = p.args(turned.data());
+  a.target = testing::target("rotate", kernel);
+  rotate(a);
+  for (const ScaleMode mode : {ScaleMode::kDefault, ScaleMode::kAmax}) {
+    a.out = tensor(codes.data(), {c.tokens, c.heads, c.width}, {p.token_stride, p.stride, 1});
+    a.scales =
+        tensor(scales.data(), {c.tokens, c.heads, tiles}, {c.heads * (tiles + 1), tiles + 1, 1});
+    a.scale = mode;
+    codes.poison();
+    scales.poison();
+    if (a.target.device.kind == DeviceKind::kCuda) {
+      testing::expect_error([&] { rotate(a); }, ErrorCode::kUnsupported, {"rotate", "bf16"});
+      continue;
+    }
+    rotate(a);
+    ASSERT_TRUE(testing::device_finished());
+    for (int64_t t = 0; t < c.tokens; ++t)
+      for (int64_t h = 0; h < c.heads; ++h) {
+        const e4m3* got = codes.data() + t * p.token_stride + h * p.stride;
+        const float* got_scales = scales.data() + (t * c.heads + h) * (tiles + 1);
+        std::vector<uint8_t> page(tiles * 132, 0xcd);
+        Guarded<int64_t> slots(tiles);
+        const bool valid = p.positions[t] >= 0 && p.positions[t] < kPositions;
+        for (int64_t i = 0; i < tiles; ++i) slots[i] = valid ? i : -1;
+        write({.kv = tensor(turned.data() + t * p.token_stride + h * p.stride, {tiles, 128}),
+               .slots = tensor(slots.data(), {tiles}),
+               .cache = {page.data(), CacheFormat::kIndexKeys, 1, static_cast<int32_t>(tiles)},
+               .scale = mode,
+               .target = {.kernel = "reference"}});
+        ASSERT_EQ(std::memcmp(got, page.data(), c.width), 0) << "token " << t << " head " << h;
+        ASSERT_EQ(std::memcmp(got_scales, page.data() + c.width, tiles * 4), 0) << "token " << t;
+      }
+  }
+}
+
 TEST(RotateErrors, NameTheArgument) {
   Problem p({"", 3, 2, 128});
   Guarded<bf16> out(p.x.size());
@@ -129,6 +176,23 @@ TEST(RotateErrors, NameTheArgument) {
   expect([](RotateArgs& a) { a.rope.slice = RopeSlice{5}; }, {"rope.slice", "number 5"});
   expect([](RotateArgs& a) { a.out.shape[1] = 1; }, {"out", "[3, 2, 128]", "[3, 1, 128]"});
   expect([](RotateArgs& a) { a.out.stride[0] = 0; }, {"out", "overlap"});
+  Guarded<e4m3> codes(p.x.size());
+  Guarded<float> scales(6);
+  const auto quantized = [&](RotateArgs& a) {
+    a.out.data = codes.data();
+    a.out.dtype = DType::kE4m3;
+    a.scales = tensor(scales.data(), {3, 2, 1});
+  };
+  expect([&](RotateArgs& a) { quantized(a), a.scales = {}; }, {"scales", "[3, 2, 1]", "nothing"});
+  expect([&](RotateArgs& a) { quantized(a), a.scales.stride[0] = 0; }, {"scales", "overlap"});
+  expect([&](RotateArgs& a) { quantized(a), a.scale = ScaleMode::kPow2FloorAmax; }, {"scale"});
+  expect([&](RotateArgs& a) { quantized(a), a.x.shape[2] = a.out.shape[2] = 64; },
+         {"x.shape[2]", "multiple of 128", "64"});
+  expect(
+      [&](RotateArgs& a) {
+        a.scales = tensor(scales.data(), {3, 2, 1});
+      },
+      {"scales", "none with out in bf16"});
   expect([](RotateArgs& a) { a.target.kernel = "fastest"; }, {"rotate", "no kernel fits"},
          ErrorCode::kUnsupported);
   for (const bf16 v : out) EXPECT_EQ(v.bits, 0xcdcd);  // nothing was written

@@ -117,6 +117,23 @@ def _(x, positions, table, **rest):
 
 
 @_operator(
+    "rotate_e4m3(Tensor x, Tensor positions, Tensor table, *, str pairs='interleaved', str "
+    "slice='last', bool inverse=False, str scale='default') -> (Tensor, Tensor)"
+)
+def _rotate_e4m3(x, positions, table, **rest):
+    tokens, heads, width = x.shape
+    out = torch.zeros(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.zeros(tokens, heads, width // 128, device=x.device)
+    return _winnow.rotate(x, positions, table, e4m3=True, out=out, scales=scales, **rest)
+
+
+@_rotate_e4m3.fake
+def _(x, positions, table, **rest):
+    codes = x.new_empty(x.shape, dtype=torch.float8_e4m3fn)
+    return codes, _f32(x, x.shape[0], x.shape[1], x.shape[2] // 128)
+
+
+@_operator(
     "prepare_query(Tensor q, Tensor positions, Tensor table, *, str norm='none', Tensor? "
     "norm_weight=None, Tensor? norm_bias=None, float eps=1e-6, str pairs='interleaved', str "
     "slice='last') -> Tensor"
