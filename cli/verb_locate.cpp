@@ -19,9 +19,16 @@ void compare_exactly(Trial& trial, const Tensor& got, const Tensor& want) {
                                        tools::place(got, d.at));
 }
 
-int run_select(VerbOptions o) {
+int run_select(VerbOptions o, int64_t blocks) {
   resolve(o);
   bench::SelectProblem p(o.sizes);
+  tools::Buffer<int32_t> best(o.sizes.tokens() * blocks);
+  if (blocks > 0) {
+    const Tensor list = tensor(best.data(), {o.sizes.tokens(), blocks});
+    p.args.blocks.best = list;
+    select(p.args);
+    p.args.blocks = {.within = list};
+  }
   Trial trial{.stage = "select", .bytes = p.bytes()};
   trial.tensors = {{"logits", p.args.logits}, {"ids", p.args.ids}};
   const auto call = [&](const char* kernel) {
@@ -73,13 +80,17 @@ void add_select(CLI::App& app, Outcome& outcome) {
   CLI::App* cmd = app.add_subcommand("select", "Top-k of random logits");
   cmd->footer(
       "Examples:\n  winnow select --context 131072 --topk 2048\n"
+      "  winnow select --blocks 2048 --topk 512     inside the best blocks of 8 columns (V4.1)\n"
       "  winnow select --batch 8 --kernel reference --json");
   auto o = std::make_shared<VerbOptions>();
   add_common(*cmd, *o);
+  auto blocks = std::make_shared<int64_t>(0);
+  cmd->add_option("--blocks", *blocks, "Find this many blocks first and select inside them")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 20));
   cmd->add_option("--topk", o->sizes.topk, "Entries to select")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
       ->capture_default_str();
-  cmd->callback([o, &outcome] { outcome.code = run_select(*o); });
+  cmd->callback([o, blocks, &outcome] { outcome.code = run_select(*o, *blocks); });
 }
 
 void add_locate(CLI::App& app, Outcome& outcome) {

@@ -341,7 +341,27 @@ static void queries(void) {
   CHECK(strlen(winnow_version()) > 0 && strlen(winnow_cpu_name()) > 0 && winnow_threads() > 0);
 }
 
+/* The best of three blocks and the last one; then the top of these alone. */
+static void blocks(void) {
+  const float logits[6] = {1, 5, 9, 2, 3, 0};
+  int32_t ids[2], best[2];
+  winnow_select_args select = WINNOW_SELECT_ARGS_INIT;
+  select.logits = f32(logits, 2, SHAPE(1, 6));
+  select.ids = i32(ids, 2, SHAPE(1, 2));
+  select.blocks.size = 2;
+  select.blocks.best = i32(best, 2, SHAPE(1, 2));
+  OK(winnow_select(&select));
+  CHECK(ids[0] == 1 && ids[1] == 2 && best[0] == 1 && best[1] == 2);
+  select.blocks.within = select.blocks.best;
+  select.blocks.best = (winnow_tensor){0};
+  OK(winnow_select(&select));
+  CHECK(ids[0] == 2 && ids[1] == 4);
+  select.blocks.size = -1;
+  CHECK(winnow_select(&select) == WINNOW_INVALID_ARGUMENT);
+}
+
 int main(void) {
+  blocks();
   projections();
   small_calls();
   lists();

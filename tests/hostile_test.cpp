@@ -43,7 +43,13 @@ std::shared_ptr<void> make_gather(Subject& s) {
 }
 
 ScoreArgs score_args(Subject& s, bool paged) {
-  ScoreArgs a{.q = s.input<e4m3>({kTokens, kHeads, kIndexDim}),
+  // Memory for either type of queries and keys: a damaged dtype may be the other one.
+  const auto keys_of_either = [&](std::initializer_list<int64_t> shape) {
+    Tensor t = s.input<bf16>(shape);
+    t.dtype = DType::kE4m3;
+    return t;
+  };
+  ScoreArgs a{.q = keys_of_either({kTokens, kHeads, kIndexDim}),
               .weights = s.input<float>({kTokens, kHeads}),
               .ends = s.numbers<int32_t>({kTokens}, 0, 20)};
   if (paged) {
@@ -51,7 +57,7 @@ ScoreArgs score_args(Subject& s, bool paged) {
     a.block_table = s.numbers<int32_t>({kRows, 3}, 0, kPages - 1);
     a.requests = s.numbers<int32_t>({kTokens}, 0, kRows - 1);
   } else {
-    a.key_rows = s.input<e4m3>({20, kIndexDim});
+    a.key_rows = keys_of_either({20, kIndexDim});
     a.key_scales = s.input<float>({20});
     a.starts = s.numbers<int32_t>({kTokens}, 0, 10);
   }
@@ -91,7 +97,12 @@ std::shared_ptr<void> make_select(Subject& s) {
                             .ends = s.numbers<int32_t>({kTokens}, 0, 20),
                             .ids = s.output<int32_t>({kTokens, kWidth})},
                  select);
-  s.damages(unpinned(a->logits, 2), a->starts, a->ends, unpinned(a->ids, 2), a->target);
+  if (testing::draw(s.rng(), 0, 1))
+    a->blocks = {.size = 4,
+                 .within = s.numbers<int32_t>({kTokens, 3}, 0, 4),
+                 .best = s.output<int32_t>({kTokens, 3})};
+  s.damages(unpinned(a->logits, 2), a->starts, a->ends, unpinned(a->ids, 2), a->blocks.size,
+            unpinned(a->blocks.within, 2), unpinned(a->blocks.best, 2), a->target);
   return a;
 }
 

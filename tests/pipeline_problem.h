@@ -30,11 +30,12 @@ struct Layout {
   bool indexed = true;  // V4: false attends to all compressed states
   SplitPolicy split = SplitPolicy::kBalanced;
   bool routed = false;  // of kAuto: V3.2's prefills of 20 tokens and more are gathered, V4's below
-  bool separate() const {  // a fixed split has no routes
+  int32_t tokens_per_state = 4;  // V4
+  bool separate() const {        // a fixed split has no routes
     return mode == Mode::kSeparate || (routed && split == SplitPolicy::kBalanced);
   }
   bool v4() const { return model.lists == 2; }
-  int32_t ratio() const { return v4() ? 4 : 1; }
+  int32_t ratio() const { return v4() ? tokens_per_state : 1; }
 };
 
 struct Request {
@@ -163,6 +164,7 @@ class World {
                   .heads = kHeads,
                   .topk = layout.topk,
                   .extra_topk = layout.extra,
+                  .ratio = layout.ratio(),
                   .index_heads = kIndexHeads,
                   .page = main.page,
                   .pages = main.pages,
@@ -372,6 +374,19 @@ inline std::vector<Layout> layouts() {
       {"v4_bf16", kV4, CacheFormat::kV4Bf16, kBf16, 8, 6},
       {"v4_all_states_mixed", kV4, v4, kMixed, 8, 20, false},
       {"v4_all_states_separate", kV4, v4, kSeparate, 8, 20, false},
+      {.name = "v41_ratio_1_mixed",
+       .model = kV4,
+       .format = v4,
+       .topk = 8,
+       .extra = 6,
+       .tokens_per_state = 1},
+      {.name = "v41_ratio_2_separate",
+       .model = kV4,
+       .format = v4,
+       .mode = kSeparate,
+       .topk = 8,
+       .extra = 6,
+       .tokens_per_state = 2},
       {"v4_window_direct", kV4, v4, kDirect, 8, 0, false},
       {"v4_window_separate", kV4, v4, kSeparate, 8, 0, false},
   };

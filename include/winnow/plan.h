@@ -62,7 +62,7 @@ struct V4Chunk {
 struct V4ChunkArgs {
   std::span<const int32_t> query_lens;  // [R]
   std::span<const int32_t> seq_lens;    // [R]
-  int32_t ratio = 4;                    // compression; <= 1: no compressed rows
+  int32_t ratio = 4;                    // compression; 0: no compressed rows
   int32_t window = 128;
   int64_t max_model_len = 0;
   int64_t max_batched_tokens = 0;
@@ -148,7 +148,7 @@ struct PlanOptions {
   int32_t topk = 0;
   // V4: width of the second list (compressed states). 0 means that there is none.
   int32_t extra_topk = 0;
-  // Tokens per compressed state. V4: 0 means 4. V3.2: 1.
+  // Tokens per compressed state, 1 of them (V4.1) included. V4: 0 means 4. V3.2: 1.
   int32_t ratio = 0;
   // Heads of the indexer.
   int32_t index_heads = 64;

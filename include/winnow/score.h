@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <span>
 
+#include "winnow/select.h"
 #include "winnow/tensor.h"
 
 namespace winnow {
@@ -42,9 +43,10 @@ struct ScoreArgs {
 void score(const ScoreArgs& args);
 
 struct ScoreSelectArgs {
-  ScoreArgs score;        // logits stays empty
-  Tensor ids;             // [T, K] int32, as select() gives them
-  bool relative = false;  // as in SelectArgs
+  ScoreArgs score;           // logits stays empty
+  Tensor ids;                // [T, K] int32, as select() gives them
+  bool relative = false;     // as in SelectArgs
+  SelectBlocks blocks = {};  // as in SelectArgs; every key of a token's range is scored still
   // plan->workspace_bytes(), without a plan score_select_workspace_bytes(). On the CPU a row of
   // floats for the longest range is enough, and a call without a plan may leave it empty and
   // allocates its own.

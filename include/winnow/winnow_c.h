@@ -68,13 +68,18 @@ winnow_status winnow_quantize(const winnow_quantize_args* args);
 
 /* ---- score, select, locate (<winnow/score.h>, <winnow/select.h>, <winnow/locate.h>) -------- */
 
+typedef struct winnow_select_blocks {
+  int32_t size;               /* columns of a block; 0: 8 */
+  winnow_tensor within, best; /* [T, B] int32, optional: an input, an output */
+} winnow_select_blocks;
+
 typedef struct winnow_score_args {
   size_t struct_size;
   const winnow_plan* plan;
-  winnow_tensor q, weights;            /* [T, H_I, 128] e4m3, [T, H_I] f32 */
+  winnow_tensor q, weights;            /* [T, H_I, 128] e4m3 or bf16, [T, H_I] f32 */
   winnow_cache keys;                   /* paged keys, with ... */
   winnow_tensor block_table, requests; /* [R, W] int32, [T] int32 */
-  winnow_tensor key_rows, key_scales;  /* or contiguous ones: [N, 128] e4m3, [N] f32 */
+  winnow_tensor key_rows, key_scales;  /* or contiguous ones: [N, 128], [N] f32 (bf16: none) */
   winnow_tensor starts, ends;          /* [T] int32; starts optional */
   winnow_tensor logits;                /* [T, N] f32; empty in winnow_score_select() */
   bool clean;
@@ -91,6 +96,7 @@ typedef struct winnow_score_select_args {
   bool relative;
   void* workspace; /* null: a CPU call without a plan makes its own */
   size_t workspace_bytes;
+  winnow_select_blocks blocks;
 } winnow_score_select_args;
 #define WINNOW_SCORE_SELECT_ARGS_INIT \
   { .struct_size = sizeof(winnow_score_select_args) }
@@ -106,6 +112,7 @@ typedef struct winnow_select_args {
   winnow_tensor ids;          /* [T, K] int32 */
   bool relative;
   winnow_target target;
+  winnow_select_blocks blocks;
 } winnow_select_args;
 #define WINNOW_SELECT_ARGS_INIT \
   { .struct_size = sizeof(winnow_select_args) }

@@ -25,6 +25,17 @@ ScoreArgs score_inputs(Call& c) {
   return a;
 }
 
+// "best": how many blocks to find.
+SelectBlocks blocks_of(Call& c, int64_t tokens) {
+  SelectBlocks b;
+  b.size = c.int32("block", 8);
+  b.within = c.in("within");
+  const int64_t best = c.size("best", 0);
+  if (best > 0 || c.given("best_blocks"))
+    b.best = c.out("best_blocks", DType::kI32, {tokens, best});
+  return b;
+}
+
 nb::object score_(Call& c) {
   ScoreArgs a = score_inputs(c);
   const int64_t keys = a.key_rows ? a.key_rows.shape[0] : a.block_table.shape[1] * a.keys.page;
@@ -39,12 +50,13 @@ nb::object score_select_(Call& c) {
   a.score = score_inputs(c);
   a.ids = c.out("out", DType::kI32, {a.score.q.shape[0], c.size("topk")});
   a.relative = c.flag("relative");
+  a.blocks = blocks_of(c, a.score.q.shape[0]);
   const bool own = !a.score.plan && a.score.target.device.kind == DeviceKind::kCpu;
   if (c.given("workspace")) a.workspace = c.workspace(0);
   else if (a.score.plan) a.workspace = c.scratch(a.score.plan->workspace_bytes());
   else if (!own) a.workspace = c.scratch(score_select_workspace_bytes(a));
   c.run([&] { score_select(a); });
-  return c.result({"out"});
+  return c.result({"out", "best_blocks"});
 }
 
 nb::object select_(Call& c) {
@@ -54,10 +66,11 @@ nb::object select_(Call& c) {
   a.ends = c.in("ends");
   a.ids = c.out("out", DType::kI32, {a.logits.shape[0], c.size("topk")});
   a.relative = c.flag("relative");
+  a.blocks = blocks_of(c, a.logits.shape[0]);
   a.plan = c.plan();
   a.target = c.target();
   c.run([&] { select(a); });
-  return c.result({"out"});
+  return c.result({"out", "best_blocks"});
 }
 
 nb::object locate_(Call& c) {
@@ -112,27 +125,30 @@ Returns logits [tokens, width] f32.)");
       "None = None, keys: Cache | None = None, block_table: Array | None = None, requests: Array | "
       "None = "
       "None, key_rows: Array | None = None, key_scales: Array | None = None, relative: bool = "
-      "False, out: "
-      "Array | None = None, plan: Plan | None = None, workspace: Array | None = None, kernel: str "
-      "| None = "
-      "None) -> Array",
+      "False, within: Array | None = None, block: int = 8, best: int = 0, out: Array | None = "
+      "None, "
+      "best_blocks: Array | None = None, plan: Plan | None = None, workspace: Array | None = None, "
+      "kernel: str | None = None) -> Array | tuple[Array, Array]",
       score_select_,
       R"(score() and select() in one call, without the matrix of logits: ids [tokens, topk]
 int32.)");
   def(m,
       "def select(logits: Array, topk: int | None = None, *, starts: Array | None = None, ends: "
       "Array | "
-      "None = None, relative: bool = False, out: Array | None = None, plan: Plan | None = None, "
-      "kernel: "
-      "str | None = None) -> Array",
+      "None = None, relative: bool = False, within: Array | None = None, block: int = 8, best: int "
+      "= 0, out: Array | None = None, best_blocks: Array | None = None, plan: Plan | None = None, "
+      "kernel: str | None = None) -> Array | tuple[Array, Array]",
       select_,
       R"(The topk largest of each row's valid range, exactly: ties to the lowest index, NaN last.
 
 logits        [tokens, keys] f32, rows of any stride
 starts, ends  [tokens] int32: the valid range; the whole row if not given
 relative      column - start instead of column
+within        [tokens, blocks] int32, ascending: ids come from these blocks of `block` columns alone
+best          that many blocks with the largest logits are given too, the last valid one always
 
-Returns ids [tokens, topk] int32, ascending, -1 behind them.)");
+Returns ids [tokens, topk] int32, ascending, -1 behind them; with best also the blocks [tokens, best]
+int32. Blocks are for the CPU.)");
   def(m,
       "def locate(ids: Array, requests: Array | None = None, block_table: Array | None = None, *, "
       "page: int "

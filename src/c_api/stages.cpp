@@ -31,10 +31,17 @@ winnow::ScoreArgs score_args(const winnow_score_args& a, const In& in) {
           .target = in(a.target)};
 }
 
+winnow::SelectBlocks blocks_of(const winnow_select_blocks& b, const In& in) {
+  return {.size = b.size ? b.size : 8,
+          .within = in(b.within, "blocks.within"),
+          .best = in(b.best, "blocks.best")};
+}
+
 winnow::ScoreSelectArgs score_select_args(const winnow_score_select_args& a, const In& in) {
   return {.score = score_args(in.sized(a.score, "score"), in),
           .ids = in(a.ids, "ids"),
           .relative = a.relative,
+          .blocks = blocks_of(a.blocks, in),
           .workspace = in.bytes(a.workspace, a.workspace_bytes)};
 }
 
@@ -106,6 +113,7 @@ winnow_status winnow_select(const winnow_select_args* args) {
                     .ends = in(a.ends, "ends"),
                     .ids = in(a.ids, "ids"),
                     .relative = a.relative,
+                    .blocks = blocks_of(a.blocks, in),
                     .target = in(a.target)});
   });
 }

@@ -33,7 +33,7 @@ Chunk next_chunk(std::span<const int32_t> seq_lens, int32_t first, int64_t rows)
 }
 
 int32_t compressed_len(int32_t seq_len, int32_t ratio) noexcept {
-  return ratio <= 1 ? 0 : seq_len / ratio;
+  return ratio == 0 ? 0 : seq_len / ratio;
 }
 
 int32_t gather_len(int32_t query_len, int32_t seq_len, int32_t window) noexcept {
@@ -43,7 +43,7 @@ int32_t gather_len(int32_t query_len, int32_t seq_len, int32_t window) noexcept 
 }
 
 int64_t v4_chunk_rows(const V4ChunkArgs& a) noexcept {
-  const int64_t compressed = a.ratio <= 1 ? 0 : ceil_div(a.max_model_len, a.ratio);
+  const int64_t compressed = a.ratio == 0 ? 0 : ceil_div(a.max_model_len, a.ratio);
   return 4 * (compressed + a.window + a.max_batched_tokens);
 }
 
@@ -167,6 +167,7 @@ std::vector<V4Chunk> v4_prefill_chunks(const V4ChunkArgs& a) try {
   const size_t count = a.seq_lens.size();
   check.that(a.query_lens.size() == count, "query_lens", cat(count, " entries (as seq_lens)"),
              std::to_string(a.query_lens.size()));
+  check.range(a.ratio, "ratio", 0, INT32_MAX);
   check.range(a.window, "window", 0, INT32_MAX);
   check.range(a.max_model_len, "max_model_len", 0, internal::plan::kMaxV4Context);
   check.range(a.max_batched_tokens, "max_batched_tokens", 0, INT32_MAX);

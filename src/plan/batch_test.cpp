@@ -141,13 +141,16 @@ TEST(V4PrefillChunks, RunsUnderTheBound) {
   EXPECT_EQ(v4_prefill_chunks({short_query, long_seq, 4, 8, 64, 4}),
             (std::vector<V4Chunk>{{0, 4, 16, 27}, {4, 5, 16, 27}}));
   // No compression: the window rows alone. Bound 4 * (8 + 16) = 96; 23 each.
-  EXPECT_EQ(v4_prefill_chunks({query, seq, 1, 8, 64, 16}), (std::vector<V4Chunk>{{0, 4, 0, 23}}));
+  EXPECT_EQ(v4_prefill_chunks({query, seq, 0, 8, 64, 16}), (std::vector<V4Chunk>{{0, 4, 0, 23}}));
+  // A state for every token: as many as the longest sequence has. Bound: 4 * (64 + 8 + 16) = 352.
+  EXPECT_EQ(v4_prefill_chunks({query, seq, 1, 8, 64, 16}), (std::vector<V4Chunk>{{0, 4, 64, 87}}));
 }
 
 TEST(V4PrefillChunks, CoverAndFit) {
   testing::Rng rng(3);
   for (int round = 0; round < 200; ++round) {
-    const int32_t ratio = testing::draw(rng, 0, 1) ? 4 : 128, window = 128;
+    constexpr int32_t kRatios[] = {1, 2, 4, 128};
+    const int32_t ratio = kRatios[testing::draw(rng, 0, 3)], window = 128;
     const int64_t context = 1 + testing::draw(rng, 0, 3000), batched = 256;
     Ints query(testing::draw(rng, 0, 30)), seq(query.size());
     for (size_t i = 0; i < seq.size(); ++i) {

@@ -44,7 +44,7 @@ Mode resolve_mode(const PlanOptions& o, const Check& check) {
 }
 
 int64_t default_rows(const PlanOptions& o) {
-  const V4ChunkArgs v4{.ratio = o.extra_topk > 0 ? o.ratio : 1,
+  const V4ChunkArgs v4{.ratio = o.extra_topk > 0 ? o.ratio : 0,
                        .window = o.topk,
                        .max_model_len = o.max_context,
                        .max_batched_tokens = o.max_tokens};
@@ -149,7 +149,7 @@ PlanOptions resolve(PlanOptions o) {
   check.range(o.topk, "topk", 1, INT32_MAX / 4);
   check.range(o.extra_topk, "extra_topk", 0, v4 ? INT32_MAX / 4 : 0);
   if (o.ratio == 0) o.ratio = v4 ? 4 : 1;
-  check.range(o.ratio, "ratio", v4 ? 2 : 1, v4 ? INT32_MAX : 1);
+  check.range(o.ratio, "ratio", 1, v4 ? INT32_MAX : 1);
   check.range(o.page, "page", 1, INT32_MAX);
   check.range(o.pages, "pages", 0, INT32_MAX / o.page);  // slots are int32
   check.range(o.max_requests, "max_requests", 1, kMaxCapacity);

@@ -262,7 +262,7 @@ int32_t Plan::State::fill_chunk(int32_t first, int32_t last, std::span<const int
   if (v4()) {
     const V4ChunkArgs args{.query_lens = query_lens.subspan(base, last),
                            .seq_lens = prefill_lens,
-                           .ratio = options.extra_topk > 0 ? options.ratio : 1,
+                           .ratio = options.extra_topk > 0 ? options.ratio : 0,
                            .window = options.topk};
     c = internal::plan::next_v4_chunk(args, first, options.workspace_rows);
   } else {

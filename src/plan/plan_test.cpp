@@ -240,6 +240,7 @@ TEST(Plan, OptionErrorsNameTheOption) {
   expect([](auto& o) { o.topk = INT32_MAX; }, {"topk", "2147483647"});
   expect([](auto& o) { o.extra_topk = 1; }, {"extra_topk", "0 to 0", "1"});
   expect([](auto& o) { o.ratio = 4; }, {"ratio", "1 to 1", "4"});
+  expect([](auto& o) { o.ratio = -1; }, {"ratio", "1 to 1", "-1"});
   expect([](auto& o) { o.page = 0; }, {"page", "0"});
   expect([](auto& o) { o.pages = int64_t{1} << 31; }, {"pages"});
   expect([](auto& o) { o.pages = 0; }, {"plan: pages", "max_context", "found 0"});

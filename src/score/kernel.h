@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 
+#include "core/blocks.h"
 #include "core/hd.h"
 #include "core/kernel_table.h"
 #include "core/range.h"
@@ -118,6 +119,7 @@ struct SelectParams {
   int32_t* ids = nullptr;
   int64_t id_stride = 0, width = 0;
   bool relative = false;
+  core::Blocks blocks;
   std::span<std::byte> workspace;
 };
 
@@ -128,6 +130,7 @@ struct Shape {
   int32_t topk = 2048;
   bool whole_tiles = true;  // CUDA: see whole_tiles() below
   bool is_bf16 = false;     // queries and keys
+  bool blocks = false;      // score_select(): of columns
 };
 
 // Whether tiles of kTileKeys keys can be brought in by bulk copies: each lies inside a page, on

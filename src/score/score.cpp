@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/blocks.h"
 #include "core/check.h"
 #include "core/own_memory.h"
 #include "cpu/isa.h"
@@ -20,13 +21,20 @@ namespace {
 [[maybe_unused]] const char* needs_e4m3(const Shape& s) {
   return s.is_bf16 ? "reads index keys in e4m3" : nullptr;
 }
-[[maybe_unused]] const char* needs_bf16(const Shape& s) {
+#ifdef WINNOW_WITH_CUDA
+const char* needs_rows(const Shape& s) {
+  return s.blocks ? "selects from whole rows, not from blocks" : nullptr;
+}
+const char* needs_bf16(const Shape& s) {
+  if (s.blocks) return needs_rows(s);
   return s.is_bf16 ? nullptr : "reads index keys in bf16";
 }
-[[maybe_unused]] const char* needs_tiles(const Shape& s) {
-  if (s.is_bf16) return needs_e4m3(s);
+const char* needs_e4m3_rows(const Shape& s) { return s.blocks ? needs_rows(s) : needs_e4m3(s); }
+const char* needs_tiles(const Shape& s) {
+  if (s.blocks || s.is_bf16) return needs_e4m3_rows(s);
   return s.whole_tiles ? nullptr : "tiles of 64 keys do not lie whole and aligned in pages";
 }
+#endif
 
 #if defined(__x86_64__)
 std::string lacks_avx512bf16() {
@@ -51,7 +59,9 @@ std::span<const ScoreKernel> kernels() {
     {{{"sm90/bulk", DeviceKind::kCuda, false, internal::cuda::missing}, needs_tiles, bulk_sm90},
      sm90_workspace,
      select_sm90},
-    {{{"sm90/loads", DeviceKind::kCuda, false, internal::cuda::missing}, needs_e4m3, loads_sm90},
+    {{{"sm90/loads", DeviceKind::kCuda, false, internal::cuda::missing},
+      needs_e4m3_rows,
+      loads_sm90},
      sm90_workspace,
      select_sm90},
     {{{"sm90/bf16", DeviceKind::kCuda, false, internal::cuda::missing}, needs_bf16, bf16_sm90},
@@ -202,10 +212,12 @@ void score_select(const ScoreSelectArgs& args) try {
   p.id_stride = args.ids.stride[0];
   p.width = args.ids.shape[1];
   p.relative = args.relative;
+  p.blocks = checked_blocks(check, args.blocks, p.score.tokens);
   if (args.score.plan && p.score.device.kind == DeviceKind::kCuda)
     p.score.ranges.limit =
         std::min(p.score.ranges.limit, internal::score::planned_keys(args.score.plan->options()));
-  const internal::score::Shape shape = internal::score::shape_for(p.score, p.width);
+  internal::score::Shape shape = internal::score::shape_for(p.score, p.width);
+  shape.blocks = p.blocks.given();
   const auto& kernel = internal::score::kernel_for("score_select", args.score, shape);
 
   std::optional<OwnMemory> own;
@@ -235,7 +247,8 @@ void score_select(const ScoreSelectArgs& args) try {
 size_t score_select_workspace_bytes(const ScoreSelectArgs& args) try {
   const Check check("score_select");
   const internal::score::Params p = internal::score::checked(check, args.score);
-  const internal::score::Shape shape = internal::score::shape_for(p, args.ids.shape[1]);
+  internal::score::Shape shape = internal::score::shape_for(p, args.ids.shape[1]);
+  shape.blocks = args.blocks.within || args.blocks.best;
   return internal::score::kernel_for("score_select", args.score, shape).workspace(shape);
 } catch (const std::bad_alloc&) {
   out_of_memory("score_select");

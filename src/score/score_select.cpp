@@ -6,6 +6,7 @@
 #include "core/arena.h"
 #include "cpu/threads.h"
 #include "cpu/topk.h"
+#include "cpu/topk_blocks.h"
 #include "score/kernel.h"
 
 namespace winnow::internal::score {
@@ -57,11 +58,17 @@ void in_waves(const ScoreKernel& kernel, const SelectParams& p) noexcept {
 
     const bool split = wave.tokens < cpu::threads();
     const auto select_row = [&](int64_t t) {
-      const auto [start, end] = wave.ranges.of(t);
-      cpu::topk({logits + t * longest, end - start, p.relative ? 0 : static_cast<int32_t>(start)},
-                {p.ids + (first + t) * p.id_stride, static_cast<size_t>(p.width)}, split);
+      const core::Range range = wave.ranges.of(t);
+      const auto start = static_cast<int32_t>(range.first);
+      const float* values = logits + t * longest;
+      const std::span<int32_t> ids(p.ids + (first + t) * p.id_stride, static_cast<size_t>(p.width));
+      if (p.blocks.restricts)
+        cpu::topk_within(p.blocks, p.blocks.within_of(first + t), values, range,
+                         p.relative ? start : 0, ids);
+      else cpu::topk({values, range.last - start, p.relative ? 0 : start}, ids, split);
+      if (p.blocks.finds) cpu::best_blocks(p.blocks, values, range, p.blocks.best_of(first + t));
     };
-    if (split)
+    if (split && !p.blocks.given())
       for (int64_t t = 0; t < wave.tokens; ++t) select_row(t);
     else cpu::parallel_for(wave.tokens, [&](int64_t t, int) { select_row(t); });
   }

@@ -138,6 +138,43 @@ TEST_P(ScoreTest, FusedWithSelectGivesTheSameIds) {
   }
 }
 
+// Blocks too: found by one call, selected from by the next, as score() and select() do it.
+TEST_P(ScoreTest, FusedWithBlocksGivesTheSameIds) {
+  const auto& [kernel, c] = GetParam();
+  Problem p(c);
+  constexpr int64_t kBlocks = 7;
+  const int64_t keys = c.page ? p.width * c.page : c.keys;
+  Guarded<int32_t> ids(c.tokens * c.topk), want(c.tokens * c.topk);
+  Guarded<int32_t> best(c.tokens * kBlocks), want_best(c.tokens * kBlocks);
+  ScoreSelectArgs fused{.score = p.args(), .ids = tensor(ids.data(), {c.tokens, c.topk})};
+  fused.score.target = testing::target("score", kernel);
+  fused.blocks.best = tensor(best.data(), {c.tokens, kBlocks});
+  if (fused.score.target.device.kind == DeviceKind::kCuda) {
+    testing::expect_error([&] { score_select(fused); }, ErrorCode::kUnsupported, {"blocks"});
+    return;
+  }
+  score_select(fused);
+  Guarded<float> logits(c.tokens * keys);
+  ScoreArgs a = fused.score;
+  a.logits = tensor(logits.data(), {c.tokens, keys});
+  score(a);
+  SelectArgs selects{.logits = a.logits,
+                     .starts = a.starts,
+                     .ends = a.ends,
+                     .ids = tensor(want.data(), {c.tokens, c.topk}),
+                     .blocks = {.best = tensor(want_best.data(), {c.tokens, kBlocks})},
+                     .target = {.kernel = "reference"}};
+  select(selects);
+  EXPECT_EQ(ids.values(), want.values());
+  EXPECT_EQ(best.values(), want_best.values());
+  fused.blocks = {.within = tensor(best.data(), {c.tokens, kBlocks})};
+  selects.blocks = fused.blocks;
+  fused.relative = selects.relative = true;
+  score_select(fused);
+  select(selects);
+  EXPECT_EQ(ids.values(), want.values());
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, ScoreTest, ::testing::ValuesIn(kernels_and_cases()),
                          [](const auto& info) {
                            return std::get<0>(info.param) + "_" + std::get<1>(info.param).name;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "core/blocks.h"
 #include "core/kernel_table.h"
 #include "core/range.h"
 #include "winnow/select.h"
@@ -19,6 +20,7 @@ struct Params {
   int32_t* ids = nullptr;
   int64_t id_stride = 0, width = 0;
   bool relative = false;
+  core::Blocks blocks;
   Device device;
 };
 
@@ -28,6 +30,7 @@ struct Shape {
   int32_t topk = 2048;
   bool aligned = true;  // CUDA: every row's first logit lies on a 16-byte boundary
   int device = 0;       // CUDA: its index
+  bool blocks = false;  // of columns
 };
 using SelectKernel = Kernel<Shape, Params>;
 std::span<const SelectKernel> kernels();

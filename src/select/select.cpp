@@ -50,6 +50,7 @@ Params checked(const SelectArgs& a) {
   p.id_stride = a.ids.stride[0];
   p.width = a.ids.shape[1];
   p.relative = a.relative;
+  p.blocks = core::checked_blocks(check, a.blocks, tokens);
   p.device = a.plan ? a.plan->device(a.target) : a.target.device;
   return p;
 }
@@ -65,11 +66,13 @@ void select(const SelectArgs& args) try {
                     .topk = static_cast<int32_t>(std::min<int64_t>(params.width, INT32_MAX)),
                     .aligned = reinterpret_cast<uintptr_t>(params.logits) % 16 == 0 &&
                                params.logit_stride % 4 == 0 && !params.ranges.starts,
-                    .device = params.device.index};
-  const SelectKernel& kernel = args.plan
-                                   ? *pick<SelectKernel>(args.plan->usable(Stage::kSelect), shape)
-                                   : choose("select", kernels(), shape, args.target);
-  run("select", kernel, params);
+                    .device = params.device.index,
+                    .blocks = params.blocks.given()};
+  const SelectKernel* planned =
+      args.plan ? pick<SelectKernel>(args.plan->usable(Stage::kSelect), shape) : nullptr;
+  // None that the plan may use serves the call: say why.
+  const Target& target = args.plan ? args.plan->options().target : args.target;
+  run("select", planned ? *planned : choose("select", kernels(), shape, target), params);
 } catch (const std::bad_alloc&) {
   out_of_memory("select");
 }

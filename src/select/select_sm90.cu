@@ -25,6 +25,7 @@ cuda::TopkParams topk_params(const Params& p) {
 
 template <cuda::TopkForm form>
 const char* fits(const Shape& s) {
+  if (s.blocks) return "selects from whole rows, not from blocks";
   return cuda::topk_fits(form, topk_shape(s)) ? nullptr : "rows longer than it holds";
 }
 

@@ -1,7 +1,8 @@
 // select with portable vectors: cpu::topk() does a row. Many rows run in parallel; few long ones
-// are each cut into chunks.
+// are each cut into chunks. Blocks are found by plain loops (cpu/topk_blocks.h).
 #include "cpu/threads.h"
 #include "cpu/topk.h"
+#include "cpu/topk_blocks.h"
 #include "select/kernel.h"
 
 namespace winnow::internal::select {
@@ -9,12 +10,16 @@ namespace winnow::internal::select {
 void simd(const Params& p) noexcept {
   const bool split = p.tokens < cpu::threads();
   const auto row = [&](int64_t t) {
-    const auto [first, last] = p.ranges.of(t);
-    cpu::topk({p.logits + t * p.logit_stride + first, last - first,
-               p.relative ? 0 : static_cast<int32_t>(first)},
-              {p.ids + t * p.id_stride, static_cast<size_t>(p.width)}, split);
+    const core::Range range = p.ranges.of(t);
+    const auto first = static_cast<int32_t>(range.first);
+    const float* values = p.logits + t * p.logit_stride + first;
+    const std::span<int32_t> ids(p.ids + t * p.id_stride, static_cast<size_t>(p.width));
+    if (p.blocks.restricts)
+      cpu::topk_within(p.blocks, p.blocks.within_of(t), values, range, p.relative ? first : 0, ids);
+    else cpu::topk({values, range.last - first, p.relative ? 0 : first}, ids, split);
+    if (p.blocks.finds) cpu::best_blocks(p.blocks, values, range, p.blocks.best_of(t));
   };
-  if (split)
+  if (split && !p.blocks.given())
     for (int64_t t = 0; t < p.tokens; ++t) row(t);
   else cpu::parallel_for(p.tokens, [&](int64_t t, int) { row(t); });
 }

@@ -126,7 +126,7 @@ PlanOptions any_options(Source& s) {
           .heads = draw32(s, 1, 128),
           .topk = draw32(s, 1, 300),
           .extra_topk = v4 ? draw32(s, 0, 300) : 0,
-          .ratio = v4 ? draw32(s, 2, 8) : 1,
+          .ratio = v4 ? draw32(s, 1, 8) : 1,
           .page = page_size(s),
           .pages = draw(s, 80, 200),
           .max_requests = 12,

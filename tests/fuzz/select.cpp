@@ -25,7 +25,17 @@ void run(Source& s) {
   a.logits = tensor(logits.data(), {T, N});
   Guarded<int32_t> ids(T * K);
   a.ids = tensor(ids.data(), {T, K});
-  expect_exact("select", select, a, ids);
+  // Lists of blocks ascend for the most part; what does not names nothing.
+  const int64_t B = draw(s, 0, 20);
+  a.blocks.size = draw32(s, 1, 12);
+  auto within = indices(s, T * B, N / a.blocks.size + 1, 10);
+  for (int64_t t = 0; t < T && chance(s, 80); ++t)
+    std::sort(within.begin() + t * B, within.begin() + (t + 1) * B);
+  Guarded<int32_t> best(T * B);
+  const bool on_cpu = compared == Compared::kCpu;
+  if (on_cpu && chance(s, 40)) a.blocks.within = tensor(within.data(), {T, B});
+  if (on_cpu && chance(s, 40)) a.blocks.best = tensor(best.data(), {T, B});
+  expect_exact("select", select, a, ids, best);
 }
 
 const FuzzTarget select_target{"select", 5, run};
