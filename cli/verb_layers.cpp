@@ -81,18 +81,18 @@ void add_layer_verbs(CLI::App& app, Outcome& outcome) {
   });
   add(app, "prepare_queries", "V4's query and index heads in one call",
       [&](CLI::App* cmd, const auto& o) {
-        add_heads(cmd, *o);
+        add_heads(*cmd, *o);
         cmd->callback([o, &outcome] {
           resolve(*o);
           bench::PrepareQueriesProblem p(o->sizes, false);
-          outcome.code = try_out("prepare_queries", *o, p, p.args.query.out, prepare_queries);
+          outcome.code = try_layer("prepare_queries", *o, p, p.args.query.out, prepare_queries);
         });
       });
   add(app, "norm_write", "V3.2's norms and writes in one call", [&](CLI::App* cmd, const auto& o) {
     cmd->callback([o, &outcome] {
       resolve(*o);
       bench::NormWriteProblem p(o->sizes, true);
-      outcome.code = try_out("norm_write", *o, p, p.args.norm.rows[0].out, norm_write);
+      outcome.code = try_layer("norm_write", *o, p, p.args.norm.rows[0].out, norm_write);
     });
   });
   add(app, "compress", "V4's compressor over random rows", [&](CLI::App* cmd, const auto& o) {
