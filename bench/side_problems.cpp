@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/arithmetic.h"
 #include "random.h"
@@ -67,6 +68,27 @@ MaskProblem::MaskProblem(const Sizes& s) : placement(s.device), ids(s.tokens() *
 }
 
 double MaskProblem::bytes() const { return bytes_of({args.ids, args.mask}); }
+
+AbsorbProblem::AbsorbProblem(const Sizes& s) : placement(s.device) {
+  tools::Random random(s.seed);
+  Tensor w = placement.normals(weight, {s.heads, kLatent, kValue}, random, 0.05f);
+  std::swap(w.shape[0], w.shape[1]);
+  std::swap(w.stride[0], w.stride[1]);
+  query.q_nope = placement.normals(queries, {s.tokens(), s.heads, kValue}, random);
+  query.w_uk = w;
+  query.out = placement.room(absorbed, {s.tokens(), s.heads, kLatent});
+  query.target.device = s.device;
+  output.attn = placement.normals(latents, {s.tokens(), s.heads, kLatent}, random);
+  output.w_uv = w;
+  output.out = placement.room(projected, {s.tokens(), s.heads, kValue});
+  output.target.device = s.device;
+}
+
+double AbsorbProblem::flops() const {
+  return 2.0 * static_cast<double>(query.q_nope.size() * kLatent);
+}
+
+double AbsorbProblem::bytes() const { return bytes_of({query.w_uk, query.q_nope, query.out}); }
 
 ListsProblem::ListsProblem(const Sizes& s, std::string_view kind)
     : placement(s.device),

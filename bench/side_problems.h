@@ -1,5 +1,5 @@
-// Synthetic inputs of the verbs beside the flow: mha, merge, mask, lists (problems.h has those of
-// the stages).
+// Synthetic inputs of the verbs beside the flow: mha, merge, mask, lists, absorb (problems.h has
+// those of the stages).
 #pragma once
 
 #include <array>
@@ -9,6 +9,7 @@
 #include "buffer.h"
 #include "placement.h"
 #include "problems.h"
+#include "winnow/absorb.h"
 #include "winnow/lists.h"
 #include "winnow/mask.h"
 #include "winnow/merge.h"
@@ -48,6 +49,18 @@ struct MaskProblem {
   TopkMaskArgs args;
   tools::Buffer<int32_t> ids;
   tools::Buffer<uint8_t> mask;
+  double bytes() const;
+};
+
+// Queries into the latent space and outputs out of it, 128 x 512 a head. Weights have the heads
+// outermost, as a loader that reads them once lays them out.
+struct AbsorbProblem {
+  explicit AbsorbProblem(const Sizes& s);
+  Placement placement;
+  AbsorbQueryArgs query;
+  ProjectOutputArgs output;
+  tools::Buffer<bf16> weight, queries, latents, absorbed, projected;
+  double flops() const;  // of either
   double bytes() const;
 };
 

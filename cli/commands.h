@@ -30,6 +30,6 @@ void add_score(CLI::App& app, Outcome& outcome);
 void add_select(CLI::App& app, Outcome& outcome);
 void add_locate(CLI::App& app, Outcome& outcome);
 void add_attend(CLI::App& app, Outcome& outcome);
-void add_side_verbs(CLI::App& app, Outcome& outcome);  // mha, merge, mask, lists
+void add_side_verbs(CLI::App& app, Outcome& outcome);  // mha to absorb
 
 }  // namespace winnow::cli

@@ -1,4 +1,4 @@
-// winnow mha, merge, mask, lists: the verbs beside the flow, each alone, held against the
+// winnow mha, merge, mask, lists, absorb: the verbs beside the flow, each alone, held against the
 // reference.
 #include <fmt/format.h>
 
@@ -112,6 +112,34 @@ void add_lists(CLI::App& app, Outcome& outcome) {
   });
 }
 
+void add_absorb(CLI::App& app, Outcome& outcome) {
+  CLI::App* cmd =
+      add_verb(app, "absorb", "Random queries into the latent space, or outputs out of it",
+               "--output --batch 64 --heads 128");
+  auto o = std::make_shared<VerbOptions>();
+  auto output = std::make_shared<bool>(false);
+  o->sizes.batch = 16;
+  add_common(*cmd, *o);
+  add_heads(*cmd, *o);
+  cmd->add_flag("--output", *output, "project_output() instead of absorb_query()");
+  cmd->callback([o, output, &outcome] {
+    resolve(*o);
+    bench::AbsorbProblem p(o->sizes);
+    // fp32 sums of 128 or 512 products in another order, rounded once to bf16.
+    constexpr tools::Bar kBar{0x1p-16, 0x1p-7 * 1.01};
+    outcome.code = try_out({.stage = "absorb",
+                            .out = *output ? p.output.out : p.query.out,
+                            .bar = kBar,
+                            .flops = p.flops(),
+                            .bytes = p.bytes()},
+                           *o, [&](const char* kernel) {
+                             p.query.target.kernel = p.output.target.kernel = kernel;
+                             if (*output) project_output(p.output);
+                             else absorb_query(p.query);
+                           });
+  });
+}
+
 }  // namespace
 
 void add_side_verbs(CLI::App& app, Outcome& outcome) {
@@ -119,6 +147,7 @@ void add_side_verbs(CLI::App& app, Outcome& outcome) {
   add_merge(app, outcome);
   add_mask(app, outcome);
   add_lists(app, outcome);
+  add_absorb(app, outcome);
 }
 
 }  // namespace winnow::cli

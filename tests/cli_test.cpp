@@ -65,10 +65,10 @@ TEST_F(Cli, HelpAndVersion) {
   const Output help = run("--help");
   EXPECT_EQ(help.code, 0);
   for (const char* command :
-       {"run",    "soak",          "verify",          "bench",     "support", "norm",
-        "rotate", "prepare_query", "index_query",     "compress",  "write",   "plan",
-        "score",  "select",        "locate",          "attend",    "mha",     "merge",
-        "mask",   "lists",         "prepare_queries", "norm_write"}) {
+       {"run",    "soak",          "verify",          "bench",      "support", "norm",
+        "rotate", "prepare_query", "index_query",     "compress",   "write",   "plan",
+        "score",  "select",        "locate",          "attend",     "mha",     "merge",
+        "mask",   "lists",         "prepare_queries", "norm_write", "absorb"}) {
     expect_in(help.out, {command});
     const Output o = run(std::string(command) + " --help");
     EXPECT_EQ(o.code, 0) << command;
@@ -284,7 +284,8 @@ TEST_F(Cli, VerbsAgreeWithTheReference) {
         "attend --model v4 --context 300 --heads 3",
         "attend --cache bf16 --context 90 --heads 1 --topk 100",
         "mha --batch 2 --s-q 9 --context 100 --heads 3", "mha --s-q 9 --context 100 --topk 20",
-        "merge --batch 3 --heads 5 --parts 3"}) {
+        "merge --batch 3 --heads 5 --parts 3", "absorb --batch 3 --heads 2",
+        "absorb --output --batch 3 --heads 2"}) {
     const json j = run_json(std::string(call) + " --json");
     EXPECT_TRUE(j.at("ok").get<bool>()) << call << j;
     EXPECT_GT(j.at("us"), 0);

@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include "harness.h"
-#include "winnow/absorb.h"
+#include "side_problems.h"
 
 namespace winnow {
 namespace {
@@ -15,29 +15,17 @@ void measure(bench::Runner& runner, int64_t heads, int64_t tokens) {
   bench::Case query{.name = fmt::format("query h{} {} tokens", heads, tokens)};
   query.heads = heads;
   query.batch = tokens;
-  query.flops = 2.0 * static_cast<double>(tokens * heads * kLatent * kNope);
-  query.bytes = 2.0 * static_cast<double>(heads * (kLatent * kNope + tokens * (kLatent + kNope)));
   bench::Case output = query;
   output.name = fmt::format("output h{} {} tokens", heads, tokens);
   if (!runner.wants(query) && !runner.wants(output)) return;
-  bench::Placement placement(runner.device());
-  tools::Random random(1);
-  tools::Buffer<bf16> buffers[5];
-  // Weights with the heads outermost, as a loader that reads them once lays them out.
-  Tensor weight = placement.normals(buffers[0], {heads, kLatent, kNope}, random, 0.05f);
-  std::swap(weight.shape[0], weight.shape[1]), std::swap(weight.stride[0], weight.stride[1]);
-  const Tensor short_rows = placement.normals(buffers[1], {tokens, heads, kNope}, random);
-  const Tensor long_rows = placement.normals(buffers[2], {tokens, heads, kLatent}, random);
-  AbsorbQueryArgs in{.q_nope = short_rows,
-                     .w_uk = weight,
-                     .out = placement.room(buffers[3], {tokens, heads, kLatent})};
-  ProjectOutputArgs out{
-      .attn = long_rows, .w_uv = weight, .out = placement.room(buffers[4], {tokens, heads, kNope})};
+  bench::AbsorbProblem problem({.heads = heads, .batch = tokens, .device = runner.device()});
+  query.flops = output.flops = problem.flops();
+  query.bytes = output.bytes = problem.bytes();
   for (const std::string& kernel : runner.kernels()) {
     query.kernel = output.kernel = kernel;
-    in.target = out.target = {runner.device(), kernel.c_str()};
-    runner.measure(query, [&] { absorb_query(in); });
-    runner.measure(output, [&] { project_output(out); });
+    problem.query.target.kernel = problem.output.target.kernel = kernel.c_str();
+    runner.measure(query, [&] { absorb_query(problem.query); });
+    runner.measure(output, [&] { project_output(problem.output); });
   }
 }
 
