@@ -1,11 +1,12 @@
 // Hopper's barriers with delays: the build of cuda_delays_test includes this in front of a kernel's
 // source, whose calls then find these functions in the place of those of cuda/hopper.h.
 //
-// Warps sleep behind every wait, arrival and copy, as a hash of seed, CTA, warp and barrier says:
-// three of four not at all, the others for 32 ns to 16 us, so that any role may fall behind or run
-// ahead by more than the ring holds. Lanes of a warp sleep alike, and without a branch, since a
-// branch between the matrix products of a group would make the compiler serialise them. A wait of
-// two seconds is a deadlock and traps.
+// Warps sleep after every wait and copy and around every named barrier, as a hash of seed, CTA,
+// warp and barrier says: three of four not at all, the others for up to 16 us, so that any role may
+// fall behind or run ahead by more than the ring holds. Lanes of a warp sleep alike. They do not
+// sleep after they have arrived at an mbarrier: that is often between matrix products that run, and
+// the compiler would serialise these, which hides more than it shows. A wait of two seconds is a
+// deadlock and traps.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,6 +16,7 @@
 #include "delayed/delays.h"
 
 // The functions as they are keep a name of their own.
+#define mb_init mb_init_plain
 #define mb_arrive mb_arrive_plain
 #define mb_expect mb_expect_plain
 #define mb_wait mb_wait_plain
@@ -28,6 +30,7 @@
 #define meet meet_plain
 #define cluster_meet cluster_meet_plain
 #include "cuda/hopper.h"
+#undef mb_init
 #undef mb_arrive
 #undef mb_expect
 #undef mb_wait
@@ -52,79 +55,53 @@ const bool registered = [] {
   return true;
 }();
 
-__device__ __forceinline__ uint32_t nanoseconds_here() {
-  uint32_t time;
-  asm volatile("mov.u32 %0,%%globaltimer_lo;" : "=r"(time));
-  return time;
-}
-
 // `site`: a barrier's address, or the number of a named one.
 __device__ __forceinline__ void sleep_here(uint32_t site) {
-  const uint32_t seed = delays.seed;
-  uint32_t x = seed * 0x9e3779b1u + site;
-  x = (x ^ (x >> 15)) * 0x85ebca77u + static_cast<uint32_t>(thread_here() / 32);
-  x = (x ^ (x >> 13)) * 0xc2b2ae3du + blockIdx.x + (blockIdx.y << 8);
-  x += seed % 2 * (nanoseconds_here() >> 12);
-  x = (x ^ (x >> 16)) * 0x27d4eb2fu;
-  x ^= x >> 15;
-  const uint32_t time = 32u << (x >> 2) % 10;
-  __nanosleep(seed != 0 && x % 4 == 0 ? time : 0);
+  uint32_t x = (site + static_cast<uint32_t>(thread_here() / 32) + 16 * blockIdx.x) * delays.factor;
+  x = (x ^ (x >> 15)) * 0x85ebca77u;
+  __nanosleep(x < 1u << 30 ? x >> 16 : 0);
 }
 
-__device__ __forceinline__ bool is_left_out(const uint64_t* barrier) {
+__device__ __forceinline__ void mb_init(uint32_t barrier, int arrivals) {
   extern __shared__ __align__(1024) uint8_t dynamic_memory[];
-  const uint32_t at = s32(barrier) - s32(dynamic_memory);
-  return at >= delays.skip_first && at < delays.skip_last;
+  const uint32_t at = barrier - s32(dynamic_memory);
+  const bool early = at >= delays.early_first && at < delays.early_last;
+  mb_init_plain(barrier, early ? 1 : arrivals);
+}
+__device__ __forceinline__ void mb_init(uint64_t* barrier, int arrivals) {
+  mb_init(s32(barrier), arrivals);
 }
 
-// Loops until done() of a wait is true.
-template <class Done>
-__device__ __forceinline__ void wait_until(const uint64_t* barrier, const Done& done) {
-  const uint32_t begin = nanoseconds_here();
-  while (!done()) {
-    if (is_left_out(barrier)) break;
-    if (nanoseconds_here() - begin > 2'000'000'000u) __trap();
-  }
-  sleep_here(s32(barrier));
-}
-
-__device__ __forceinline__ bool try_wait(uint64_t* barrier, uint32_t phase) {
-  int done;
-  asm volatile(
-      "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p,[%1],%2;\nselp.b32 %0,1,0,p;\n}"
-      : "=r"(done)
-      : "r"(s32(barrier)), "r"(phase)
-      : "memory");
-  return done;
-}
+// The waits of hopper.h with a limit of two seconds.
+#define WINNOW_LIMITED_WAIT(instruction)                                                     \
+  "{\n.reg .pred p;\n.reg .u32 begin,now;\nmov.u32 begin,%%globaltimer_lo;\nW: " instruction \
+  " p,[%0],%1;\n@p bra D;\nmov.u32 now,%%globaltimer_lo;\nsub.u32 now,now,begin;\n"          \
+  "setp.gt.u32 p,now,2000000000;\n@p trap;\nbra W;\nD:\n}"
 
 __device__ __forceinline__ void mb_wait(uint64_t* barrier, uint32_t phase) {
-  wait_until(barrier, [&] { return try_wait(barrier, phase); });
-}
-__device__ __forceinline__ void mb_wait_all(uint64_t* barrier, uint32_t phase) {
-  wait_until(barrier, [&] { return __all_sync(~0u, try_wait(barrier, phase)); });
+  asm volatile(WINNOW_LIMITED_WAIT("mbarrier.try_wait.parity.shared.b64")::"r"(s32(barrier)),
+               "r"(phase)
+               : "memory");
+  sleep_here(s32(barrier));
 }
 __device__ __forceinline__ void mb_wait_cluster(uint64_t* barrier, uint32_t phase) {
-  wait_until(barrier, [&] {
-    int done;
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p,[%1],%2;\n"
-        "selp.b32 %0,1,0,p;\n}"
-        : "=r"(done)
-        : "r"(s32(barrier)), "r"(phase)
-        : "memory");
-    return done != 0;
-  });
+  asm volatile(WINNOW_LIMITED_WAIT("mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64")::"r"(
+                   s32(barrier)),
+               "r"(phase)
+               : "memory");
+  sleep_here(s32(barrier));
+}
+// Its lanes may wait for different barriers. Without a limit: whoever should arrive has one.
+__device__ __forceinline__ void mb_wait_all(uint64_t* barrier, uint32_t phase) {
+  mb_wait_all_plain(barrier, phase);
+  sleep_here(phase);
 }
 __device__ __forceinline__ bool mb_done(uint64_t* barrier, uint32_t phase) {
   sleep_here(s32(barrier));
   return mb_done_plain(barrier, phase);
 }
 
-__device__ __forceinline__ void mb_arrive(uint64_t* barrier) {
-  mb_arrive_plain(barrier);
-  sleep_here(s32(barrier) + 1);
-}
+__device__ __forceinline__ void mb_arrive(uint64_t* barrier) { mb_arrive_plain(barrier); }
 __device__ __forceinline__ void mb_arrive(uint64_t* barrier, int count) {
   mb_arrive_plain(barrier, count);
   sleep_here(s32(barrier) + 1);

@@ -1,8 +1,8 @@
 // The rings of attend and score on Hopper under random delays. Producers and consumers hand rows on
 // through mbarriers in a way that compute-sanitizer's racecheck does not follow, so this test
 // provokes the orders that it cannot see: kernels compiled with delays at their barriers
-// (barriers.h) must give the same bits for every seed. A wait that is left out on purpose must be
-// noticed.
+// (barriers.h) must give the same bits for every seed. A ring whose memory is given back too early,
+// on purpose, must be noticed.
 // WINNOW_DELAY_SEEDS sets the number of seeds (12), WINNOW_DELAY_FIRST the first one (1).
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -117,7 +117,7 @@ TEST_P(CudaDelaysAttend, BitsDoNotDependOnTheOrder) {
   const uint32_t first = number("WINNOW_DELAY_FIRST", 1);
   const uint32_t seeds = number("WINNOW_DELAY_SEEDS", 12);
   for (uint32_t seed = first; seed < first + seeds; ++seed) {
-    set_delays({.seed = seed});
+    set_delays(delays_of(seed));
     ASSERT_TRUE(attend_once(kernel, problem, false) == want) << "WINNOW_DELAY_FIRST=" << seed;
   }
 }
@@ -152,7 +152,7 @@ TEST_P(CudaDelaysScore, BitsDoNotDependOnTheOrder) {
   const std::vector<std::byte> want = score_once(kernel, problem);
   const uint32_t first = number("WINNOW_DELAY_FIRST", 1);
   for (uint32_t seed = first; seed < first + number("WINNOW_DELAY_SEEDS", 12); ++seed) {
-    set_delays({.seed = seed});
+    set_delays(delays_of(seed));
     ASSERT_TRUE(score_once(kernel, problem) == want) << "WINNOW_DELAY_FIRST=" << seed;
   }
 }
@@ -193,7 +193,7 @@ TEST_F(CudaDelays, TakeTime) {
   DeviceWorkspace workspace(args.target.device, attend_workspace_bytes(args));
   args.workspace = {static_cast<std::byte*>(workspace.data()), workspace.size()};
   const auto time_of = [&](uint32_t seed) {
-    set_delays({.seed = seed});
+    set_delays(delays_of(seed));
     attend(args);
     EXPECT_TRUE(device_finished());
     const auto began = Clock::now();
@@ -207,7 +207,7 @@ TEST_F(CudaDelays, TakeTime) {
   EXPECT_GT(longest, 1.5 * alone);
 }
 
-// Without a wait the results differ, or a barrier's phases pass unseen and the kernel traps. Either
+// With such a ring the results differ, or a barrier's phases pass unseen and the kernel traps. That
 // leaves the device in no state for other tests, so this runs in a process of its own.
 class CudaDelaysDeathTest : public CudaDelays {
  protected:
@@ -217,12 +217,11 @@ class CudaDelaysDeathTest : public CudaDelays {
   }
 
  private:
-  static void run(const Delayed& of, Delays defect) {
+  static void run(const Delayed& of, const Delays& defect) {
     internal::attend::Problem problem(of.c);
     const std::vector<std::byte> want = attend_once(of.kernel, problem, false);
     for (uint32_t seed = 1; seed <= 64; ++seed) {
-      defect.seed = seed;
-      set_delays(defect);
+      set_delays(delays_of(seed, defect));
       internal::attend::Results results(of.c);
       AttendArgs args = problem.args();
       results.attach(args);
@@ -238,15 +237,15 @@ class CudaDelaysDeathTest : public CudaDelays {
   }
 };
 
-TEST_F(CudaDelaysDeathTest, FindsAWaitLeftOutOfDecode) {
+TEST_F(CudaDelaysDeathTest, FindsADecodeRingFreedEarly) {
   expect_noticed(
       {"sm90/decode", {.name = "", .tokens = 140, .heads = 64, .list = {{kV32Fp8, 64, 40, 2048}}}},
-      without_waits_of_decode_ring());
+      decode_ring_freed_early());
 }
-TEST_F(CudaDelaysDeathTest, FindsAWaitLeftOutOfWide) {
+TEST_F(CudaDelaysDeathTest, FindsAWideRingFreedEarly) {
   expect_noticed(
       {"sm90/wide", {.name = "", .tokens = 150, .heads = 64, .list = {{kV32Bf16, 64, 12, 700}}}},
-      without_waits_of_wide_ring());
+      wide_ring_freed_early());
 }
 
 }  // namespace

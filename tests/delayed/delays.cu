@@ -22,23 +22,29 @@ void register_delays(const void* symbol) { symbols().push_back(symbol); }
 
 int delayed_sources() { return static_cast<int>(symbols().size()); }
 
+Delays delays_of(uint32_t seed, Delays defect) {
+  defect.factor = seed == 0 ? 0 : (seed * 0x9e3779b1u ^ 0x85ebca77u) | 1;
+  return defect;
+}
+
 void set_delays(const Delays& delays) {
   for (const void* symbol : symbols())
     if (const cudaError_t e = cudaMemcpyToSymbol(symbol, &delays, sizeof delays))
       throw std::runtime_error(cudaGetErrorString(e));
 }
 
-Delays without_waits_of_decode_ring() {
+Delays decode_ring_freed_early() {
   namespace decode = internal::attend::decode_sm90;
   using Memory = decode::Smem<decode::RowTraits<V32Fp8>, 64>;
-  return {.skip_first = offsetof(Memory, stage_empty), .skip_last = offsetof(Memory, block_ready)};
+  return {.early_first = offsetof(Memory, stage_empty),
+          .early_last = offsetof(Memory, block_ready)};
 }
 
-Delays without_waits_of_wide_ring() {
+Delays wide_ring_freed_early() {
   namespace wide = internal::attend::wide_sm90;
   using Memory = wide::Smem<V32>;
   constexpr auto kFirst = static_cast<uint32_t>(offsetof(Memory, empty));
-  return {.skip_first = kFirst, .skip_last = kFirst + uint32_t{sizeof(Memory::empty)}};
+  return {.early_first = kFirst, .early_last = kFirst + uint32_t{sizeof(Memory::empty)}};
 }
 
 }  // namespace winnow::testing

@@ -6,14 +6,15 @@
 namespace winnow::testing {
 
 struct Delays {
-  // 0: none. Odd seeds choose anew every few microseconds, even ones keep a warp that is late at a
-  // barrier late there.
-  uint32_t seed = 0;
-  // Shared-memory bytes [first, last), counted from where dynamic shared memory begins. Waits for
-  // the mbarriers in it are left out: a planted defect.
-  uint32_t skip_first = 0, skip_last = 0;
+  // Multiplies a hash; 0: no delays.
+  uint32_t factor = 0;
+  // Shared-memory bytes [first, last), counted from where dynamic shared memory begins. The
+  // mbarriers in it complete a phase at the first arrival: a planted defect.
+  uint32_t early_first = 0, early_last = 0;
 };
 
+// The delays of a seed, with or without a defect; 0: none.
+Delays delays_of(uint32_t seed, Delays defect = {});
 // For all kernels that were compiled with barriers.h, from the next launch on.
 void set_delays(const Delays& delays);
 
@@ -21,8 +22,8 @@ void set_delays(const Delays& delays);
 void register_delays(const void* symbol);
 int delayed_sources();
 
-// The mbarriers by which consumers give the rows' memory back, as first and last of Delays.
-Delays without_waits_of_decode_ring();  // V3.2, fp8, 64 heads a CTA
-Delays without_waits_of_wide_ring();    // V3.2, bf16
+// Defects: the ring's memory is given back when the first consumer has read it.
+Delays decode_ring_freed_early();  // V3.2, fp8, 64 heads a CTA
+Delays wide_ring_freed_early();    // V3.2, bf16
 
 }  // namespace winnow::testing
