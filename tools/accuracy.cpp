@@ -67,7 +67,10 @@ Deviation compare(const Tensor& got, const Tensor& want, const Bar& bar, const T
   for (int64_t i = 0; i < r.count; ++i) {
     const double a = element(got, i), b = element(want, i);
     if (a == b || (std::isnan(a) && std::isnan(b))) {
-      if (std::isfinite(b)) dot += a * b, norms += a * a + b * b;
+      if (std::isfinite(b)) {
+        dot += a * b;
+        norms += a * a + b * b;
+      }
       continue;
     }
     double share = std::numeric_limits<double>::infinity();

@@ -245,7 +245,10 @@ struct Problem {
       const float* const value = keys.data() + j * model.d_qk;
       const double p = std::exp(s[j] - max);
       sum += p;
-      for (int d = 0; d < kValueDim; ++d) o[d] += p * value[d], m[d] += p * std::abs(value[d]);
+      for (int d = 0; d < kValueDim; ++d) {
+        o[d] += p * value[d];
+        m[d] += p * std::abs(value[d]);
+      }
     }
     const double lse = max + std::log(sum);
     double factor = n == 0 ? 0 : 1 / sum;

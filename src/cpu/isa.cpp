@@ -87,7 +87,10 @@ std::string cpu_name() try {
                                   {i.avx512_bf16, "AVX-512 BF16"},
                                   {i.amx_bf16, "AMX"},
                                   {i.neon, "NEON"}})
-    if (has) s += sep + std::string(name), sep = ", ";
+    if (has) {
+      s += sep + std::string(name);
+      sep = ", ";
+    }
   return s + ")";
 } catch (const std::bad_alloc&) {
   out_of_memory("support");

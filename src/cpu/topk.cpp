@@ -268,9 +268,17 @@ Cut find_cut(Passes& passes, const TopkRow& row, int64_t k) {
     }
     first = false;
     const Counts n = passes.count(probe);
-    if (n.above >= k) b.lo = probe.hi + 1, from = n.above;
-    else if (n.from < k) b.hi = probe.lo - 1, above = n.from;
-    else b = probe, above = n.above, from = n.from;
+    if (n.above >= k) {
+      b.lo = probe.hi + 1;
+      from = n.above;
+    } else if (n.from < k) {
+      b.hi = probe.lo - 1;
+      above = n.from;
+    } else {
+      b = probe;
+      above = n.above;
+      from = n.from;
+    }
   }
   if (b.lo == b.hi) return {b.lo, k - above};
   int32_t keys[kFew + kVector];

@@ -305,9 +305,15 @@ __global__ void __launch_bounds__(kThreads, kGroups > 2 ? 1 : 2)
   each([&](int i, float y) {
     const float position = even.position(y);
     if (position > bin) given |= Bits{1} << i;
-    if (position == bin) middle |= Bits{1} << i, entry = y;
+    if (position == bin) {
+      middle |= Bits{1} << i;
+      entry = y;
+    }
   });
-  if (whole) given |= middle, middle = 0;
+  if (whole) {
+    given |= middle;
+    middle = 0;
+  }
   const Given<kGroups> map{raw + sizeof sm, block_start, groups, share, &sm};
   uint8_t* bits = map.of_warp(warp);
 #pragma unroll

@@ -117,7 +117,10 @@ __global__ void __launch_bounds__(kThreads)
       };
 #pragma unroll 1
       for (int64_t first = 0; first < p.parts; first += kLanes) {
-        if (p.parts > kLanes) lse = lse_of(first), weight = expf(lse - max) / whole;
+        if (p.parts > kLanes) {
+          lse = lse_of(first);
+          weight = expf(lse - max) / whole;
+        }
         unsigned live = __ballot_sync(~0u, !isinf(lse)) >> r * kLanes & ((1u << kLanes) - 1);
         while (live) {
           const int i = __ffs(live) - 1, rest = live & (live - 1), j = rest ? __ffs(rest) - 1 : i;

@@ -225,8 +225,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     // Producer: tiles of every pass, into the ring. Lanes look up 32 tiles at a time, then each
     // issues its own.
     const bool bulk = p.guess.bulk;
-    const int64_t rows =
-        p.requests ? INT64_MAX : p.ranges.limit;  // of contiguous keys: no copy past them
+    // Of contiguous keys: no copy goes past them.
+    const int64_t rows = p.requests ? INT64_MAX : p.ranges.limit;
     int stage = 0, lap = 0;
     for (uint32_t left = wanted; left;) {
       const Pass pass = next_pass(sm, left, chunk0, chunk1);

@@ -76,8 +76,10 @@ int32_t take_keys(const ListView& list, Cursor& cursor, Cursor::Range& left,
   if (table && (request < 0 || request >= list.table_rows)) left.index = left.end;
   else if (table) table += request * list.table_stride;
   int64_t scales = 0, scale_step = 0;  // R::scales() and R::row() are linear in the offset
-  if constexpr (R::kQuantized)
-    scales = R::scales(0, rows), scale_step = R::scales(1, rows) - scales;
+  if constexpr (R::kQuantized) {
+    scales = R::scales(0, rows);
+    scale_step = R::scales(1, rows) - scales;
+  }
   const int64_t row_step = R::row(1, rows) - R::row(0, rows);
   const auto limit = static_cast<int32_t>(room.size());
   int32_t count = 0;
