@@ -2,7 +2,10 @@
 // follow each other. It pools the entries that its tokens close and stores its tokens' rows.
 //
 // pool      An entry's rows (pool_sm90.cuh).
-// finish    One warp takes the pooled row: norm, RoPE, Hadamard, record (cuda/prologue.h).
+// finish    One warp takes the pooled row: norm, RoPE, Hadamard, record (cuda/prologue.h). Without
+//           a gate nothing is pooled, and a warp per token does all.
+// rows      Of many tokens by a kernel of its own behind the entries, which copies at the rate of
+//           the memory; of few by the entries' blocks, in the same launch.
 //
 // Budget, C4A: 8 KiB read and 8 KiB written a token; what a window's entry reads again it finds in
 // L1 or L2. A call of few tokens waits for its positions, then for its neighbours' and the table,
@@ -28,7 +31,8 @@ constexpr int kPieces = kMaxWidth / cuda::kWarpValues;
 struct Call {
   Params p;
   int tokens = 1;        // of a block or cluster
-  bool ordered = false;  // rows of the call may take places in the ring that entries read
+  bool rows = true;      // are stored, too
+  bool ordered = false;  // ... and may take places in the ring that entries read
   bool norm_wide = false, latent_wide = false;
 };
 
@@ -48,14 +52,10 @@ __device__ __forceinline__ Goal goal_of(const Params& p, int64_t token) {
 }
 
 // The pooled row becomes latent and record, by one warp.
-__device__ __forceinline__ void finish(const Call& call, const float* pooled, int64_t token,
-                                       const Goal& goal, int lane) {
+__device__ __forceinline__ void finish(const Call& call, const cuda::HeldFloats<kPieces>& floats,
+                                       int64_t token, const Goal& goal, int lane) {
   const Params& p = call.p;
-  cuda::HeldFloats<kPieces> floats;
   cuda::Held<kPieces> row;
-#pragma unroll
-  for (int c = 0; c < kPieces; ++c)
-    cuda::load_floats(pooled, cuda::piece_at(c, lane), p.width, true, floats.pieces[c]);
   if (p.norm.kind == NormKind::kNone) {
 #pragma unroll
     for (int c = 0; c < kPieces; ++c) row.pieces[c] = cuda::packed(floats.pieces[c]);
@@ -111,8 +111,14 @@ __device__ __forceinline__ void store_entry(const Call& call, Shared& shared, in
   }
   if (__syncthreads_or(missing)) return;
   pool_rows<kLoad, kGroups>(p, shared, count, rank);
-  if (rank == 0 && threadIdx.x < 32)
-    finish(call, shared.pooled, token, goal, static_cast<int>(threadIdx.x));
+  if (rank == 0 && threadIdx.x < 32) {
+    const auto lane = static_cast<int>(threadIdx.x);
+    cuda::HeldFloats<kPieces> floats;
+#pragma unroll
+    for (int c = 0; c < kPieces; ++c)
+      cuda::load_floats(shared.pooled, cuda::piece_at(c, lane), p.width, true, floats.pieces[c]);
+    finish(call, floats, token, goal, lane);
+  }
   // What comes next must wait until this entry's rows are read.
   if constexpr (kGroups == 1) __syncthreads();
   else cg::this_cluster().sync();
@@ -121,8 +127,8 @@ __device__ __forceinline__ void store_entry(const Call& call, Shared& shared, in
 // The rows of the first `count` of the listed tokens go to their places, each block of a cluster
 // storing its share of the columns.
 template <Load kLoad>
-__device__ __forceinline__ void store_rows(const Params& p, const Shared& shared, int count,
-                                           int rank, int ranks) {
+__device__ __forceinline__ void store_rows(const Params& p, const List& shared, int count, int rank,
+                                           int ranks) {
   constexpr int kEach = 4;
   const int values = static_cast<int>(values_of(p));
   const int columns = 2 * values;
@@ -168,7 +174,7 @@ __device__ __forceinline__ Mine look(const Call& call, int64_t first, int count,
   const int64_t token = first + lane;
   Mine mine;
   if (lane < count) {
-    mine.place = own_state_row(p, token);
+    if (call.rows) mine.place = own_state_row(p, token);
     mine.entry = closes(p, token);
   }
   if (!call.ordered) return mine;
@@ -188,7 +194,8 @@ __device__ __forceinline__ Mine look(const Call& call, int64_t first, int count,
 }
 
 template <Load kLoad, int kGroups>
-__global__ void __launch_bounds__(kGroups == 1 ? kMaxWidth / kQuad : kMaxThreads)
+__global__ void __launch_bounds__(kGroups == 1 ? kMaxWidth / kQuad : kMaxThreads,
+                                  kGroups == 1 ? 3 : 2)
     compress_tokens(const __grid_constant__ Call call) {
   __shared__ Shared shared;
   const Params& p = call.p;
@@ -207,6 +214,9 @@ __global__ void __launch_bounds__(kGroups == 1 ? kMaxWidth / kQuad : kMaxThreads
   unsigned closing = __ballot_sync(~0u, mine.entry);
   unsigned nearer = __ballot_sync(~0u, mine.ahead[0] >= 0);
   unsigned further = __ballot_sync(~0u, mine.ahead[1] >= 0);
+  // The first block's memory may be written to when it has begun.
+  if constexpr (kGroups > 1)
+    if ((closing | nearer | further) != 0) cg::this_cluster().sync();
 #pragma unroll 1
   while ((closing | nearer | further) != 0) {
     const unsigned some = closing != 0 ? closing : nearer != 0 ? nearer : further;
@@ -218,7 +228,7 @@ __global__ void __launch_bounds__(kGroups == 1 ? kMaxWidth / kQuad : kMaxThreads
     else further &= further - 1;
     store_entry<kLoad, kGroups>(call, shared, token, rank);
   }
-  if (p.state == nullptr) return;
+  if (!call.rows || p.state == nullptr) return;
   // Rows: those that take places of what the entries have read, then the others.
   unsigned starts = __ballot_sync(~0u, mine.start);
   int64_t back = 1;
@@ -247,6 +257,67 @@ __global__ void __launch_bounds__(kGroups == 1 ? kMaxWidth / kQuad : kMaxThreads
   }
 }
 
+constexpr int kRowThreads = 256;
+
+// Rows alone, of call.tokens tokens a block.
+template <Load kLoad>
+__global__ void __launch_bounds__(kRowThreads) copy_rows(const __grid_constant__ Call call) {
+  __shared__ List list;
+  const int64_t first = int64_t{blockIdx.x} * call.tokens;
+  const int64_t left = call.p.tokens - first;
+  const int count = left < call.tokens ? static_cast<int>(left) : call.tokens;
+  const auto thread = static_cast<int>(threadIdx.x);
+  if (thread < count) {
+    list.tokens[thread] = first + thread;
+    list.places[thread] = own_state_row(call.p, first + thread);
+  }
+  __syncthreads();
+  store_rows<kLoad>(call.p, list, count, 0, 1);
+}
+
+constexpr int kPlainWarps = 4;
+
+// Without a gate: an entry is its token's row, by a warp.
+template <Load kLoad>
+__global__ void __launch_bounds__(kPlainWarps * 32) plain(const __grid_constant__ Call call) {
+  const Params& p = call.p;
+  const int64_t token = int64_t{blockIdx.x} * kPlainWarps + threadIdx.x / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (token >= p.tokens) return;
+  cuda::HeldFloats<kPieces> floats;
+#pragma unroll
+  for (int c = 0; c < kPieces; ++c) {
+    const int at = cuda::piece_at(c, lane);
+    if (p.rows_are_bf16) {
+      const bf16* row = static_cast<const bf16*>(p.rows) + token * p.row_stride;
+      cuda::unpack(cuda::load_piece(row, at, p.width, false), floats.pieces[c]);
+    } else {
+      const float* row = static_cast<const float*>(p.rows) + token * p.row_stride;
+      cuda::load_floats(row, at, p.width, kLoad == Load::kFloats, floats.pieces[c]);
+    }
+  }
+  if (!closes(p, token)) return;
+  const Goal goal = goal_of(p, token);
+  if (goal.record || goal.latent) finish(call, floats, token, goal, lane);
+}
+
+template <Load kLoad>
+void launch_plain(const Call& call) {
+  const auto blocks = static_cast<unsigned>(ceil_div(call.p.tokens, int64_t{kPlainWarps}));
+  plain<kLoad><<<blocks, kPlainWarps * 32, 0, cuda::stream_of(call.p.device)>>>(call);
+  cuda::keep_error(cudaGetLastError());
+}
+
+template <Load kLoad>
+void launch_rows(Call call) {
+  const int64_t quads = 2 * values_of(call.p) / kQuad;
+  const int64_t rows = 8 * kRowThreads / quads;  // 8 quads a thread
+  call.tokens = static_cast<int>(rows < 1 ? 1 : rows < kMaxTokens ? rows : kMaxTokens);
+  const auto blocks = static_cast<unsigned>(ceil_div(call.p.tokens, int64_t{call.tokens}));
+  copy_rows<kLoad><<<blocks, kRowThreads, 0, cuda::stream_of(call.p.device)>>>(call);
+  cuda::keep_error(cudaGetLastError());
+}
+
 template <Load kLoad, int kGroups>
 void launch(const Call& call) {
   const Params& p = call.p;
@@ -267,8 +338,10 @@ void launch(const Call& call) {
 
 template <Load kLoad>
 void launch_for(const Call& call) {
-  if (rows_of_entry(call.p) <= kRowsEach) launch<kLoad, 1>(call);
+  if (!call.p.gate) return launch_plain<kLoad>(call);
+  if (rows_of_entry(call.p) <= kFewRows) launch<kLoad, 1>(call);
   else launch<kLoad, kManyGroups>(call);
+  if (!call.rows && call.p.state != nullptr) launch_rows<kLoad>(call);
 }
 
 // Whether four values of any row, of the state and of the bias lie together.
@@ -286,10 +359,14 @@ bool is_wide(const Params& p) {
 void sm90(const Params& p) noexcept {
   if (p.tokens == 0) return;
   Call call{p};
-  // Few tokens: each by itself, for the shortest wait. Many: enough work for a block.
-  if (p.tokens > 512) call.tokens = rows_of_entry(p) <= kRowsEach ? 4 : 16;
+  // Few tokens: each by itself and in one launch, for the shortest wait. Of many, those of an
+  // entry.
+  if (p.tokens > 512) {
+    call.rows = false;
+    call.tokens = p.ratio < kMaxTokens ? p.ratio : kMaxTokens;
+  }
   // Positions of one request in the call and in the windows before them share no place.
-  call.ordered = p.ring && p.tokens + rows_of_entry(p) - 1 > p.block;
+  call.ordered = call.rows && p.ring && p.tokens + rows_of_entry(p) - 1 > p.block;
   call.norm_wide = cuda::is_wide(p.norm);
   call.latent_wide = cuda::is_wide(p.latent, p.latent_stride * 2);
   if (!is_wide(p)) launch_for<Load::kAny>(call);

@@ -1,7 +1,7 @@
 // compress on the device: the rows of an entry, pooled by a block or a cluster.
 //
-// A thread takes 4 values of 8 rows at once, 16 B each, so that a window of C4A (32 KiB) is in
-// flight in one block, one of C128A (512 KiB) in a cluster of 8. Windows of more than 8 rows are
+// A thread takes 4 values of 8 or 4 rows at once, 16 B each, so that a window of C4A (32 KiB) is in
+// flight in one block, half of C128A (512 KiB) in a cluster of 8. Windows of more than 8 rows are
 // shared by 16 groups of threads, whose partial sums meet in shared memory.
 #pragma once
 
@@ -15,7 +15,7 @@ namespace winnow::internal::compress {
 namespace cg = cooperative_groups;
 
 inline constexpr int kQuad = 4;         // values of a thread
-inline constexpr int kRowsEach = 8;     // rows that a thread has in flight
+inline constexpr int kFewRows = 8;      // rows of an entry that one group of threads takes
 inline constexpr int kManyGroups = 16;  // of threads, for windows of more than 8 rows
 inline constexpr int kQuadsOfRank =
     16;  // ... which then take 64 values of a row, a block of a cluster
@@ -29,10 +29,14 @@ enum class Load : uint8_t {
   kAny,     // one at a time: something is not aligned
 };
 
-struct Shared {
+// Rows that are to be stored.
+struct List {
+  int64_t tokens[kMaxTokens];  // whose
+  float* places[kMaxTokens];   // where; null: not
+};
+
+struct Shared : List {
   Row rows[kMaxRows];                   // of the entry
-  int64_t tokens[kMaxTokens];           // whose rows are to be stored
-  float* places[kMaxTokens];            // where; null: not
   alignas(16) float pooled[kMaxWidth];  // in the first block of a cluster
   float largest[kManyGroups][kQuadsOfRank * kQuad];
   float whole[kManyGroups][kQuadsOfRank * kQuad];
@@ -85,8 +89,8 @@ struct Pool {
   float largest[kQuad], whole[kQuad], sum[kQuad];
 };
 
-// Rows [first, first + 8) below `count` join the pool; `at` is the thread's first value.
-template <Load kLoad>
+// Rows [first, first + kRowsEach) below `count` join the pool; `at` is the thread's first value.
+template <Load kLoad, int kRowsEach>
 __device__ __forceinline__ void add_rows(Pool& pool, const Row* rows, int first, int count,
                                          int64_t at) {
   Quad values[kRowsEach], scores[kRowsEach];
@@ -144,19 +148,19 @@ __device__ __forceinline__ void pool_rows(const Params& p, Shared& shared, int c
   const int group = kGroups == 1 ? 0 : thread / kQuadsOfRank;
   const int quad = kGroups == 1 ? thread : rank * kQuadsOfRank + thread % kQuadsOfRank;
   const int at = quad * kQuad;
+  // Rows that a thread has in flight; half of them let two blocks share a multiprocessor.
+  constexpr int kRowsEach = kGroups == 1 ? kFewRows : kFewRows / 2;
   Pool pool;
 #pragma unroll
   for (int k = 0; k < kQuad; ++k) pool.largest[k] = -INFINITY, pool.whole[k] = pool.sum[k] = 0;
-  if (p.gate && at < p.width)
+  if (at < p.width)
     for (int first = group * kRowsEach; first < count; first += kGroups * kRowsEach)
-      add_rows<kLoad>(pool, shared.rows, first, count, at);
+      add_rows<kLoad, kRowsEach>(pool, shared.rows, first, count, at);
   if constexpr (kGroups == 1) {
     if (at < p.width) {
       Quad mean;
-      if (p.gate)
-        for (int k = 0; k < kQuad; ++k) mean.v[k] = __fdiv_rn(pool.sum[k], pool.whole[k]);
-      else  // an entry is its token's row
-        mean = load_quad<kLoad>(shared.rows[0].values, shared.rows[0].are_bf16, at);
+#pragma unroll
+      for (int k = 0; k < kQuad; ++k) mean.v[k] = __fdiv_rn(pool.sum[k], pool.whole[k]);
       store_quad<Load::kFloats>(shared.pooled + at, mean);
     }
     __syncthreads();

@@ -2,8 +2,8 @@
 // specifies them).
 //
 // A row is cut into pieces of 8 values, 16 B: piece g belongs to lane g % 32, as its piece g / 32.
-// Sums run over a lane's pieces in order, then over the lanes in a butterfly: the order depends on
-// the width alone, and no product is fused with a sum unless it is spelt so, because calls that
+// Sums run over a lane's pieces, then over the lanes in a butterfly: the order depends on the width
+// alone, and no product is fused with a sum unless it is spelt so, because calls that
 // join several steps must give the bits of the single ones.
 #pragma once
 
@@ -173,50 +173,69 @@ __device__ __forceinline__ float inverse_of(const NormParams& n, float squares, 
   return __frcp_rn(__fsqrt_rn(__fadd_rn(__fdiv_rn(squares, count), n.eps)));
 }
 
+// A lane's sums over its pieces run in four chains, piece c in chain c % 4, which are joined last:
+// four warps may share a row, a chain each, and get the same bits.
+inline constexpr int kChains = 4;
+
+__device__ __forceinline__ float joined(float a, float b, float c, float d) {
+  return __fadd_rn(__fadd_rn(a, b), __fadd_rn(c, d));
+}
+// What a piece adds to its chain: the sum of its values, or of the squares of those that are there,
+// less the mean.
+__device__ __forceinline__ float add_values(float chain, const float (&v)[kPiece]) {
+  return __fadd_rn(chain,
+                   __fadd_rn(joined(v[0], v[1], v[2], v[3]), joined(v[4], v[5], v[6], v[7])));
+}
+__device__ __forceinline__ float add_squares(float chain, const float (&v)[kPiece], float mean,
+                                             int64_t there) {
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i) {
+    const float centred = i < there ? __fsub_rn(v[i], mean) : 0.0f;
+    chain = __fmaf_rn(centred, centred, chain);
+  }
+  return chain;
+}
+__device__ __forceinline__ float add_squares(float chain, const float (&v)[kPiece]) {
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i) chain = __fmaf_rn(v[i], v[i], chain);
+  return chain;
+}
+
+// The sum of a warp over a row, with add(chain, c, values) for every piece.
+template <class Row, class Add>
+__device__ __forceinline__ float row_sum(const Row& row, Add add) {
+  float chains[kChains] = {};
+#pragma unroll
+  for (int first = 0; first < row.count(); first += kChains)
+#pragma unroll
+    for (int k = 0; k < kChains; ++k) {
+      if (first + k >= row.count()) continue;
+      float v[kPiece];
+      row.values(first + k, v);
+      chains[k] = add(chains[k], first + k, v);
+    }
+  return warp_sum(joined(chains[0], chains[1], chains[2], chains[3]));
+}
+
 template <class Row>
 __device__ __forceinline__ NormFactors rms_factors(const NormParams& n, const Row& row,
                                                    int64_t width) {
-  float even = 0, odd = 0;
-#pragma unroll
-  for (int c = 0; c < row.count(); ++c) {
-    float v[kPiece];
-    row.values(c, v);
-#pragma unroll
-    for (int i = 0; i < kPiece; i += 2) {
-      even = __fmaf_rn(v[i], v[i], even);
-      odd = __fmaf_rn(v[i + 1], v[i + 1], odd);
-    }
-  }
-  return {0, inverse_of(n, warp_sum(__fadd_rn(even, odd)), static_cast<float>(width))};
+  const float squares =
+      row_sum(row, [](float chain, int, const auto& v) { return add_squares(chain, v); });
+  return {0, inverse_of(n, squares, static_cast<float>(width))};
 }
 
 template <class Row>
 __device__ __forceinline__ NormFactors layer_factors(const NormParams& n, const Row& row,
                                                      int64_t width, int lane) {
   const auto count = static_cast<float>(width);
-  float sum = 0;
-#pragma unroll
-  for (int c = 0; c < row.count(); ++c) {
-    float v[kPiece];
-    row.values(c, v);
-    const float low = __fadd_rn(__fadd_rn(v[0], v[1]), __fadd_rn(v[2], v[3]));
-    const float high = __fadd_rn(__fadd_rn(v[4], v[5]), __fadd_rn(v[6], v[7]));
-    sum = __fadd_rn(sum, __fadd_rn(low, high));
-  }
-  const float mean = __fdiv_rn(warp_sum(sum), count);
-  float squares = 0;
-#pragma unroll
-  for (int c = 0; c < row.count(); ++c) {
-    float v[kPiece];
-    row.values(c, v);
-#pragma unroll
-    for (int i = 0; i < kPiece; ++i) {
-      const bool there = (int64_t{c} * 32 + lane) * kPiece + i < width;
-      const float centred = there ? __fsub_rn(v[i], mean) : 0.0f;
-      squares = __fmaf_rn(centred, centred, squares);
-    }
-  }
-  return {mean, inverse_of(n, warp_sum(squares), count)};
+  const float sum =
+      row_sum(row, [](float chain, int, const auto& v) { return add_values(chain, v); });
+  const float mean = __fdiv_rn(sum, count);
+  const float squares = row_sum(row, [&](float chain, int c, const auto& v) {
+    return add_squares(chain, v, mean, width - (int64_t{c} * 32 + lane) * kPiece);
+  });
+  return {mean, inverse_of(n, squares, count)};
 }
 
 // For a norm of either kind, by all lanes of a warp.
@@ -258,29 +277,14 @@ __device__ __forceinline__ uint4 normed(const NormParams& n, const NormFactors& 
   return normed(f, x, weight, n.bias != nullptr, bias);
 }
 
-// The weights of a row, asked for before the row's sums are known: of up to 768 values in a lane's
-// registers, of more in L2. Biases, which long rows do not have, wait.
+// The weights of a row in a lane's registers, asked for before the row's sums are known.
 template <int kPieces>
 struct HeldWeights {
-  static constexpr bool kHeld = kPieces <= 3;
-  float values[kHeld ? kPieces : 1][kPiece];
+  float values[kPieces][kPiece];
 
   __device__ __forceinline__ HeldWeights(const NormParams& n, int64_t width, bool wide, int lane) {
 #pragma unroll
-    for (int c = 0; c < kPieces; ++c) {
-      const int at = piece_at(c, lane);
-      if constexpr (kHeld) load_weights(n, at, width, wide, values[c]);
-      else if (n.weight != nullptr && at < width) prefetch_l2(n.weight + at);
-    }
-  }
-  __device__ __forceinline__ void of(int c, const NormParams& n, int64_t width, bool wide, int lane,
-                                     float (&v)[kPiece]) const {
-    if constexpr (kHeld) {
-#pragma unroll
-      for (int i = 0; i < kPiece; ++i) v[i] = values[c][i];
-    } else {
-      load_weights(n, piece_at(c, lane), width, wide, v);
-    }
+    for (int c = 0; c < kPieces; ++c) load_weights(n, piece_at(c, lane), width, wide, values[c]);
   }
 };
 
@@ -294,11 +298,10 @@ __device__ __forceinline__ Held<kPieces> norm_held(const NormParams& n,
   Held<kPieces> out;
 #pragma unroll
   for (int c = 0; c < kPieces; ++c) {
-    float x[kPiece], weight[kPiece], bias[kPiece] = {};
+    float x[kPiece], bias[kPiece] = {};
     row.values(c, x);
-    weights.of(c, n, width, wide, lane, weight);
     if (n.bias != nullptr) load_floats(n.bias, piece_at(c, lane), width, wide, bias);
-    out.pieces[c] = normed(f, x, weight, n.bias != nullptr, bias);
+    out.pieces[c] = normed(f, x, weights.values[c], n.bias != nullptr, bias);
   }
   return out;
 }
@@ -385,11 +388,10 @@ __device__ __forceinline__ void rotate_held(const RopeParams& r, const Turn& t, 
   }
 }
 
-// 128 values in 16 lanes, by all lanes of a warp: sums and differences inside the lanes, then
-// across them.
-__device__ __forceinline__ uint4 hadamard(const uint4& piece, int lane) {
-  float v[kPiece];
-  unpack(piece, v);
+// Sums and differences of a Hadamard product inside a piece, then across `kLanes` neighbours, by
+// all lanes of a warp.
+template <int kLanes>
+__device__ __forceinline__ void hadamard_steps(float (&v)[kPiece], int lane) {
 #pragma unroll
   for (int step = 1; step < kPiece; step *= 2)
 #pragma unroll
@@ -401,15 +403,40 @@ __device__ __forceinline__ uint4 hadamard(const uint4& piece, int lane) {
       v[i + step] = __fsub_rn(low, high);
     }
 #pragma unroll
-  for (int step = 1; step < 16; step *= 2)
+  for (int step = 1; step < kLanes; step *= 2)
 #pragma unroll
     for (int i = 0; i < kPiece; ++i) {
       const float other = __shfl_xor_sync(~0u, v[i], step);
       v[i] = lane & step ? __fsub_rn(other, v[i]) : __fadd_rn(v[i], other);
     }
+}
+inline constexpr float kHadamardFactor = 0.08838834764831845f;  // 128^-1/2
+
+// 128 values in 16 lanes.
+__device__ __forceinline__ uint4 hadamard(const uint4& piece, int lane) {
+  float v[kPiece];
+  unpack(piece, v);
+  hadamard_steps<16>(v, lane);
 #pragma unroll
-  for (int i = 0; i < kPiece; ++i) v[i] = __fmul_rn(v[i], 0.08838834764831845f);  // 128^-1/2
+  for (float& x : v) x = __fmul_rn(x, kHadamardFactor);
   return packed(v);
+}
+
+// 128 values in 8 lanes, of which each has a piece of either half: the same sums.
+__device__ __forceinline__ void hadamard(uint4& first, uint4& second, int lane) {
+  float low[kPiece], high[kPiece];
+  unpack(first, low);
+  unpack(second, high);
+  hadamard_steps<8>(low, lane);
+  hadamard_steps<8>(high, lane);
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i) {
+    const float sum = __fadd_rn(low[i], high[i]);
+    high[i] = __fmul_rn(__fsub_rn(low[i], high[i]), kHadamardFactor);
+    low[i] = __fmul_rn(sum, kHadamardFactor);
+  }
+  first = packed(low);
+  second = packed(high);
 }
 
 }  // namespace winnow::internal::cuda

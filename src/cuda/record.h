@@ -25,14 +25,19 @@ __device__ __forceinline__ float magnitude(float x) {
   return isnan(x) ? 0.0f : fminf(fabsf(x), FLT_MAX);
 }
 
-// The scale of a tile that lies in `kLanes` neighbours, by all lanes of a warp. The maximum takes
-// no NaN; an infinity counts as the largest finite float.
-template <int kLanes>
-__device__ __forceinline__ float tile_scale(const Quantizer& q, const uint4& piece) {
-  float v[kPiece], amax = 0;
+// The larger of amax and a piece's magnitudes. The maximum takes no NaN.
+__device__ __forceinline__ float largest(float amax, const uint4& piece) {
+  float v[kPiece];
   unpack(piece, v);
 #pragma unroll
   for (int i = 0; i < kPiece; ++i) amax = fmaxf(amax, fabsf(v[i]));
+  return amax;
+}
+
+// The scale of a tile that lies in `kLanes` neighbours, by all lanes of a warp, each with the
+// largest magnitude of its own. An infinity counts as the largest finite float.
+template <int kLanes>
+__device__ __forceinline__ float tile_scale(const Quantizer& q, float amax) {
 #pragma unroll
   for (int d = kLanes / 2; d > 0; d /= 2) amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, d));
   return core::scale_of(q, fminf(amax, FLT_MAX));
@@ -52,11 +57,12 @@ __device__ __forceinline__ float divided(float x, float scale, float inverse) {
 __device__ __forceinline__ uint2 codes_of(const Quantizer& q, float scale, const uint4& piece) {
   float v[kPiece], scaled[kPiece];
   unpack(piece, v);
-  const float inverse = __frcp_rn(scale);
-  if (q.power_of_two) {
+  if (q.power_of_two) {  // between 2^-22 and 2^120: the inverse has the opposite exponent
+    const float inverse = __uint_as_float((254u << 23) - __float_as_uint(scale));
 #pragma unroll
     for (int i = 0; i < kPiece; ++i) scaled[i] = __fmul_rn(v[i], inverse);
   } else if (scale >= 0x1p-100f && scale <= 0x1p100f) {
+    const float inverse = __frcp_rn(scale);
 #pragma unroll
     for (int i = 0; i < kPiece; ++i) scaled[i] = divided(v[i], scale, inverse);
   } else {
@@ -94,7 +100,7 @@ __device__ __forceinline__ void store_record(const Quantizer& q, const Held<kPie
     const uint4 piece = row.pieces[c];
     if constexpr (R::kQuantized) {
       float scale = 0;
-      if (c * kWarpValues < R::kNope) scale = tile_scale<R::kTile / kPiece>(q, piece);
+      if (c * kWarpValues < R::kNope) scale = tile_scale<R::kTile / kPiece>(q, largest(0, piece));
       if (at < R::kNope) {
         const uint2 codes = codes_of(q, scale, piece);
         auto* to = reinterpret_cast<uint32_t*>(page + R::row(offset, page_size) + at);

@@ -17,9 +17,9 @@ __global__ void __launch_bounds__(kThreads) prepare_tokens(const __grid_constant
 
 void sm90(const Params& p) noexcept {
   if (p.tokens * p.heads == 0) return;
-  // Whole warps, as few as four heads a thread allow.
-  const int64_t pairs = core::ceil_div(p.heads, int64_t{2 * kEach});
-  const int threads = static_cast<int>(pairs < kThreads / 32 ? pairs * 32 : kThreads);
+  // Whole warps, as few as two heads a thread allow.
+  const int64_t warps = core::ceil_div(p.heads, int64_t{32 / kLanes * kEach});
+  const int threads = static_cast<int>(warps < kThreads / 32 ? warps * 32 : kThreads);
   const Call call = call_of(p, threads);
   prepare_tokens<<<blocks_of(call), threads, 0, cuda::stream_of(p.device)>>>(call);
   cuda::keep_error(cudaGetLastError());

@@ -1,6 +1,7 @@
-// index_query on the device: half a warp per head, 8 values a lane, each thread four heads of its
-// token at once, so that they share the angles it has loaded. Budget: 256 B read and 128 B written
-// a head, and 256 B of angles a token; everything between stays in registers.
+// index_query on the device: 8 lanes per head, each with 8 values of the half that RoPE turns and 8
+// of the other, and each thread two heads of its token at once, so that they share its angles.
+// Budget: 256 B read and 128 B written a head, and 256 B of angles a token; everything between
+// stays in registers.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,12 +11,12 @@
 
 namespace winnow::internal::index_query {
 
-inline constexpr int kEach = 4;
-inline constexpr int kLanes = kWidth / cuda::kPiece;  // of a head
+inline constexpr int kEach = 2;
+inline constexpr int kLanes = cuda::kRopeLanes;  // of a head
 
 struct Call {
   Params p;
-  int rows = 1;           // heads that a block takes at a time: a half warp each
+  int rows = 1;           // heads that a block takes at a time: 8 lanes each
   uint32_t blocks = 0;    // of a token
   bool q_wide = false;    // 16 B in
   bool out_wide = false;  // 16 or 8 B out
@@ -49,41 +50,55 @@ __device__ __forceinline__ void store_codes(uint8_t* to, bool wide, const uint2&
 
 // Block `block` of a call, by all of its threads.
 __device__ __forceinline__ void prepare(const Call& call, uint32_t block) {
+  constexpr int kHalf = kWidth / 2;
   const Params& p = call.p;
   const int64_t t = block / call.blocks;
   const int64_t position = p.positions[t * p.position_stride];
-  if (!core::in_table(p.rope, position)) return;
   const int lane = threadIdx.x % kLanes;
   const int at = lane * cuda::kPiece;
-  const int rows = call.rows;
-  const int64_t first = block % call.blocks * rows * kEach + threadIdx.x / kLanes;
-  uint4 piece[kEach];
+  const int64_t first = block % call.blocks * call.rows * kEach + threadIdx.x / kLanes;
+  uint4 low[kEach], high[kEach];  // of the first 64 values, of the last 64
   float weight[kEach];
+  const auto load = [&](bool wide) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int64_t h = first + i * call.rows;
+      low[i] = high[i] = {};
+      weight[i] = 0;
+      if (h >= p.heads) continue;
+      const bf16* q = p.q + t * p.q_token + h * p.q_head;
+      low[i] = cuda::load_piece(q, at, kWidth, wide);
+      high[i] = cuda::load_piece(q, at + kHalf, kWidth, wide);
+      weight[i] = weight_of(p, t, h);
+    }
+  };
+  call.q_wide ? load(true) : load(false);
+  if (!core::in_table(p.rope, position)) return;
+  const cuda::Turn turn = cuda::turn_of(p.rope, position, lane);
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    const int64_t h = first + i * rows;
-    piece[i] = {};
-    weight[i] = 0;
+    const int64_t h = first + i * call.rows;
+    const uint4 turned =
+        cuda::rotated(p.rope.half, turn, cuda::either(p.rope.first, low[i], high[i]));
+    low[i] = cuda::either(p.rope.first, turned, low[i]);
+    high[i] = cuda::either(p.rope.first, high[i], turned);
+    if (p.hadamard) cuda::hadamard(low[i], high[i], lane);
+    float scale = 1;
+    if (!p.out_is_bf16) {
+      const float amax = cuda::largest(cuda::largest(0, low[i]), high[i]);
+      scale = cuda::tile_scale<kLanes>(p.quantizer, amax);
+    }
     if (h >= p.heads) continue;
-    piece[i] = cuda::load_piece(p.q + t * p.q_token + h * p.q_head, at, kWidth, call.q_wide);
-    weight[i] = weight_of(p, t, h);
-  }
-  const cuda::Turn turn = cuda::turn_of(p.rope, position, lane % cuda::kRopeLanes);
-  const int64_t rope = core::rope_begin(p.rope, kWidth);
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const int64_t h = first + i * rows;
-    const uint4 turned = cuda::rotated(p.rope.half, turn, piece[i]);
-    uint4 x = at >= rope && at < rope + kRopeDim ? turned : piece[i];
-    if (p.hadamard) x = cuda::hadamard(x, lane);
-    const float scale = p.out_is_bf16 ? 1.0f : cuda::tile_scale<kLanes>(p.quantizer, x);
-    if (h >= p.heads) continue;
-    const int64_t to = t * p.out_token + h * p.out_head;
-    if (p.out_is_bf16)
-      cuda::store_piece(static_cast<bf16*>(p.out) + to, at, kWidth, call.out_wide, x);
-    else
-      store_codes(static_cast<uint8_t*>(p.out) + to + at, call.out_wide,
-                  cuda::codes_of(p.quantizer, scale, x));
+    const int64_t to = t * p.out_token + h * p.out_head + at;
+    if (p.out_is_bf16) {
+      auto* out = static_cast<bf16*>(p.out) + to;
+      cuda::store_piece(out, 0, cuda::kPiece, call.out_wide, low[i]);
+      cuda::store_piece(out, kHalf, kWidth, call.out_wide, high[i]);
+    } else {
+      auto* out = static_cast<uint8_t*>(p.out) + to;
+      store_codes(out, call.out_wide, cuda::codes_of(p.quantizer, scale, low[i]));
+      store_codes(out + kHalf, call.out_wide, cuda::codes_of(p.quantizer, scale, high[i]));
+    }
     if (lane == 0)
       p.out_weights[t * p.out_weight_token + h * p.out_weight_head] =
           __fmul_rn(__fmul_rn(weight[i], scale), p.factor);

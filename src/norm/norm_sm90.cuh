@@ -1,7 +1,8 @@
-// norm on the device: a warp per row, which it holds in registers: one pass, no shared memory, sums
-// by shuffles. Budget: 2 B read and 2 B written a value, and weights from L1. A call of few rows is
-// one read of row and weights, asked for together, and one write. Rows of more than 2,048 values
-// are read once a sum and once more for the result, from L1 or L2.
+// norm on the device, by blocks of four warps: a warp per row of up to 512 values, which it holds
+// in registers; four warps per row of up to 2,048, who exchange their sums through shared memory.
+// One pass; row and weights are asked for together. Longer rows are read once a sum and once more
+// for the result, from L1 or L2, by a warp. Budget: 2 B read and 2 B written a value, and weights
+// from L1.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,12 +12,80 @@
 
 namespace winnow::internal::norm {
 
+inline constexpr int kWarps = cuda::kChains;  // of a block
+inline constexpr int kPieces = 2;             // of a lane
+
 struct Call {
   Rows rows[2];
   bool wide[2];
+  bool shared[2];  // a block per row
+  int64_t blocks[2];
 };
 
-template <int kPieces>
+// What the warps of a row exchange: the sums of their lanes.
+struct Sums {
+  float values[kWarps][32], squares[kWarps][32];
+};
+
+__device__ __forceinline__ float sum_of_warps(float (&sums)[kWarps][32], float own, int warp,
+                                              int lane) {
+  sums[warp][lane] = own;
+  __syncthreads();
+  return cuda::warp_sum(cuda::joined(sums[0][lane], sums[1][lane], sums[2][lane], sums[3][lane]));
+}
+
+// A row by four warps: warp k has the pieces c with c % 4 = k.
+__device__ __forceinline__ void norm_shared(const Rows& rows, const bf16* x, bf16* out, bool wide,
+                                            int warp, int lane, Sums& sums) {
+  const core::NormParams& n = rows.norm;
+  const auto count = static_cast<float>(rows.width);
+  int at[kPieces];
+  cuda::Held<kPieces> row;
+  float weight[kPieces][cuda::kPiece];
+  const auto load = [&](bool whole) {
+#pragma unroll
+    for (int m = 0; m < kPieces; ++m) {
+      at[m] = cuda::piece_at(warp + m * kWarps, lane);
+      row.pieces[m] = cuda::load_piece(x, at[m], rows.width, whole);
+      cuda::load_weights(n, at[m], rows.width, whole, weight[m]);
+    }
+  };
+  wide ? load(true) : load(false);
+  float v[cuda::kPiece];
+  cuda::NormFactors f;
+  float chain = 0;
+  if (n.kind == NormKind::kLayer) {
+#pragma unroll
+    for (int m = 0; m < kPieces; ++m) {
+      row.values(m, v);
+      chain = cuda::add_values(chain, v);
+    }
+    f.mean = __fdiv_rn(sum_of_warps(sums.values, chain, warp, lane), count);
+    chain = 0;
+#pragma unroll
+    for (int m = 0; m < kPieces; ++m) {
+      row.values(m, v);
+      chain = cuda::add_squares(chain, v, f.mean, rows.width - at[m]);
+    }
+  } else {
+#pragma unroll
+    for (int m = 0; m < kPieces; ++m) {
+      row.values(m, v);
+      chain = cuda::add_squares(chain, v);
+    }
+  }
+  f.inverse = cuda::inverse_of(n, sum_of_warps(sums.squares, chain, warp, lane), count);
+#pragma unroll
+  for (int m = 0; m < kPieces; ++m) {
+    float bias[cuda::kPiece] = {};
+    if (n.bias != nullptr) cuda::load_floats(n.bias, at[m], rows.width, wide, bias);
+    row.values(m, v);
+    row.pieces[m] = cuda::normed(f, v, weight[m], n.bias != nullptr, bias);
+  }
+#pragma unroll
+  for (int m = 0; m < kPieces; ++m) cuda::store_piece(out, at[m], rows.width, wide, row.pieces[m]);
+}
+
 __device__ __forceinline__ void norm_held(const Rows& rows, const bf16* x, bf16* out, bool wide,
                                           int lane) {
   cuda::Held<kPieces> row;
@@ -37,18 +106,21 @@ __device__ __forceinline__ void norm_streamed(const Rows& rows, const bf16* x, b
   }
 }
 
-// Row i of the call's, by a warp; rows behind the last are none. kPieces: of a lane, for the longer
-// rows; 0: of any width.
-template <int kPieces>
-__device__ __forceinline__ void norm_row(const Call& call, int64_t i, int lane) {
-  const int set = i >= call.rows[0].count;
-  if (set) i -= call.rows[0].count;
+// Block `block` of the call, by all of its threads.
+__device__ __forceinline__ void norm_block(const Call& call, int64_t block, Sums& sums) {
+  const int set = block >= call.blocks[0];
+  if (set) block -= call.blocks[0];
   const Rows& rows = call.rows[set];
+  const auto warp = static_cast<int>(threadIdx.x) / 32;
+  const auto lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t i = call.shared[set] ? block : block * kWarps + warp;
   if (i >= rows.count) return;
   const bf16* x = rows.x + i * rows.x_stride;
   bf16* out = rows.out + i * rows.out_stride;
-  if constexpr (kPieces > 0) norm_held<kPieces>(rows, x, out, call.wide[set], lane);
-  else norm_streamed(rows, x, out, call.wide[set], lane);
+  const bool wide = call.wide[set];
+  if (call.shared[set]) norm_shared(rows, x, out, wide, warp, lane, sums);
+  else if (rows.width <= kPieces * cuda::kWarpValues) norm_held(rows, x, out, wide, lane);
+  else norm_streamed(rows, x, out, wide, lane);
 }
 
 inline bool is_wide(const Rows& rows) {
@@ -57,11 +129,16 @@ inline bool is_wide(const Rows& rows) {
 }
 
 inline Call call_of(const Params& p) {
-  return {{p.rows[0], p.rows[1]}, {is_wide(p.rows[0]), is_wide(p.rows[1])}};
-}
-inline int64_t count_of(const Params& p) { return p.rows[0].count + p.rows[1].count; }
-inline int64_t width_of(const Params& p) {
-  return p.rows[0].width > p.rows[1].width ? p.rows[0].width : p.rows[1].width;
+  constexpr int64_t kHeld = kPieces * cuda::kWarpValues;
+  Call call;
+  for (int i = 0; i < 2; ++i) {
+    const Rows& rows = p.rows[i];
+    call.rows[i] = rows;
+    call.wide[i] = is_wide(rows);
+    call.shared[i] = rows.width > kHeld && rows.width <= kWarps * kHeld;
+    call.blocks[i] = call.shared[i] ? rows.count : core::ceil_div(rows.count, int64_t{kWarps});
+  }
+  return call;
 }
 
 }  // namespace winnow::internal::norm
