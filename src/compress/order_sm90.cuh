@@ -56,7 +56,7 @@ __device__ __forceinline__ bool takes_place(const Params& p, int64_t first, int6
 __device__ __forceinline__ int ordered_entry(const Params& p, int64_t token, int which) {
   const int64_t first = position_of(p, token);
   const int64_t from = first > 0 ? first : 0;
-  const int64_t position = (from / p.ratio + 1 + which) * p.ratio - 1;
+  const int64_t position = (quotient(from, p.ratio) + 1 + which) * p.ratio - 1;
   const int64_t ahead = position - first;
   const bool there = is_neighbour(p, token, token + ahead, position);
   return there && reads_state(p, token + ahead) ? static_cast<int>(ahead) : -1;

@@ -84,7 +84,8 @@ __device__ __forceinline__ void add_bias(Quad& scores, const float* bias, int64_
   for (int k = 0; k < kQuad; ++k) scores.v[k] = __fadd_rn(scores.v[k], added.v[k]);
 }
 
-// A softmax over some of the rows, value by value.
+// A softmax over some of the rows, value by value. Exponentials are those of the hardware: off by
+// 2^-22 and by 2^-23 of their argument.
 struct Pool {
   float largest[kQuad], whole[kQuad], sum[kQuad];
 };
@@ -111,13 +112,13 @@ __device__ __forceinline__ void add_rows(Pool& pool, const Row* rows, int first,
 #pragma unroll
     for (int i = 0; i < kRowsEach; ++i)
       if (first + i < count) largest = fmaxf(largest, scores[i].v[k]);
-    const float kept = largest == pool.largest[k] ? 1.0f : expf(pool.largest[k] - largest);
+    const float kept = largest == pool.largest[k] ? 1.0f : __expf(pool.largest[k] - largest);
     float whole = __fmul_rn(pool.whole[k], kept);
     float sum = __fmul_rn(pool.sum[k], kept);
 #pragma unroll
     for (int i = 0; i < kRowsEach; ++i)
       if (first + i < count) {
-        const float weight = expf(scores[i].v[k] - largest);
+        const float weight = __expf(scores[i].v[k] - largest);
         sum = __fmaf_rn(weight, values[i].v[k], sum);
         whole = __fadd_rn(whole, weight);
       }
@@ -134,7 +135,7 @@ __device__ __forceinline__ float merged(const Shared& shared, int column) {
   for (int g = 0; g < kManyGroups; ++g) largest = fmaxf(largest, shared.largest[g][column]);
 #pragma unroll
   for (int g = 0; g < kManyGroups; ++g) {
-    const float kept = expf(shared.largest[g][column] - largest);
+    const float kept = __expf(shared.largest[g][column] - largest);
     whole = __fmaf_rn(shared.whole[g][column], kept, whole);
     sum = __fmaf_rn(shared.sum[g][column], kept, sum);
   }
