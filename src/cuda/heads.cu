@@ -46,10 +46,10 @@ HeadsPlan plan_heads(const HeadParams& p) noexcept {
     plan.cut = cut_of(p);
     const int64_t groups = core::ceil_div(p.tokens, int64_t{kHeadThreads / plan.cut.threads});
     plan.blocks = static_cast<unsigned>(groups * plan.cut.blocks);
-  } else if (p.width <= kWarpValues) {
-    plan.way = HeadsWay::kNormShort;
   } else if (p.width <= 2 * kWarpValues) {
-    plan.way = HeadsWay::kNorm;
+    plan.way = p.width <= kWarpValues ? HeadsWay::kNormShort : HeadsWay::kNorm;
+    const int64_t groups = p.tokens * core::ceil_div(p.heads, int64_t{kNormHeads});
+    plan.blocks = static_cast<unsigned>(core::ceil_div(groups, int64_t{kHeadThreads / 32}));
   }
   return plan;
 }

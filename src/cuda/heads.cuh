@@ -2,7 +2,7 @@
 //
 // turn_heads   RoPE alone. 8 lanes take 64 values, each thread four such groups at once; in place
 //              only the rotated ones. A token's heads share the angles that a thread has loaded.
-// norm_heads   norm, then RoPE: a warp holds a head (up to 512 values) in registers.
+// norm_heads   norm, then RoPE: a warp holds two heads (of up to 512 values) in registers.
 // any_heads    rows that are not aligned, or of other widths: a warp per head, the result through
 //              memory, a pair of RoPE a lane.
 //
@@ -85,39 +85,50 @@ __device__ __forceinline__ void turn_heads(const HeadParams& p, const Cut& cut, 
   }
 }
 
-// The head of a warp, counted as token * heads + head; none behind the last.
+// The heads of a warp, counted as token * groups + group, kHeads of a token in each; none behind
+// the last.
 struct Head {
   int64_t token, head, position;
   bool inside;
 };
+template <int kHeads>
 __device__ __forceinline__ Head head_of(const HeadParams& p, uint32_t block) {
   // In 32 bits, which hold any number of heads that fit into memory.
   const uint32_t i = block * (kHeadThreads / 32) + threadIdx.x / 32;
-  const auto heads = static_cast<uint32_t>(p.heads);
-  Head h{i / heads, i % heads, -1, false};
+  const auto groups = static_cast<uint32_t>(core::ceil_div(p.heads, int64_t{kHeads}));
+  Head h{i / groups, i % groups * int64_t{kHeads}, -1, false};
   if (h.token < p.tokens) h.position = p.positions[h.token * p.position_stride];
   h.inside = core::in_table(p.rope, h.position);
   return h;
 }
 
+// Two heads a warp, which share the angles.
+inline constexpr int kNormHeads = 2;
+
 template <int kPieces>
 __device__ __forceinline__ void norm_heads(const HeadParams& p, uint32_t block) {
-  const Head h = head_of(p, block);
+  const Head h = head_of<kNormHeads>(p, block);
   if (!h.inside) return;
   const int lane = threadIdx.x % 32;
-  const bf16* x = p.x + h.token * p.x_token + h.head * p.x_head;
-  bf16* out = p.out + h.token * p.out_token + h.head * p.out_head;
-  Held<kPieces> row;
-  load_row(x, p.width, true, lane, row);
+  Held<kPieces> row[kNormHeads];
+#pragma unroll
+  for (int i = 0; i < kNormHeads; ++i) {
+    const bf16* x = p.x + h.token * p.x_token + (h.head + i) * p.x_head;
+    load_row(x, h.head + i < p.heads ? p.width : 0, true, lane, row[i]);
+  }
   const HeldWeights<kPieces> weights(p.norm, p.width, true, lane);
   const Turn turn = turn_of(p.rope, h.position, lane % kRopeLanes);
-  row = norm_held(p.norm, weights, row, p.width, true, lane);
-  rotate_held(p.rope, turn, p.width, row, lane);
-  store_row(out, p.width, true, lane, row);
+#pragma unroll
+  for (int i = 0; i < kNormHeads; ++i) {
+    bf16* out = p.out + h.token * p.out_token + (h.head + i) * p.out_head;
+    row[i] = norm_held(p.norm, weights, row[i], p.width, true, lane);
+    rotate_held(p.rope, turn, p.width, row[i], lane);
+    store_row(out, h.head + i < p.heads ? p.width : 0, true, lane, row[i]);
+  }
 }
 
 __device__ __forceinline__ void any_heads(const HeadParams& p, uint32_t block) {
-  const Head h = head_of(p, block);
+  const Head h = head_of<1>(p, block);
   if (!h.inside) return;
   const int lane = threadIdx.x % 32;
   const bf16* x = p.x + h.token * p.x_token + h.head * p.x_head;

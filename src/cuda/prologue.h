@@ -296,6 +296,17 @@ __device__ __forceinline__ Held<kPieces> norm_held(const NormParams& n,
                                                    int lane) {
   const NormFactors f = norm_factors(n, row, width, lane);
   Held<kPieces> out;
+  if (n.kind == NormKind::kRms && n.weight == nullptr && n.bias == nullptr) {  // the same, less
+#pragma unroll
+    for (int c = 0; c < kPieces; ++c) {
+      float x[kPiece];
+      row.values(c, x);
+#pragma unroll
+      for (float& v : x) v = __fmul_rn(v, f.inverse);
+      out.pieces[c] = packed(x);
+    }
+    return out;
+  }
 #pragma unroll
   for (int c = 0; c < kPieces; ++c) {
     float x[kPiece], bias[kPiece] = {};
@@ -316,39 +327,47 @@ struct Turn {
   float cosine[kPiece], sine[kPiece];
 };
 
-// Of piece `part` (0 to 7), at a position inside the table.
-__device__ __forceinline__ Turn turn_of(const RopeParams& r, int64_t position, int part) {
-  // Neighbouring pairs: 8 of halves, else 4.
-  const int first = r.half ? part % (kRopeLanes / 2) * kPiece : part * (kPiece / 2);
+// Cosines and sines of kCount neighbouring pairs from `first` on.
+template <int kCount>
+__device__ __forceinline__ void load_turns(const RopeParams& r, int64_t position, int first,
+                                           float (&cosine)[kCount], float (&sine)[kCount]) {
   const float* cosines = r.table + position * r.position_stride + first * r.pair_stride;
   const float* sines = cosines + r.sine_stride;
-  float cosine[kPiece] = {}, sine[kPiece] = {};
-  const bool wide =
-      r.pair_stride == 1 &&
-      (reinterpret_cast<uintptr_t>(cosines) | reinterpret_cast<uintptr_t>(sines)) % 16 == 0;
+  const auto places = reinterpret_cast<uintptr_t>(cosines) | reinterpret_cast<uintptr_t>(sines);
+  if (r.pair_stride == 1 && places % 16 == 0) {
 #pragma unroll
-  for (int i = 0; i < kPiece; i += 4) {
-    if (i > 0 && !r.half) continue;
-    if (wide) {
+    for (int i = 0; i < kCount; i += 4) {
       const float4 c = *reinterpret_cast<const float4*>(cosines + i);
       const float4 s = *reinterpret_cast<const float4*>(sines + i);
       cosine[i] = c.x, cosine[i + 1] = c.y, cosine[i + 2] = c.z, cosine[i + 3] = c.w;
       sine[i] = s.x, sine[i + 1] = s.y, sine[i + 2] = s.z, sine[i + 3] = s.w;
-      continue;
     }
-#pragma unroll
-    for (int k = i; k < i + 4; ++k) {
-      cosine[k] = cosines[k * r.pair_stride];
-      sine[k] = sines[k * r.pair_stride];
-    }
+    return;
   }
-  Turn t;
 #pragma unroll
-  for (int i = 0; i < kPiece; ++i) {
-    const bool second = r.half ? part >= kRopeLanes / 2 : i % 2 == 1;
-    const float s = r.half ? sine[i] : sine[i / 2];
-    t.cosine[i] = r.half ? cosine[i] : cosine[i / 2];
-    t.sine[i] = second != r.inverse ? s : -s;
+  for (int i = 0; i < kCount; ++i) {
+    cosine[i] = cosines[i * r.pair_stride];
+    sine[i] = sines[i * r.pair_stride];
+  }
+}
+
+// Of piece `part` (0 to 7), at a position inside the table.
+__device__ __forceinline__ Turn turn_of(const RopeParams& r, int64_t position, int part) {
+  Turn t;
+  if (r.half) {
+    load_turns(r, position, part % (kRopeLanes / 2) * kPiece, t.cosine, t.sine);
+    const bool second = part >= kRopeLanes / 2;
+#pragma unroll
+    for (float& s : t.sine) s = second != r.inverse ? s : -s;
+    return t;
+  }
+  float cosine[kPiece / 2], sine[kPiece / 2];
+  load_turns(r, position, part * (kPiece / 2), cosine, sine);
+#pragma unroll
+  for (int i = 0; i < kPiece / 2; ++i) {
+    t.cosine[2 * i] = t.cosine[2 * i + 1] = cosine[i];
+    t.sine[2 * i] = r.inverse ? sine[i] : -sine[i];
+    t.sine[2 * i + 1] = -t.sine[2 * i];
   }
   return t;
 }
