@@ -90,14 +90,14 @@ def contexts(model, tokens):
         yield cache
 
 
-def main():
+def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--family", choices=FAMILIES, default="v32")
     parser.add_argument("--model", help="a folder with a model and its tokenizer")
     parser.add_argument("--prompt", default="Sparse attention reads")
     parser.add_argument("--cache", choices=["fp8", "bf16"], default="fp8")
     parser.add_argument("--tokens", type=int, default=8192, help="context to measure bytes over")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
 
     if args.model:
         tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
@@ -114,7 +114,9 @@ def main():
     after = [cache.used_bytes() for cache in contexts(model, args.tokens)]
     for name, (one, two) in (("transformers", before), (f"winnow {args.cache}", after)):
         token = (two - one) / args.tokens
-        print(f"{name}: {token:g} B a token, all layers, and {one - token * args.tokens:g} B a row")
+        print(
+            f"{name}: {token:g} B a token, all layers, and {one - token * args.tokens:.0f} B a row"
+        )
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ one at every step, its greedy tokens are the same.
 
 import copy
 import functools
+import importlib.util
+import pathlib
 
 import pytest
 import torch
@@ -150,6 +152,11 @@ def test_ways_to_generate(family):
     greedy = generate(model, inputs)
     chunked = generate(model, inputs, prefill_chunk_size=48)
     assert torch.equal(chunked.sequences, greedy.sequences)
+    # A chunk in which the row has no token.
+    padded = prompt(4, (140, 90))
+    padded = {name: x[1:] for name, x in padded.items()}
+    chunked = generate(model, padded, prefill_chunk_size=48)
+    assert torch.equal(chunked.sequences, greedy.sequences[1:])
     bare = generate(model, inputs, new=2, use_cache=False)
     assert torch.equal(bare.sequences, greedy.sequences[:, : bare.sequences.shape[1]])
     assert bare.past_key_values is None
@@ -193,22 +200,26 @@ def test_cropping():
         generate(model, inputs, prompt_lookup_num_tokens=3)
 
 
-def bytes_of(cache):
-    """Bytes of the tensors of transformers' own cache, each storage once."""
-    found = {}
-    for layer in cache.layers:
-        for value in vars(layer).values():
-            for x in value.values() if isinstance(value, dict) else [value]:
-                if isinstance(x, torch.Tensor):
-                    found[x.untyped_storage().data_ptr()] = x.numel() * x.element_size()
-    return sum(found.values())
+def example():
+    path = pathlib.Path(__file__).parents[2] / "examples" / "convert.py"
+    spec = importlib.util.spec_from_file_location("convert_example", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_example(capsys):
+    example().main(["--family", "glm", "--tokens", "256"])
+    said = capsys.readouterr().out
+    assert "transformers: 2816 B a token, all layers, and 0 B a row" in said
+    assert "winnow fp8: 1576 B a token, all layers, and 0 B a row" in said
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bytes_per_token(family):
     """The bytes that docs/layers.md names, measured."""
     model = model_of(family, 0)
-    theirs = bytes_by_length(model, bytes_of)
+    theirs = bytes_by_length(model, example().bytes_of)
     used = {}
     for cache in ("bf16", "fp8"):
         ours = winnow.hf.convert(copy.deepcopy(model), cache)

@@ -1,4 +1,4 @@
-"""The examples of docs/python.md, in order, and the plot script."""
+"""The examples of docs/python.md and docs/layers.md, in order, and the plot script."""
 
 import json
 import pathlib
@@ -12,17 +12,18 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_examples_of_the_docs():
+@pytest.mark.parametrize(("page", "least"), [("python.md", 7), ("layers.md", 3)])
+def test_examples_of_the_docs(page, least):
     pytest.importorskip("ml_dtypes")
     pytest.importorskip("transformers", minversion="5.17")
-    text = (ROOT / "docs" / "python.md").read_text()
+    text = (ROOT / "docs" / page).read_text()
     blocks = list(re.finditer(r"```python\n(.*?)```", text, re.S))
-    assert len(blocks) >= 7
+    assert len(blocks) >= least
     names = {}
     for block in blocks:
         line = text[: block.start(1)].count("\n")
         code = "\n" * line + block.group(1)  # errors then name the line of the page
-        exec(compile(code, str(ROOT / "docs" / "python.md"), "exec"), names)
+        exec(compile(code, str(ROOT / "docs" / page), "exec"), names)
 
 
 def test_example_of_the_readme():

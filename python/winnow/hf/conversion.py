@@ -98,7 +98,8 @@ class Attention(nn.Module):
             out = self.layer(x, step).to(x.dtype)
         else:
             out = torch.zeros_like(x)
-            out[kept] = self.layer(x[kept], step).to(x.dtype)
+            if step.tokens:
+                out[kept] = self.layer(x[kept], step).to(x.dtype)
         return (out.view(rows, columns, hidden), *[None] * (self.results - 1))
 
 

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from winnow import _winnow
 from winnow.torch.caches import Records, Step
-from winnow.torch.indexing import choose
+from winnow.torch.layer import INDEX_DIM, Layer
 from winnow.torch.rope import Rope, mscale
 from winnow.torch.weights import Weights
 
-LATENT, ROPE_DIM, INDEX_DIM = 512, 64, 128
+LATENT, ROPE_DIM = 512, 64
 INDEX_EPS = 1e-6  # of the LayerNorm in front of index keys, in every model
 
 
@@ -68,8 +68,8 @@ class MlaConfig:
         )
 
 
-class MlaLayer(nn.Module):
-    """y = layer(x, step): x [tokens, hidden] after the layer's input norm.
+class MlaLayer(Layer):
+    """MLA over the indexer's choice, or over that of a layer before.
 
     `tensors` is a checkpoint (or a module's state_dict); names follow `prefix`, for example
     "model.layers.3.self_attn.".
@@ -78,40 +78,31 @@ class MlaLayer(nn.Module):
     def __init__(
         self, config: MlaConfig, tensors: Mapping[str, Tensor], prefix: str = "", device=None
     ):
-        super().__init__()
+        super().__init__([Records("kv", "v32")])
         self.config = c = config
         weights = Weights(tensors, prefix, device, {})
         heads_qk = c.heads * (c.nope + ROPE_DIM)
         # One GEMM for queries and keys: both read x.
         q_a = weights.matrix("q_a_proj", c.q_lora, c.hidden)
         kv_a = weights.matrix("kv_a_proj_with_mqa", LATENT + ROPE_DIM, c.hidden)
-        self._keep("qkv_a", torch.cat([q_a, kv_a]))
-        self._keep("q_a_norm", weights.tensor("q_a_layernorm.weight"))
-        self._keep("kv_a_norm", weights.tensor("kv_a_layernorm.weight"))
-        self._keep("q_b", weights.matrix("q_b_proj", heads_qk, c.q_lora))
+        self.keep("qkv_a", torch.cat([q_a, kv_a]))
+        self.keep("q_a_norm", weights.tensor("q_a_layernorm.weight"))
+        self.keep("kv_a_norm", weights.tensor("kv_a_layernorm.weight"))
+        self.keep("q_b", weights.matrix("q_b_proj", heads_qk, c.q_lora))
         kv_b = weights.matrix("kv_b_proj", c.heads * (c.nope + c.value), LATENT)
         per_head = kv_b.view(c.heads, c.nope + c.value, LATENT).permute(2, 0, 1)
         w_uk, w_uv = _winnow.split_kv_b(per_head, c.nope)
-        self._keep("w_uk", w_uk)
-        self._keep("w_uv", w_uv)
-        self._keep("o", weights.matrix("o_proj", c.hidden, c.heads * c.value))
-        self.stores = [Records("kv", "v32")]
+        self.keep("w_uk", w_uk)
+        self.keep("w_uv", w_uv)
+        self.keep("o", weights.matrix("o_proj", c.hidden, c.heads * c.value))
         if c.indexer:
             self.stores.append(Records("index", "index"))
             n = c.index_heads
-            self._keep("index_q", weights.matrix("indexer.wq_b", n * INDEX_DIM, c.q_lora))
-            self._keep("index_k", weights.matrix("indexer.wk", INDEX_DIM, c.hidden))
-            self._keep("index_w", weights.matrix("indexer.weights_proj", n, c.hidden))
-            self._keep("index_norm", weights.tensor("indexer.k_norm.weight"))
-            self._keep("index_bias", weights.tensor("indexer.k_norm.bias"))
-        self.number = 0  # among the layers of the caches
-
-    def _keep(self, name: str, tensor: Tensor) -> None:
-        self.register_buffer(name, tensor, persistent=False)
-
-    @property
-    def device(self) -> torch.device:
-        return self.o.device
+            self.keep("index_q", weights.matrix("indexer.wq_b", n * INDEX_DIM, c.q_lora))
+            self.keep("index_k", weights.matrix("indexer.wk", INDEX_DIM, c.hidden))
+            self.keep("index_w", weights.matrix("indexer.weights_proj", n, c.hidden))
+            self.keep("index_norm", weights.tensor("indexer.k_norm.weight"))
+            self.keep("index_bias", weights.tensor("indexer.k_norm.bias"))
 
     @torch.no_grad()
     def forward(self, x: Tensor, step: Step) -> Tensor:
@@ -122,8 +113,7 @@ class MlaLayer(nn.Module):
         q_a, latent, k_rope = projected.split([c.q_lora, LATENT, ROPE_DIM], 1)
         table = step.rope(c.rope)
         q_c = _winnow.norm(q_a, self.q_a_norm, eps=c.eps)
-        pages = step.caches.pages_of(self.number, "kv")
-        cache = step.caches.cache(self.number, "kv")
+        cache, pages = self.cache_of("kv", step)
         _winnow.write(
             latent,
             step.slots(pages),
@@ -154,8 +144,8 @@ class MlaLayer(nn.Module):
     def _select(self, x: Tensor, q_c: Tensor, step: Step, table: Tensor) -> Tensor:
         """Ids [tokens, topk] of what to attend to; the batch's index keys are stored first."""
         c = self.config
-        pages = step.caches.pages_of(self.number, "index")
-        keys = step.caches.cache(self.number, "index")
+        keys, pages = self.cache_of("index", step)
+        rope = {"pairs": c.index_pairs, "slice": "first"}
         _winnow.write(
             functional.linear(x, self.index_k),
             step.slots(pages),
@@ -166,17 +156,6 @@ class MlaLayer(nn.Module):
             eps=INDEX_EPS,
             positions=step.positions,
             table=table,
-            pairs=c.index_pairs,
-            slice="first",
+            **rope,
         )
-        queries, weights = _winnow.index_query(
-            functional.linear(q_c, self.index_q).view(-1, c.index_heads, INDEX_DIM),
-            functional.linear(x, self.index_w),
-            step.positions,
-            table,
-            factor=(c.index_heads * INDEX_DIM) ** -0.5,
-            bf16=step.caches.dtype == "bf16",
-            pairs=c.index_pairs,
-            slice="first",
-        )
-        return choose(queries, weights, c.topk, keys, pages, step)
+        return self.choose(x, q_c, step, table, **rope)

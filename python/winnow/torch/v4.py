@@ -11,11 +11,11 @@ from torch.nn import functional
 
 from winnow import _winnow
 from winnow.torch.caches import Records, State, Step
-from winnow.torch.indexing import choose
+from winnow.torch.layer import INDEX_DIM, Layer
 from winnow.torch.rope import Rope
 from winnow.torch.weights import Weights
 
-HEAD, INDEX_DIM = 512, 128
+HEAD = 512
 
 # transformers' names (used here), and the checkpoint's.
 _ALIASES = {
@@ -143,8 +143,8 @@ class Compressor(nn.Module):
         )
 
 
-class V4Layer(nn.Module):
-    """y = layer(x, step): x [tokens, hidden] after the layer's input norm.
+class V4Layer(Layer):
+    """Attention over a window and, by its ratio, over compressed entries.
 
     `tensors` is a checkpoint (or a module's state_dict); names follow `prefix`, for example
     "layers.3.attn.", in the checkpoint's spelling or in transformers'.
@@ -153,20 +153,19 @@ class V4Layer(nn.Module):
     def __init__(
         self, config: V4Config, tensors: Mapping[str, Tensor], prefix: str = "", device=None
     ):
-        super().__init__()
+        super().__init__([Records("window", "v4", window=config.window)])
         self.config = c = config
         weights = Weights(tensors, prefix, device, ALIASES)
         q_a = weights.matrix("q_a_proj", c.q_lora, c.hidden)
-        self._keep("qkv_a", torch.cat([q_a, weights.matrix("kv_proj", HEAD, c.hidden)]))
-        self._keep("q_a_norm", weights.tensor("q_a_norm.weight"))
-        self._keep("kv_norm", weights.tensor("kv_norm.weight"))
-        self._keep("q_b", weights.matrix("q_b_proj", c.heads * HEAD, c.q_lora))
+        self.keep("qkv_a", torch.cat([q_a, weights.matrix("kv_proj", HEAD, c.hidden)]))
+        self.keep("q_a_norm", weights.tensor("q_a_norm.weight"))
+        self.keep("kv_norm", weights.tensor("kv_norm.weight"))
+        self.keep("q_b", weights.matrix("q_b_proj", c.heads * HEAD, c.q_lora))
         per_group = c.heads * HEAD // c.groups
         o_a = weights.matrix("o_a_proj", c.groups * c.rank, per_group)
-        self._keep("o_a", o_a.view(c.groups, c.rank, per_group).transpose(1, 2))
-        self._keep("o_b", weights.matrix("o_b_proj", c.hidden, c.groups * c.rank))
-        self._keep("sinks", weights.tensor("sinks"))
-        self.stores = [Records("window", "v4", window=c.window)]
+        self.keep("o_a", o_a.view(c.groups, c.rank, per_group).transpose(1, 2))
+        self.keep("o_b", weights.matrix("o_b_proj", c.hidden, c.groups * c.rank))
+        self.keep("sinks", weights.tensor("sinks"))
         if c.ratio:
             self.entries = Compressor(weights, "compressor", c, HEAD, "entries")
             self.stores += self.entries.stores
@@ -175,17 +174,9 @@ class V4Layer(nn.Module):
             self.index_entries = Compressor(weights, indexer, c, INDEX_DIM, "index")
             self.stores += self.index_entries.stores
             rows = c.index_heads * INDEX_DIM
-            self._keep("index_q", weights.matrix(f"{indexer}.q_b_proj", rows, c.q_lora))
+            self.keep("index_q", weights.matrix(f"{indexer}.q_b_proj", rows, c.q_lora))
             scorer = f"{indexer}.scorer.weights_proj"
-            self._keep("index_w", weights.matrix(scorer, c.index_heads, c.hidden))
-        self.number = 0  # among the layers of the caches
-
-    def _keep(self, name: str, tensor: Tensor) -> None:
-        self.register_buffer(name, tensor, persistent=False)
-
-    @property
-    def device(self) -> torch.device:
-        return self.o_b.device
+            self.keep("index_w", weights.matrix(scorer, c.index_heads, c.hidden))
 
     @torch.no_grad()
     def forward(self, x: Tensor, step: Step) -> Tensor:
@@ -195,8 +186,7 @@ class V4Layer(nn.Module):
         q_a, kv = functional.linear(x, self.qkv_a).split([c.q_lora, HEAD], 1)
         table = step.rope(c.rope)
         q_c = _winnow.norm(q_a, self.q_a_norm, eps=c.eps)
-        pages = step.caches.pages_of(self.number, "window")
-        cache = step.caches.cache(self.number, "window")
+        cache, pages = self.cache_of("window", step)
         _winnow.write(
             kv,
             step.slots(pages),
@@ -229,29 +219,10 @@ class V4Layer(nn.Module):
         if not c.ratio:
             return {}
         self.entries(x, step, self.number)
-        pages = step.caches.pages_of(self.number, "entries")
+        cache, pages = self.cache_of("entries", step)
         if c.ratio == 4:
-            slots, lengths = step.locate(self._select(x, q_c, step, table), pages)
+            self.index_entries(x, step, self.number)
+            slots, lengths = step.locate(self.choose(x, q_c, step, table), pages)
         else:
             slots, lengths = step.every_entry(pages)
-        return {
-            "extra_cache": step.caches.cache(self.number, "entries"),
-            "extra_indices": slots,
-            "extra_lengths": lengths,
-        }
-
-    def _select(self, x: Tensor, q_c: Tensor, step: Step, table: Tensor) -> Tensor:
-        """Ids [tokens, topk] of the entries to attend to."""
-        c = self.config
-        self.index_entries(x, step, self.number)
-        queries, weights = _winnow.index_query(
-            functional.linear(q_c, self.index_q).view(-1, c.index_heads, INDEX_DIM),
-            functional.linear(x, self.index_w),
-            step.positions,
-            table,
-            factor=(c.index_heads * INDEX_DIM) ** -0.5,
-            bf16=step.caches.dtype == "bf16",
-        )
-        keys = step.caches.cache(self.number, "index")
-        pages = step.caches.pages_of(self.number, "index")
-        return choose(queries, weights, c.topk, keys, pages, step)
+        return {"extra_cache": cache, "extra_indices": slots, "extra_lengths": lengths}

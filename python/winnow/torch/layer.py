@@ -1,0 +1,63 @@
+"""What the layers of both families share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from winnow import _winnow
+from winnow.torch.caches import Records, State, Step
+from winnow.torch.paging import Pages
+
+INDEX_DIM = 128
+
+
+class Layer(nn.Module):
+    """Weights as buffers, and a place among the layers of LayerCaches.
+
+    y = layer(x, step): x [tokens, hidden] after the layer's input norm.
+    """
+
+    def __init__(self, stores: list[Records | State]):
+        super().__init__()
+        self.stores = stores
+        self.number = 0  # among the layers of the caches
+
+    def keep(self, name: str, tensor: Tensor) -> None:
+        """Weights follow .to(device), and stay out of state_dict(): they are made of others."""
+        self.register_buffer(name, tensor, persistent=False)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.buffers()).device
+
+    def cache_of(self, name: str, step: Step) -> tuple[_winnow.Cache, Pages]:
+        caches = step.caches
+        return caches.cache(self.number, name), caches.pages_of(self.number, name)
+
+    def choose(self, x: Tensor, q_c: Tensor, step: Step, table: Tensor, **rope) -> Tensor:
+        """The indexer's top-k: ids [tokens, topk] int32, ascending, -1 behind them.
+
+        Fewer columns in short contexts. The step's own index keys are stored before.
+        """
+        c = self.config
+        queries, weights = _winnow.index_query(
+            functional.linear(q_c, self.index_q).view(-1, c.index_heads, INDEX_DIM),
+            functional.linear(x, self.index_w),
+            step.positions,
+            table,
+            factor=(c.index_heads * INDEX_DIM) ** -0.5,
+            bf16=step.caches.dtype == "bf16",
+            **rope,
+        )
+        keys, pages = self.cache_of("index", step)
+        return _winnow.score_select(
+            queries,
+            weights,
+            step.ends(pages.ratio),
+            max(1, min(c.topk, step.context // pages.ratio)),
+            keys=keys,
+            block_table=pages.table(),
+            requests=step.requests,
+        )
