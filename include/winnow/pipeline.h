@@ -5,9 +5,12 @@
 #include <span>
 
 #include "winnow/attend.h"
+#include "winnow/compress.h"
+#include "winnow/index_query.h"
 #include "winnow/lists.h"
 #include "winnow/locate.h"
 #include "winnow/plan.h"
+#include "winnow/prepare_query.h"
 #include "winnow/score.h"
 #include "winnow/select.h"
 #include "winnow/write.h"
@@ -22,6 +25,39 @@ struct Indexer {
   Tensor block_table;  // [>= R, W] int32
   Tensor q;            // [T, H_I, 128] e4m3 or bf16
   Tensor weights;      // [T, H_I] f32
+};
+
+// A compressor of V4, with the members of CompressArgs. Entries of 4 or 128 tokens, as the plan's
+// ratio says, go where compressed_slots() finds a place for them.
+struct Compressor {
+  Tensor rows = {};  // [>= T, ...] f32 or bf16: projections of this batch
+  bool overlap = false, gate = true;
+  Tensor bias = {};
+  CompressorState state = {};
+  Norm norm = {};
+  bool hadamard = false;
+  ScaleMode scale = ScaleMode::kDefault;
+};
+
+// Index queries before RoPE, with the members of IndexQueryArgs.
+struct RawIndexQuery {
+  Tensor q = {};        // [T, H_I, 128] bf16
+  Tensor weights = {};  // [T, H_I] f32 or bf16
+  bool hadamard = false;
+  ScaleMode scale = ScaleMode::kDefault;
+  float factor = 1.0f;
+};
+
+// V4: the steps between a layer's projections and the stages. Given by a RoPE table; the other
+// inputs of the call are projections' outputs then.
+struct LayerSteps {
+  Rope rope = {};  // of the layer: turns kv, q, entries and index queries, and out back
+  Norm kv_norm = {.kind = NormKind::kNone};
+  Norm q_norm = {.kind = NormKind::kNone};  // of each head; q is prepared in place
+  ScaleMode scale = ScaleMode::kDefault;    // of kv's records
+  Compressor states = {};                   // makes compressed_kv and compressed_slots
+  Compressor index = {};                    // makes indexer.k and indexer.slots
+  RawIndexQuery index_query = {};           // fills indexer.q and indexer.weights, outputs then
 };
 
 struct PipelineArgs {
@@ -43,15 +79,20 @@ struct PipelineArgs {
   Tensor lse = {};                 // [T, H] f32, optional
   std::span<std::byte> workspace;  // pipeline_workspace_bytes(plan)
   Target target = {};              // the stream, if not the plan's
+  LayerSteps steps = {};
 };
 
 // write -> score -> select -> locate -> attend over a plan of this batch.
 // V3.2 attends to the indexer's top-k of all tokens. V4 attends to the sliding window (options.topk
 // tokens) and to options.extra_topk compressed states: the indexer's top-k, or all of them when
 // indexer.q is not given (they must fit).
-// The result does not depend on the plan's mode, up to rounding. Throws before anything is written.
-// Allocates nothing, and keeps the logits of a few tokens at a time only. On CUDA it first copies
-// the plan's arrays to the workspace on the stream (plan.h says what refill() waits for).
+// With steps the call begins at the projections of a V4 layer of any kind: prepare_query() ->
+// write() with a prologue -> compress() of states and index keys -> index_query(), the stages, then
+// rotate() of out, bit for bit. Tokens of all requests, chunks of prefills and decodes alike, go
+// through it together; positions outside the table are left out. The result does not depend on the
+// plan's mode, up to rounding. Throws before anything is written. Allocates nothing, and keeps the
+// logits of a few tokens at a time only. On CUDA it first copies the plan's arrays to the workspace
+// on the stream (plan.h says what refill() waits for).
 void pipeline(const PipelineArgs& args);
 
 // For the plan's capacity: the stages' workspace, index lists, and in kSeparate the gathered

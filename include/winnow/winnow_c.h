@@ -264,6 +264,29 @@ typedef struct winnow_indexer {
   winnow_tensor q, weights;  /* [T, H_I, 128] e4m3, [T, H_I] f32 */
 } winnow_indexer;
 
+/* V4's steps between projections and the stages; given by rope.table. All zero: none. */
+typedef struct winnow_compressor {
+  winnow_tensor rows; /* [T, ...] f32 or bf16 */
+  bool overlap, gate;
+  winnow_tensor bias;
+  winnow_tensor state_rows, state_table;
+  bool state_ring;
+  winnow_norm_step norm;
+  bool hadamard;
+  winnow_scale_mode scale;
+} winnow_compressor;
+
+typedef struct winnow_layer_steps {
+  winnow_rope rope;
+  winnow_norm_step kv_norm, q_norm; /* q is prepared in place */
+  winnow_scale_mode scale;
+  winnow_compressor states, index;
+  winnow_tensor index_q, index_weights; /* [T, H_I, 128] bf16, [T, H_I] f32 or bf16 */
+  bool index_hadamard;
+  winnow_scale_mode index_scale;
+  float index_factor;
+} winnow_layer_steps;
+
 typedef struct winnow_pipeline_args {
   size_t struct_size;
   const winnow_plan* plan; /* refilled for this batch */
@@ -280,6 +303,7 @@ typedef struct winnow_pipeline_args {
   void* workspace;
   size_t workspace_bytes; /* winnow_pipeline_workspace_bytes() */
   winnow_target target;   /* the stream, if not the plan's */
+  winnow_layer_steps steps;
 } winnow_pipeline_args;
 #define WINNOW_PIPELINE_ARGS_INIT \
   { .struct_size = sizeof(winnow_pipeline_args), .scale = WINNOW_NOT_GIVEN }

@@ -32,13 +32,13 @@ Rope rope_of(Call& c, const char* table) {
   return rope;
 }
 
-ScaleMode scale_mode(const Call& c) {
-  const std::string name = c.text("scale", "default");
+ScaleMode scale_mode(const Call& c, const char* argument) {
+  const std::string name = c.text(argument, "default");
   if (name == "default") return ScaleMode::kDefault;
   if (name == "amax") return ScaleMode::kAmax;
   if (name == "pow2") return ScaleMode::kPow2;
   if (name == "pow2_floor_amax") return ScaleMode::kPow2FloorAmax;
-  c.fail("scale", "default, amax, pow2 or pow2_floor_amax", name);
+  c.fail(argument, "default, amax, pow2 or pow2_floor_amax", name);
 }
 
 namespace {

@@ -13,6 +13,6 @@ Norm norm_of(Call& c, const char* weight, const char* otherwise);
 // The table under this name, pairs= and slice=.
 Rope rope_of(Call& c, const char* table);
 // scale=
-ScaleMode scale_mode(const Call& c);
+ScaleMode scale_mode(const Call& c, const char* argument = "scale");
 
 }  // namespace winnow::python

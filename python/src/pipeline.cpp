@@ -1,14 +1,68 @@
 // pipeline: one layer's batch through all six stages.
 #include "winnow/pipeline.h"
 
-#include "call.h"
+#include "layers.h"
 
 namespace winnow::python {
 
 namespace {
 
+// Names of a compressor's arguments.
+struct CompressorNames {
+  const char *rows, *bias, *norm, *state, *table;
+};
+
+Compressor compressor_of(Call& c, const CompressorNames& names) {
+  Compressor r;
+  r.rows = c.in(names.rows);
+  if (!r.rows) return r;
+  r.overlap = c.flag("overlap");
+  r.bias = c.in(names.bias);
+  r.norm.weight = c.in(names.norm);
+  r.norm.eps = static_cast<float>(c.number("eps", 1e-6));
+  r.state.rows = c.out(names.state, DType::kF32, {-1, -1, -1});
+  r.state.table = c.in(names.table);
+  r.state.ring = c.flag("ring");
+  return r;
+}
+
+// The steps of a V4 layer; none without a table.
+LayerSteps steps_of(Call& c) {
+  LayerSteps s;
+  if (!c.given("table")) return s;
+  s.rope = rope_of(c, "table");
+  const auto eps = static_cast<float>(c.number("eps", 1e-6));
+  if (c.given("kv_norm")) s.kv_norm = {.weight = c.in("kv_norm"), .eps = eps};
+  if (c.flag("q_norm")) s.q_norm = {.eps = eps};
+  s.states = compressor_of(c, {"state_rows", "state_bias", "state_norm", "state", "state_table"});
+  s.states.scale = s.scale = scale_mode(c, "record_scale");
+  s.index = compressor_of(
+      c, {"index_rows", "index_bias", "index_norm", "index_state", "index_state_table"});
+  s.index_query.q = c.in("raw_index_q");
+  s.index_query.weights = c.in("raw_index_weights");
+  s.index_query.factor = static_cast<float>(c.number("index_factor", 1.0));
+  s.index.hadamard = s.index_query.hadamard = c.flag("hadamard");
+  s.index.scale = s.index_query.scale = scale_mode(c, "index_scale");
+  return s;
+}
+
+// Index queries and weights: inputs, or what the steps make.
+void set_index_query(Call& c, PipelineArgs& a) {
+  const Tensor& raw = a.steps.index_query.q;
+  if (!raw) {
+    a.indexer.q = c.in("index_q", As::kE4m3);
+    a.indexer.weights = c.in("index_weights");
+    return;
+  }
+  const bool wide = a.indexer.keys.format == CacheFormat::kIndexKeysBf16;
+  a.indexer.q = c.out("index_q", wide ? DType::kBf16 : DType::kE4m3,
+                      {raw.shape[0], raw.shape[1], raw.shape[2]});
+  a.indexer.weights = c.out("index_weights", DType::kF32, {raw.shape[0], raw.shape[1]});
+}
+
 nb::object pipeline_(Call& c) {
   PipelineArgs a;
+  a.steps = steps_of(c);
   a.kv = c.in("kv");
   a.slots = c.in("slots");
   a.cache = c.cache("cache", true);
@@ -17,9 +71,13 @@ nb::object pipeline_(Call& c) {
   a.compressed_slots = c.in("compressed_slots");
   a.compressed = c.cache("compressed", true);
   a.compressed_table = c.in("compressed_table");
-  a.indexer = {c.in("index_k"),     c.in("index_slots"),        c.cache("index_keys", true),
-               c.in("index_table"), c.in("index_q", As::kE4m3), c.in("index_weights")};
-  a.q = c.in("q");
+  a.indexer.k = c.in("index_k");
+  a.indexer.slots = c.in("index_slots");
+  a.indexer.keys = c.cache("index_keys", true);
+  a.indexer.block_table = c.in("index_table");
+  set_index_query(c, a);
+  // The steps prepare q in place.
+  a.q = a.steps.rope.table ? c.out("q", DType::kBf16, {-1, -1, -1}) : c.in("q");
   a.sink = c.in("sink");
   a.scale = static_cast<float>(c.number("scale"));
   a.out = c.out("out", DType::kBf16, {a.q.shape[0], a.q.shape[1], kV32.d_v});
@@ -53,8 +111,16 @@ void bind_pipeline(nb::module_& m) {
       "Cache | None "
       "= None, compressed_table: Array | None = None, sink: Array | "
       "None = "
-      "None, out: Array | None = None, lse: Array | bool = False, workspace: Array | None = None) "
-      "-> Any",
+      "None, out: Array | None = None, lse: Array | bool = False, workspace: Array | None = None, "
+      "table: Array | None = None, pairs: str = 'interleaved', slice: str = 'last', eps: float = "
+      "1e-6, kv_norm: Array | None = None, q_norm: bool = False, record_scale: str = 'default', "
+      "overlap: bool = False, ring: bool = False, state_rows: Array | None = None, state_bias: "
+      "Array | None = None, state_norm: Array | None = None, state: Array | None = None, "
+      "state_table: Array | None = None, index_rows: Array | None = None, index_bias: Array | None "
+      "= None, index_norm: Array | None = None, index_state: Array | None = None, "
+      "index_state_table: Array | None = None, raw_index_q: Array | None = None, "
+      "raw_index_weights: Array | None = None, index_factor: float = 1.0, hadamard: bool = False, "
+      "index_scale: str = 'default') -> Any",
       pipeline_,
       R"(write -> score -> select -> locate -> attend for the batch that plan was refilled with.
 
@@ -65,6 +131,16 @@ index_*      the indexer: keys [states, 128] bf16 and slots of the new tokens (V
              cache and block table, queries [tokens, heads, 128] e4m3 and weights [tokens, heads] f32
 scale        of the logits, as for attend()
 compressed*  V4: the new compressed states, their slots, cache and block table
+
+table        V4: the layer's rope_table(). The call begins at the projections then: q [tokens, heads,
+             512], which is prepared in place, and kv are their outputs, out is turned back
+kv_norm      weights of kv's norm, with eps; q_norm: whether heads of q are normalised
+state_*      the compressor of states (instead of compressed_kv and compressed_slots): rows, bias and
+             norm weights as compress() takes them, and its state with a table or a ring
+index_rows, index_bias, index_norm, index_state*
+             the compressor of index keys (instead of index_k and index_slots)
+raw_index_*  index queries [tokens, heads, 128] bf16 and weights, of which index_query() makes
+             index_q and index_weights
 
 Returns out [tokens, heads, 512] bf16, or (out, lse [tokens, heads] f32) with lse=True.)");
   def(m, "def pipeline_workspace_bytes(plan: Plan) -> int", workspace_bytes,

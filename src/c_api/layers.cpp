@@ -25,6 +25,10 @@ Rope rope_of(const winnow_rope& rope, const In& in) {
           .inverse = rope.inverse};
 }
 
+ScaleMode scale_of(winnow_scale_mode scale, const In& in) {
+  return in.choice(scale, "scale", ScaleMode::kPow2FloorAmax);
+}
+
 namespace {
 
 NormRows rows_of(const winnow_norm_rows& rows, const In& in) {
@@ -33,10 +37,6 @@ NormRows rows_of(const winnow_norm_rows& rows, const In& in) {
 
 NormArgs norm_args(const winnow_norm_args& a, const In& in) {
   return {.rows = {rows_of(a.rows[0], in), rows_of(a.rows[1], in)}, .target = in(a.target)};
-}
-
-ScaleMode scale_of(winnow_scale_mode scale, const In& in) {
-  return in.choice(scale, "scale", ScaleMode::kPow2FloorAmax);
 }
 
 PrepareQueryArgs prepare_query_args(const winnow_prepare_query_args& a, const In& in) {

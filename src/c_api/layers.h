@@ -11,5 +11,6 @@ namespace winnow::internal::c_api {
 Norm norm_of(const winnow_norm_step& norm, const In& in);
 Rope rope_of(const winnow_rope& rope, const In& in);
 WriteArgs write_args(const winnow_write_args& a, const In& in);
+ScaleMode scale_of(winnow_scale_mode scale, const In& in);
 
 }  // namespace winnow::internal::c_api

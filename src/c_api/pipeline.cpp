@@ -2,9 +2,44 @@
 #include "winnow/pipeline.h"
 
 #include "c_api/common.h"
+#include "c_api/layers.h"
 
 using winnow::internal::c_api::guarded;
 using winnow::internal::c_api::In;
+using winnow::internal::c_api::norm_of;
+using winnow::internal::c_api::rope_of;
+using winnow::internal::c_api::scale_of;
+
+namespace {
+
+winnow::Compressor compressor_of(const winnow_compressor& c, const In& in) {
+  return {.rows = in(c.rows, "rows"),
+          .overlap = c.overlap,
+          .gate = c.gate,
+          .bias = in(c.bias, "bias"),
+          .state = {.rows = in(c.state_rows, "state_rows"),
+                    .table = in(c.state_table, "state_table"),
+                    .ring = c.state_ring},
+          .norm = norm_of(c.norm, in),
+          .hadamard = c.hadamard,
+          .scale = scale_of(c.scale, in)};
+}
+
+winnow::LayerSteps steps_of(const winnow_layer_steps& s, const In& in) {
+  return {.rope = rope_of(s.rope, in),
+          .kv_norm = norm_of(s.kv_norm, in),
+          .q_norm = norm_of(s.q_norm, in),
+          .scale = scale_of(s.scale, in),
+          .states = compressor_of(s.states, in),
+          .index = compressor_of(s.index, in),
+          .index_query = {.q = in(s.index_q, "index_q"),
+                          .weights = in(s.index_weights, "index_weights"),
+                          .hadamard = s.index_hadamard,
+                          .scale = scale_of(s.index_scale, in),
+                          .factor = s.index_factor}};
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -32,7 +67,8 @@ winnow_status winnow_pipeline(const winnow_pipeline_args* args) {
                       .out = in(a.out, "out"),
                       .lse = in(a.lse, "lse"),
                       .workspace = in.bytes(a.workspace, a.workspace_bytes),
-                      .target = in(a.target)});
+                      .target = in(a.target),
+                      .steps = steps_of(a.steps, in)});
   });
 }
 

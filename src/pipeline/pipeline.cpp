@@ -3,6 +3,7 @@
 #include "winnow/pipeline.h"
 
 #include <array>
+#include <string_view>
 
 #include "core/arena.h"
 #include "core/arithmetic.h"
@@ -22,6 +23,7 @@ struct Memory {
   int32_t* combined;  // V4, kSeparate: [T, combined_width]
   int32_t* lengths;   // V4: [T]
   bf16* rows;         // kSeparate: [workspace_rows, d]
+  int64_t* slots;     // V4 with compressed states: [T], of the entries that a step closes
   int32_t* arrays;    // CUDA: the plan's arrays; null on the CPU, where they are read in place
   int64_t picked = 0, combined_width = 0;
 
@@ -38,6 +40,7 @@ struct Memory {
     combined = arena.take<int32_t>(tokens * combined_width);
     lengths = arena.take<int32_t>(layer.v4 ? tokens : 0);
     rows = arena.take<bf16>(plan.gather_bytes() / sizeof(bf16));
+    slots = arena.take<int64_t>(layer.v4 && layer.compressed ? tokens : 0);
     const bool on_cpu = o.target.device.kind == DeviceKind::kCpu;
     arrays = on_cpu ? nullptr : arena.take<int32_t>(plan.arrays().size());
   }
@@ -59,19 +62,25 @@ class Flow {
     ids_ = tensor(m.ids, {plan_.tokens(), m.picked});
   }
 
-  void run() {
+  void run() const {
     upload();
     // Write the new tokens, compressed states and index keys.
-    write({.plan = &plan_, .kv = a_.kv, .slots = a_.slots, .cache = a_.cache, .target = a_.target});
-    if (layer_.compressed)
+    const LayerSteps& steps = a_.steps;
+    if (has_steps(a_)) prepare_query(query_args());
+    write(write_args());
+    if (layer_.compressed && steps.states.rows)
+      compress_entries(steps.states, a_.compressed, a_.compressed_table);
+    else if (layer_.compressed)
       write({.plan = &plan_,
              .kv = a_.compressed_kv,
              .slots = a_.compressed_slots,
              .cache = a_.compressed,
              .target = a_.target});
     const Indexer& x = a_.indexer;
-    if (indexed_)
+    if (indexed_ && steps.index.rows) compress_entries(steps.index, x.keys, x.block_table);
+    else if (indexed_)
       write({.plan = &plan_, .kv = x.k, .slots = x.slots, .cache = x.keys, .target = a_.target});
+    if (indexed_ && steps.index_query.q) index_query(index_query_args());
 
     // Score and select: the ids that each token attends to.
     if (indexed_)
@@ -122,9 +131,118 @@ class Flow {
       else args.lists = paged_lists(part, static_cast<int32_t>(p));
       attend(args);
     }
+    if (has_steps(a_)) rotate(output_args());
+  }
+
+  // The steps around the stages with no tokens: they check their arguments and do nothing else.
+  void try_steps() const {
+    const LayerSteps& steps = a_.steps;
+    PrepareQueryArgs query = query_args();
+    query.q.shape[0] = query.positions.shape[0] = query.out.shape[0] = 0;
+    prepare_query(query);
+    WriteArgs kv = write_args();
+    kv.slots.shape[0] = kv.prologue.positions.shape[0] = 0;
+    write(kv);
+    const auto none = [&](const Compressor& c, const Cache& cache) {
+      CompressArgs args = compress_args(c, cache);
+      args.positions.shape[0] = args.requests.shape[0] = args.slots.shape[0] = 0;
+      compress(args);
+    };
+    if (steps.states.rows) none(steps.states, a_.compressed);
+    if (steps.index.rows) none(steps.index, a_.indexer.keys);
+    if (steps.index_query.q) {
+      IndexQueryArgs args = index_query_args();
+      args.q.shape[0] = args.weights.shape[0] = args.positions.shape[0] = 0;
+      args.out.shape[0] = args.out_weights.shape[0] = 0;
+      index_query(args);
+    }
+    RotateArgs output = output_args();
+    output.x.shape[0] = output.positions.shape[0] = output.out.shape[0] = 0;
+    rotate(output);
   }
 
  private:
+  // Where a verb without a plan of its own runs.
+  // A kernel that the plan asks for by one of the names that all of these verbs have is asked for.
+  Target target() const {
+    const char* asked = nullptr;
+    for (const char* name : {"reference", "simd"})
+      if (o_.target.kernel && std::string_view(o_.target.kernel) == name) asked = name;
+    return {.device = plan_.device(a_.target), .kernel = asked};
+  }
+  PrepareQueryArgs query_args() const {
+    return {.q = a_.q,
+            .norm = a_.steps.q_norm,
+            .positions = view(plan_.positions()),
+            .rope = a_.steps.rope,
+            .out = a_.q,
+            .target = target()};
+  }
+  WriteArgs write_args() const {
+    WriteArgs args{.plan = &plan_,
+                   .kv = a_.kv,
+                   .slots = a_.slots,
+                   .cache = a_.cache,
+                   .scale = a_.steps.scale,
+                   .target = a_.target};
+    if (has_steps(a_))
+      args.prologue = {
+          .norm = a_.steps.kv_norm, .rope = a_.steps.rope, .positions = view(plan_.positions())};
+    return args;
+  }
+  CompressArgs compress_args(const Compressor& c, const Cache& cache) const {
+    return {.rows = c.rows,
+            .positions = view(plan_.positions()),
+            .requests = view(plan_.request_ids()),
+            .ratio = o_.ratio,
+            .overlap = c.overlap,
+            .gate = c.gate,
+            .bias = c.bias,
+            .state = c.state,
+            .norm = c.norm,
+            .rope = a_.steps.rope,
+            .hadamard = c.hadamard,
+            .slots = tensor(m_.slots, {plan_.tokens()}),
+            .cache = cache,
+            .scale = c.scale,
+            .target = target()};
+  }
+  void compress_entries(const Compressor& c, const Cache& cache, const Tensor& table) const {
+    compressed_slots({.plan = &plan_,
+                      .positions = view(plan_.positions()),
+                      .requests = view(plan_.request_ids()),
+                      .block_table = table,
+                      .ratio = o_.ratio,
+                      .page = cache.page,
+                      .pages = cache.pages,
+                      .slots = tensor(m_.slots, {plan_.tokens()}),
+                      .target = a_.target});
+    compress(compress_args(c, cache));
+  }
+  IndexQueryArgs index_query_args() const {
+    const RawIndexQuery& raw = a_.steps.index_query;
+    return {.q = raw.q,
+            .weights = raw.weights,
+            .positions = view(plan_.positions()),
+            .rope = a_.steps.rope,
+            .hadamard = raw.hadamard,
+            .scale = raw.scale,
+            .factor = raw.factor,
+            .out = a_.indexer.q,
+            .out_weights = a_.indexer.weights,
+            .target = target()};
+  }
+  // Attention's output, turned back.
+  RotateArgs output_args() const {
+    Rope rope = a_.steps.rope;
+    rope.inverse = true;
+    return {.x = a_.out,
+            .positions = view(plan_.positions()),
+            .rope = rope,
+            .out = a_.out,
+            .target = target()};
+  }
+
   // Brings the plan's arrays to the device: the only host memory that the stages read.
   void upload() const {
 #ifdef WINNOW_WITH_CUDA
@@ -249,13 +367,20 @@ class Flow {
   const bool indexed_;
 };
 
+// What the steps' own verbs refuse, before anything is written.
+void check_steps(const Flow& flow) try { flow.try_steps(); } catch (const Error& e) {
+  throw Error(e.code(), cat("pipeline: steps: ", e.what()));
+}
+
 }  // namespace
 
 void pipeline(const PipelineArgs& args) try {
   check_pipeline(args);
   Arena arena(args.workspace);
   const Memory memory(arena, *args.plan);
-  Flow(args, memory).run();
+  const Flow flow(args, memory);
+  if (has_steps(args)) check_steps(flow);
+  flow.run();
 } catch (const std::bad_alloc&) {
   out_of_memory("pipeline");
 }

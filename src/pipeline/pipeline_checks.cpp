@@ -52,7 +52,61 @@ void check_table(const Check& check, const TableOf& in, int64_t requests) {
              cat(table.shape[0]));
 }
 
-void check_indexer(const Check& check, const Indexer& x, const Plan& plan) {
+// Rows for every token, and nothing of what they are instead of.
+void check_compressor(const Check& check, const Tensor& rows, const char* name, int64_t tokens) {
+  const DType dtype = rows.dtype == DType::kBf16 ? DType::kBf16 : DType::kF32;
+  check.tensor(rows, name, dtype, {Check::kAny, Check::kAny});
+  check.that(rows.shape[0] >= tokens, name, cat("at least ", tokens, " rows"), cat(rows.shape[0]));
+}
+void check_none(const Check& check, const Tensor& t, const char* argument, const char* instead) {
+  check.that(!t, argument, cat("none with ", instead), shape_of(t));
+}
+
+// Which steps a layer has, and the shapes that the plan gives them; their own verbs check the rest.
+void check_steps(const Check& check, const PipelineArgs& a) {
+  const LayerSteps& s = a.steps;
+  const PlanOptions& o = a.plan->options();
+  const Layer layer(o);
+  const int64_t tokens = a.plan->tokens();
+  const bool any = s.states.rows || s.index.rows || s.index_query.q;
+  check.that(has_steps(a) || !any, "steps.rope.table", "a table", "nothing");
+  if (!has_steps(a)) return;
+  check.that(layer.v4, "steps", "none for V3.2, whose queries are absorbed in between", "some");
+  check.that(!s.states.rows || layer.compressed, "steps.states.rows",
+             "none (the plan's extra_topk is 0)", shape_of(s.states.rows));
+  check.that(uses_indexer(a) || !(s.index.rows || s.index_query.q), "steps.index",
+             "none without indexer.q", "some");
+  check.output(a.q, "q", DType::kBf16, {tokens, o.heads, o.model.d_qk});
+  if (s.states.rows) {
+    check_compressor(check, s.states.rows, "steps.states.rows", tokens);
+    check_none(check, a.compressed_kv, "compressed_kv", "steps.states");
+    check_none(check, a.compressed_slots, "compressed_slots", "steps.states");
+  }
+  if (s.index.rows) {
+    check_compressor(check, s.index.rows, "steps.index.rows", tokens);
+    check_none(check, a.indexer.k, "indexer.k", "steps.index");
+    check_none(check, a.indexer.slots, "indexer.slots", "steps.index");
+  }
+  if (!s.index_query.q) return;
+  const bool wide = s.index_query.weights.dtype == DType::kBf16;
+  check.tensor(s.index_query.q, "steps.index_query.q", DType::kBf16,
+               {tokens, o.index_heads, kIndexDim});
+  check.strided(s.index_query.weights, "steps.index_query.weights",
+                wide ? DType::kBf16 : DType::kF32, {tokens, o.index_heads});
+  check.output(a.indexer.q, "indexer.q", a.indexer.q.dtype, {tokens, o.index_heads, kIndexDim});
+  check.output(a.indexer.weights, "indexer.weights", DType::kF32, {tokens, o.index_heads});
+}
+
+// A cache that entries are compressed into.
+void check_entries(const Check& check, const Cache& entries, const char* name, CacheFormat format,
+                   DeviceKind device) {
+  const Cache cache = check.cache(entries, name, {device, true});
+  check.that(cache.format == format, name, cat("format ", name_of(format)),
+             cat(name_of(cache.format)));
+}
+
+void check_indexer(const Check& check, const Indexer& x, const PipelineArgs& a) {
+  const Plan& plan = *a.plan;
   const PlanOptions& o = plan.options();
   const int64_t tokens = plan.tokens();
   const DeviceKind device = o.target.device.kind;
@@ -60,19 +114,24 @@ void check_indexer(const Check& check, const Indexer& x, const Plan& plan) {
   check.tensor(x.q, "indexer.q", is_bf16 ? DType::kBf16 : DType::kE4m3,
                {tokens, o.index_heads, kIndexDim});
   check.tensor(x.weights, "indexer.weights", DType::kF32, {tokens, o.index_heads});
-  check_insertion(check,
-                  {x.k, x.slots, x.keys, "indexer.k", "indexer.slots", "indexer.keys", device},
-                  is_bf16 ? CacheFormat::kIndexKeysBf16 : CacheFormat::kIndexKeys,
-                  Layer(o).v4 ? Check::kAny : tokens);
+  const CacheFormat format = is_bf16 ? CacheFormat::kIndexKeysBf16 : CacheFormat::kIndexKeys;
+  if (a.steps.index.rows) check_entries(check, x.keys, "indexer.keys", format, device);
+  else
+    check_insertion(check,
+                    {x.k, x.slots, x.keys, "indexer.k", "indexer.slots", "indexer.keys", device},
+                    format, Layer(o).v4 ? Check::kAny : tokens);
   check_table(check, {x.block_table, "indexer.block_table", x.keys}, plan.request_count());
 }
 
 void check_compressed(const Check& check, const PipelineArgs& a) {
   const PlanOptions& o = a.plan->options();
-  check_insertion(check,
-                  {a.compressed_kv, a.compressed_slots, a.compressed, "compressed_kv",
-                   "compressed_slots", "compressed", o.target.device.kind},
-                  o.format, Check::kAny);
+  if (a.steps.states.rows)
+    check_entries(check, a.compressed, "compressed", o.format, o.target.device.kind);
+  else
+    check_insertion(check,
+                    {a.compressed_kv, a.compressed_slots, a.compressed, "compressed_kv",
+                     "compressed_slots", "compressed", o.target.device.kind},
+                    o.format, Check::kAny);
   check_table(check, {a.compressed_table, "compressed_table", a.compressed},
               a.plan->request_count());
   if (a.indexer.q) return;
@@ -97,7 +156,7 @@ void check_pipeline(const PipelineArgs& a) {
   check_table(check, {a.block_table, "block_table", a.cache}, a.plan->request_count());
   if (layer.compressed) check_compressed(check, a);
   else check.that(!a.compressed, "compressed", "none (the plan's extra_topk is 0)", "a cache");
-  if (uses_indexer(a)) check_indexer(check, a.indexer, *a.plan);
+  if (uses_indexer(a)) check_indexer(check, a.indexer, a);
   check.tensor(a.q, "q", DType::kBf16, {tokens, heads, o.model.d_qk});
   check.scale(a.scale);
   check.optional(a.sink, "sink", DType::kF32, {heads});
@@ -107,6 +166,7 @@ void check_pipeline(const PipelineArgs& a) {
     check.rows_of_16(a.q, "q");
     check.rows_of_16(a.out, "out");
   }
+  check_steps(check, a);
   check.workspace(a.workspace, pipeline_workspace_bytes(*a.plan));
 }
 

@@ -14,6 +14,9 @@ struct Layer {
       : v4(o.model.lists == 2), compressed(o.extra_topk > 0), separate(o.mode == Mode::kSeparate) {}
 };
 
+// Whether the call begins at a layer's projections.
+inline bool has_steps(const PipelineArgs& a) { return static_cast<bool>(a.steps.rope.table); }
+
 // V3.2 always; V4 unless all compressed states are attended to.
 inline bool uses_indexer(const PipelineArgs& a) {
   const Layer layer(a.plan->options());
