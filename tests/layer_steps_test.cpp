@@ -54,7 +54,7 @@ std::vector<Kind> kinds() {
        .extra = 4,
        .ring = true,
        .mode = Mode::kSeparate},
-      {.name = "v41_ratio_2", .ratio = 2, .extra = 8, .bias = false},
+      {.name = "v41_ratio_2", .ratio = 2, .extra = 160, .bias = false},
       {.name = "v41_ratio_1", .ratio = 1, .extra = 320, .gate = false, .bias = false},
   };
 }

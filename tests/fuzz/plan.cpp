@@ -31,7 +31,9 @@ void check_split(const FuzzBatch& b, int32_t threshold) {
   EXPECT_EQ(s.decode_tokens, b.starts[s.decodes]);
   EXPECT_EQ(s.decode_tokens + s.prefill_tokens, b.starts.back());
   for (int64_t r = 0; r < s.decodes; ++r) EXPECT_LE(b.query_len(r), threshold);
-  if (s.prefills > 0) EXPECT_GT(b.query_len(s.decodes), threshold);
+  if (s.prefills > 0) {
+    EXPECT_GT(b.query_len(s.decodes), threshold);
+  }
   const BatchSplit u = split_batch(b.starts, b.starts.back(), threshold, true);
   EXPECT_EQ(u.decodes + u.prefills, b.requests());
   for (int64_t r = 0; r < u.decodes; ++r)
@@ -67,7 +69,10 @@ void check_chunks(const FuzzBatch& b, int64_t spare_rows) {
     int64_t sum = 0;
     for (int32_t r = c.first; r < c.last; sum += b.lens[r++]) EXPECT_EQ(first[r], sum);
     EXPECT_LE(sum, rows);
-    if (c.last < b.requests()) EXPECT_GT(sum + b.lens[c.last], rows);  // greedy
+    // Greedy: the next one would not have fitted.
+    if (c.last < b.requests()) {
+      EXPECT_GT(sum + b.lens[c.last], rows);
+    }
     next = c.last;
   }
   EXPECT_EQ(next, b.requests());
