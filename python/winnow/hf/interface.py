@@ -114,6 +114,7 @@ def attention(
         lengths = torch.arange(first, key.shape[2] + 1, dtype=torch.int32, device=query.device)
     masks = _bias(attention_mask, batch, key.shape[2])
     sink = None if s_aux is None else s_aux.float()
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling  # transformers' own default
     out = q.new_empty(batch, tokens, heads, value.shape[-1])
     for b in range(batch):
         _winnow.attend_mha(
@@ -122,7 +123,7 @@ def attention(
             v[b],
             ids=None if indices is None else indices[b],
             lengths=lengths,
-            scale=scaling,
+            scale=scale,
             sink=sink,
             out=out[b],
             **{name: x[b] for name, x in masks.items()},
