@@ -36,6 +36,9 @@ PROMPTS = {
 # Where transformers' eager attention has another token, its best two logits lie within this share
 # of the logits' standard deviation (docs/layers.md).
 EAGER_GAP = 1.0
+# Where two ways to compute the same have different tokens, from a prompt that was not chosen: the
+# same share. GEMMs of other sizes and machines sum in another order, and 0.07 was seen.
+TIE_GAP = 0.1
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +81,15 @@ def gap(logits):
     return best[..., 0] - best[..., 1]
 
 
+def expect_same_tokens(new, greedy, rows=slice(None)):
+    """New tokens [rows, n] are the first n that generate() chose greedily, up to a tie."""
+    scores = torch.stack(greedy.scores, 1).float()[rows]
+    differ = new != greedy.sequences[rows, -NEW:][:, : new.shape[1]]
+    for row, logits in zip(differ, scores, strict=True):
+        if row.any():
+            assert gap(logits[int(row.int().argmax())]) <= TIE_GAP * logits.std()
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", range(6))
 def test_tokens_of_the_oracle(family, seed):
@@ -117,8 +129,8 @@ def test_padded_rows_are_rows_alone(family):
     for row, length in enumerate(LENGTHS[family]):
         ids = inputs["input_ids"][row, -length:][None]
         alone = generate(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
-        assert torch.equal(alone.sequences[0, -NEW:], together.sequences[row, -NEW:])
-        moved = (torch.stack(alone.scores, 1)[0].float() - scores[row]).abs().max()
+        expect_same_tokens(alone.sequences[:, -NEW:], together, [row])
+        moved = (alone.scores[0][0].float() - scores[row, 0]).abs().max()
         assert moved < 0.2 * scores[row].std()
 
 
@@ -134,7 +146,8 @@ def test_turns(family):
         # All tokens but the last, whose key nobody has asked for yet.
         assert cache.get_seq_length() == out.sequences.shape[1] - 1
         want = logits_alone(model, out, inputs)
-        assert torch.equal(want.argmax(-1), out.sequences[:, -NEW:])
+        differ = want.argmax(-1) != out.sequences[:, -NEW:]
+        assert (gap(want)[differ] <= TIE_GAP * want.std()).all()
         said = tokens(turn, 2, more)
         mask = torch.ones(2, NEW + more, dtype=torch.long)
         inputs = {
@@ -151,14 +164,14 @@ def test_ways_to_generate(family):
     model, inputs = converted(family, "fp8"), prompt(4, (140, 90))
     greedy = generate(model, inputs)
     chunked = generate(model, inputs, prefill_chunk_size=48)
-    assert torch.equal(chunked.sequences, greedy.sequences)
+    expect_same_tokens(chunked.sequences[:, -NEW:], greedy)
     # A chunk in which the row has no token.
     padded = prompt(4, (140, 90))
     padded = {name: x[1:] for name, x in padded.items()}
     chunked = generate(model, padded, prefill_chunk_size=48)
-    assert torch.equal(chunked.sequences, greedy.sequences[1:])
+    expect_same_tokens(chunked.sequences[:, -NEW:], greedy, [1])
     bare = generate(model, inputs, new=2, use_cache=False)
-    assert torch.equal(bare.sequences, greedy.sequences[:, : bare.sequences.shape[1]])
+    expect_same_tokens(bare.sequences[:, -2:], greedy)
     assert bare.past_key_values is None
     options = {"do_sample": True, "num_return_sequences": 2, "top_k": 8}
     drawn = []
@@ -175,7 +188,7 @@ def test_cropping():
     model, inputs = converted("DeepseekV32", "fp8"), prompt(5, (150,))
     greedy = generate(model, inputs)
     assisted = generate(model, inputs, prompt_lookup_num_tokens=3)
-    assert torch.equal(assisted.sequences, greedy.sequences)
+    expect_same_tokens(assisted.sequences[:, -NEW:], greedy)
     cache = winnow.hf.new_cache(model)
     ids = inputs["input_ids"]
     with torch.no_grad():
