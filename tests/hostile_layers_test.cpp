@@ -41,14 +41,20 @@ std::shared_ptr<void> make_norm(Subject& s) {
 }
 
 std::shared_ptr<void> make_rotate(Subject& s) {
+  const bool quantized = testing::draw(s.rng(), 0, 1);
+  const int64_t width = quantized ? 128 : kWidth;
   auto a = calls(s,
-                 RotateArgs{.x = s.input<bf16>({kTokens, kHeads, kWidth}),
+                 RotateArgs{.x = s.input<bf16>({kTokens, kHeads, width}),
                             .positions = s.numbers<int32_t>({kTokens}, 0, kPositions - 1),
                             .rope = rope(s),
-                            .out = s.output<bf16>({kTokens, kHeads, kWidth})},
+                            .out = s.output<bf16>({kTokens, kHeads, width})},
                  rotate);
+  if (quantized) {
+    a->out.dtype = DType::kE4m3;
+    a->scales = s.output<float>({kTokens, kHeads, 1});
+  }
   damage_rope(s, a->rope);
-  s.damages(a->x, a->positions, a->out, a->target);
+  s.damages(a->x, a->positions, a->out, a->scales, a->scale, a->target);
   return a;
 }
 

@@ -357,7 +357,7 @@ nb::object Call::result(std::initializer_list<std::string_view> names) const {
 void def(nb::module_& m, const char* text, Body body, const char* doc) {
   // Lives as long as the module, which is as long as the process.
   const auto* signature = new Signature(text);
-  if (signature->parameters.size() > 32) throw std::logic_error(signature->name);
+  if (signature->parameters.size() > Call::kMost) throw std::logic_error(signature->name);
   m.def(
       signature->name.c_str(),
       [signature, body](nb::args args, nb::kwargs kwargs) {

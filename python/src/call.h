@@ -58,6 +58,7 @@ struct Scratch {
 
 class Call {
  public:
+  static constexpr size_t kMost = 48;  // arguments of a function
   Call(const Signature& signature, nb::handle args, nb::handle kwargs);
   ~Call();
   Call(const Call&) = delete;
@@ -120,7 +121,6 @@ class Call {
   void same_device(std::string_view name, const Origin& origin);
 
   const Signature& signature_;
-  static constexpr size_t kMost = 32;
   PyObject* values_[kMost] = {};
   Origin origin_;
   bool has_origin_ = false;

@@ -133,6 +133,107 @@ def test_rotate(pairs, slice, device):
     )
 
 
+def test_rotate_e4m3():
+    """Codes and scales are those of index keys over rotate()'s own bf16."""
+    table, x = table_of(), random(5, 3, 256, seed=4).bfloat16()
+    positions = torch.tensor([0, 1, 17, 255, 299], dtype=torch.int32)
+    turned = winnow.rotate(x, positions, table, inverse=True)
+    codes, scales = winnow.rotate(x, positions, table, inverse=True, e4m3=True)
+    page = torch.zeros(1, 30 * 132, dtype=torch.uint8)
+    winnow.write(turned.view(30, 128), torch.arange(30), winnow.Cache(page, "index_keys", 30))
+    assert torch.equal(codes.view(torch.uint8).flatten(), page[0, : 30 * 128])
+    assert torch.equal(scales.flatten(), page[0, 30 * 128 :].view(torch.float32))
+
+
+def test_select_blocks():
+    logits = random(4, 100, seed=9)
+    ids, best = winnow.select(logits, 12, best=3)
+    largest = torch.nn.functional.pad(logits, (0, 4), value=-torch.inf).view(4, 13, 8).amax(-1)
+    largest[:, -1] = torch.inf  # the last block is always there
+    assert torch.equal(best.long(), largest.topk(3).indices.sort().values)
+    assert torch.equal(ids, winnow.select(logits, 12))
+    inside = winnow.select(logits, 12, within=best)
+    allowed = (best.long()[:, :, None] * 8 + torch.arange(8)).flatten(1)
+    masked = torch.full((4, 104), -torch.inf).scatter(1, allowed, 1.0)[:, :100]
+    want = torch.where(masked > 0, logits, -torch.inf).topk(12).indices.sort().values
+    assert torch.equal(inside.long(), want)
+
+
+def test_pipeline_from_projections():
+    """A C4A layer: one call, and the verbs one after the other."""
+    tokens, heads, page, pages = 12, 2, 8, 4
+    plan = winnow.Plan(
+        model=winnow.V4,
+        format="v4_bf16",
+        heads=heads,
+        extra_topk=4,
+        index_heads=2,
+        page=page,
+        pages=pages,
+        max_requests=1,
+        max_tokens=16,
+    )
+    plan.refill([0, tokens], [tokens])
+    table, norm = table_of(), 1 + 0.1 * random(512, seed=1)
+    block_table = torch.tensor([[2, 0, 1]], dtype=torch.int32)
+    positions = torch.arange(tokens, dtype=torch.int32)
+    slots = block_table[0].long()[positions // page] * page + positions % page
+
+    def cache(fmt):
+        memory = torch.zeros(winnow.cache_shape(fmt, pages, page), dtype=torch.uint8)
+        return winnow.Cache(memory, fmt, page)
+
+    q, kv = random(tokens, heads, 512, seed=2).bfloat16(), random(tokens, 512, seed=3).bfloat16()
+    rows, index_rows = random(tokens, 2048, seed=4), random(tokens, 512, seed=5)
+    bias, index_bias = random(4, 1024, seed=6), random(4, 256, seed=7)
+    raw_q, raw_weights = random(tokens, 2, 128, seed=8).bfloat16(), random(tokens, 2, seed=9)
+    mine = [cache("v4_bf16"), cache("v4_bf16"), cache("index_keys_bf16")]
+    states = [torch.zeros(1, 16, 2048), torch.zeros(1, 16, 512)]
+    prepared = q.clone()
+    out = winnow.pipeline(
+        plan, prepared, kv, slots, mine[0], block_table, scale=0.05, table=table, kv_norm=norm,
+        q_norm=True, overlap=True, ring=True, compressed=mine[1], compressed_table=block_table,
+        state_rows=rows, state_bias=bias, state_norm=norm, state=states[0], index_keys=mine[2],
+        index_table=block_table, index_rows=index_rows, index_bias=index_bias,
+        index_norm=norm[:128], index_state=states[1], raw_index_q=raw_q,
+        raw_index_weights=raw_weights, index_factor=0.1,
+    )  # fmt: skip
+
+    theirs = [cache("v4_bf16"), cache("v4_bf16"), cache("index_keys_bf16")]
+    want_q = winnow.prepare_query(q, positions, table, norm="rms")
+    assert torch.equal(prepared, want_q)
+    winnow.write(
+        kv, slots, theirs[0], norm="rms", norm_weight=norm, table=table, positions=positions
+    )
+    entries = winnow.compressed_slots(positions, torch.zeros_like(positions), block_table,
+                                      ratio=4, page=page, pages=pages)  # fmt: skip
+    same = {"requests": torch.zeros_like(positions), "overlap": True, "ring": True, "table": table}
+    own = [torch.zeros_like(x) for x in states]
+    winnow.compress(rows, positions, bias=bias, norm_weight=norm, state=own[0], slots=entries,
+                    cache=theirs[1], **same)  # fmt: skip
+    winnow.compress(index_rows, positions, bias=index_bias, norm_weight=norm[:128], state=own[1],
+                    slots=entries, cache=theirs[2], **same)  # fmt: skip
+    for a, b in zip(mine, theirs, strict=True):
+        assert torch.equal(a.data, b.data)
+    assert all(torch.equal(a, b) for a, b in zip(states, own, strict=True))
+    requests = torch.zeros_like(positions)
+    index_q, weights = winnow.index_query(
+        raw_q, raw_weights, positions, table, factor=0.1, bf16=True
+    )
+    ids = winnow.score_select(
+        index_q, weights, (positions + 1) // 4, 4, keys=theirs[2], block_table=block_table,
+        requests=requests,
+    )  # fmt: skip
+    place = {"page": page, "pages": pages}
+    window, _ = winnow.window_lists(positions, requests, block_table, window=128, **place)
+    extra = winnow.locate(ids, requests, block_table, **place)
+    want = winnow.attend(
+        want_q, theirs[0], window, extra_cache=theirs[1], extra_indices=extra, scale=0.05
+    )
+    want = winnow.rotate(want, positions, table, inverse=True)
+    torch.testing.assert_close(out.float(), want.float(), rtol=2**-6, atol=1e-2)
+
+
 def slice_of(name):
     """The values that RoPE leaves alone."""
     return slice(None, -64) if name == "last" else slice(64, None)
