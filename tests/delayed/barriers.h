@@ -1,5 +1,5 @@
-// Hopper's barriers with delays: the build of cuda_delays_test includes this in front of a kernel's
-// source, whose calls then find these functions in the place of those of cuda/hopper.h.
+// Hopper's barriers with delays: cuda_delays_test compiles this in front of a kernel's source, whose
+// calls then find these functions in the place of those of cuda/hopper.h.
 //
 // Warps sleep after every wait and copy and around every named barrier, as a hash of seed, CTA,
 // warp and barrier says: three of four not at all, the others for up to 16 us, so that any role may
