@@ -141,5 +141,43 @@ TEST(NoMemory, CallsThrowAnErrorAndWriteNothing) {
       "model_of", [&] { model_of("v5"); }, Outcome::kInvalid);
 }
 
+// A message that there is no memory for is still an Error, of any verb.
+TEST(NoMemory, RefusalsThrowAnError) {
+  const std::pair<const char*, void (*)()> verbs[] = {
+      {"write", [] { write({}); }},
+      {"gather", [] { gather({}); }},
+      {"join", [] { join({}); }},
+      {"quantize", [] { quantize({}); }},
+      {"score", [] { score({}); }},
+      {"score_select", [] { score_select({}); }},
+      {"select", [] { select({}); }},
+      {"locate", [] { locate({}); }},
+      {"attend", [] { attend({}); }},
+      {"attend_mha", [] { attend_mha({}); }},
+      {"topk_mask", [] { topk_mask({}); }},
+      {"merge", [] { merge({}); }},
+      {"compressed_slots", [] { compressed_slots({}); }},
+      {"c128a_lists", [] { c128a_lists({}); }},
+      {"window_lists", [] { window_lists({}); }},
+      {"combined_lists", [] { combined_lists({}); }},
+      {"dequantize_weight", [] { dequantize_weight({}); }},
+      {"split_kv_b", [] { split_kv_b({}); }},
+      {"absorb_query", [] { absorb_query({}); }},
+      {"project_output", [] { project_output({}); }},
+      {"decompress", [] { decompress({}); }},
+      {"pipeline", [] { pipeline({}); }},
+      {"norm", [] { norm(NormArgs()); }},
+      {"rotate", [] { rotate({}); }},
+      {"rope_table", [] { rope_table({}); }},
+      {"prepare_query", [] { prepare_query({}); }},
+      {"index_query", [] { index_query({}); }},
+      {"compress", [] { compress({}); }},
+      {"norm_write", [] { norm_write(NormWriteArgs()); }},
+      {"prepare_queries", [] { prepare_queries({}); }},
+  };
+  for (const auto& [name, call] : verbs)
+    EXPECT_GT(fail_each(name, call, Outcome::kInvalid), 0) << name;
+}
+
 }  // namespace
 }  // namespace winnow
