@@ -35,6 +35,8 @@ std::vector<Case> cases() {
       {"v32", F::kV32Fp8, N::kRms},
       {"v32_split", F::kV32Fp8, N::kRms, false, true},
       {"v32_bf16", F::kV32Bf16, N::kRms},
+      {"v32_bf16_bias", F::kV32Bf16, N::kRms, true},
+      {"v32_bf16_layer", F::kV32Bf16, N::kLayer, true},
       {"v4", F::kV4Fp8, N::kRms},
       {"v4_split_bf16", F::kV4Bf16, N::kRms, false, true},
       {"v4_norm_alone", F::kV4Fp8, N::kRms, false, false, false},
