@@ -27,15 +27,21 @@ Norm norm_of(Subject& s, int64_t width) {
 }
 void damage_norm(Subject& s, Norm& n) { s.damages(n.kind, n.weight, n.bias, n.eps); }
 
-std::shared_ptr<void> make_norm(Subject& s) {
-  NormArgs args;
-  args.rows[0] = {s.input<bf16>({kTokens, 33}), s.output<bf16>({kTokens, 33}), norm_of(s, 33)};
-  args.rows[1] = {s.input<bf16>({kTokens, 9}), s.output<bf16>({kTokens, 9}), norm_of(s, 9)};
-  auto a = calls(s, args, norm);
-  for (NormRows& rows : a->rows) {
+NormArgs norm_args(Subject& s) {
+  NormArgs a;
+  a.rows[0] = {s.input<bf16>({kTokens, 33}), s.output<bf16>({kTokens, 33}), norm_of(s, 33)};
+  a.rows[1] = {s.input<bf16>({kTokens, 9}), s.output<bf16>({kTokens, 9}), norm_of(s, 9)};
+  return a;
+}
+void damage_norms(Subject& s, NormArgs& a) {
+  for (NormRows& rows : a.rows) {
     s.damages(rows.x, rows.out);
     damage_norm(s, rows.norm);
   }
+}
+std::shared_ptr<void> make_norm(Subject& s) {
+  auto a = calls(s, norm_args(s), norm);
+  damage_norms(s, *a);
   s.damages(a->target);
   return a;
 }
@@ -67,33 +73,53 @@ std::shared_ptr<void> make_rope_table(Subject& s) {
   return a;
 }
 
+PrepareQueryArgs query_args(Subject& s) {
+  return {.q = s.input<bf16>({kTokens, kHeads, kWidth}),
+          .norm = norm_of(s, kWidth),
+          .positions = s.numbers<int32_t>({kTokens}, 0, kPositions - 1),
+          .rope = rope(s),
+          .out = s.output<bf16>({kTokens, kHeads, kWidth})};
+}
+void damage_query(Subject& s, PrepareQueryArgs& a) {
+  damage_norm(s, a.norm);
+  damage_rope(s, a.rope);
+  s.damages(a.q, a.positions, a.out);
+}
 std::shared_ptr<void> make_prepare_query(Subject& s) {
-  auto a = calls(s,
-                 PrepareQueryArgs{.q = s.input<bf16>({kTokens, kHeads, kWidth}),
-                                  .norm = norm_of(s, kWidth),
-                                  .positions = s.numbers<int32_t>({kTokens}, 0, kPositions - 1),
-                                  .rope = rope(s),
-                                  .out = s.output<bf16>({kTokens, kHeads, kWidth})},
-                 prepare_query);
-  damage_norm(s, a->norm);
-  damage_rope(s, a->rope);
-  s.damages(a->q, a->positions, a->out, a->target);
+  auto a = calls(s, query_args(s), prepare_query);
+  damage_query(s, *a);
+  s.damages(a->target);
   return a;
 }
 
+IndexQueryArgs index_args(Subject& s) {
+  IndexQueryArgs a{.q = s.input<bf16>({kTokens, kHeads, 128}),
+                   .weights = s.input<float>({kTokens, kHeads}),
+                   .positions = s.numbers<int32_t>({kTokens}, 0, kPositions - 1),
+                   .rope = rope(s),
+                   .hadamard = testing::draw(s.rng(), 0, 1) == 1,
+                   .out = s.output<bf16>({kTokens, kHeads, 128}),
+                   .out_weights = s.output<float>({kTokens, kHeads})};
+  if (testing::draw(s.rng(), 0, 1)) a.out.dtype = DType::kE4m3;
+  return a;
+}
+void damage_index(Subject& s, IndexQueryArgs& a) {
+  damage_rope(s, a.rope);
+  s.damages(a.q, a.weights, a.positions, a.scale, a.factor, a.out, a.out_weights);
+}
 std::shared_ptr<void> make_index_query(Subject& s) {
-  auto a = calls(s,
-                 IndexQueryArgs{.q = s.input<bf16>({kTokens, kHeads, 128}),
-                                .weights = s.input<float>({kTokens, kHeads}),
-                                .positions = s.numbers<int32_t>({kTokens}, 0, kPositions - 1),
-                                .rope = rope(s),
-                                .hadamard = testing::draw(s.rng(), 0, 1) == 1,
-                                .out = s.output<bf16>({kTokens, kHeads, 128}),
-                                .out_weights = s.output<float>({kTokens, kHeads})},
-                 index_query);
-  if (testing::draw(s.rng(), 0, 1)) a->out.dtype = DType::kE4m3;
-  damage_rope(s, a->rope);
-  s.damages(a->q, a->weights, a->positions, a->scale, a->factor, a->out, a->out_weights, a->target);
+  auto a = calls(s, index_args(s), index_query);
+  damage_index(s, *a);
+  s.damages(a->target);
+  return a;
+}
+
+std::shared_ptr<void> make_prepare_queries(Subject& s) {
+  auto a =
+      calls(s, PrepareQueriesArgs{.query = query_args(s), .index = index_args(s)}, prepare_queries);
+  damage_query(s, a->query);
+  damage_index(s, a->index);
+  s.damages(a->target);
   return a;
 }
 
@@ -122,19 +148,36 @@ std::shared_ptr<void> make_compress(Subject& s) {
   return a;
 }
 
+WriteArgs prologue_args(Subject& s) {
+  WriteArgs a{.kv = s.input<bf16>({kTokens, 128}),
+              .slots = s.numbers<int64_t>({kTokens}, -1, kPages * kPage - 1),
+              .cache = s.cache(CacheFormat::kIndexKeys, kPages, kPage, true)};
+  a.prologue.norm = norm_of(s, 128);
+  a.prologue.rope = rope(s);
+  a.prologue.positions = s.numbers<int32_t>({kTokens}, 0, kPositions - 1);
+  a.prologue.hadamard = testing::draw(s.rng(), 0, 1);
+  return a;
+}
+void damage_prologue(Subject& s, WriteArgs& a) {
+  damage_norm(s, a.prologue.norm);
+  damage_rope(s, a.prologue.rope);
+  s.damages(unpinned(a.kv, 1), a.slots, a.cache, a.scale, a.prologue.positions);
+}
 std::shared_ptr<void> make_prologue(Subject& s) {
-  auto a = calls(s,
-                 WriteArgs{.kv = s.input<bf16>({kTokens, 128}),
-                           .slots = s.numbers<int64_t>({kTokens}, -1, kPages * kPage - 1),
-                           .cache = s.cache(CacheFormat::kIndexKeys, kPages, kPage, true)},
-                 write);
-  a->prologue.norm = norm_of(s, 128);
-  a->prologue.rope = rope(s);
-  a->prologue.positions = s.numbers<int32_t>({kTokens}, 0, kPositions - 1);
-  a->prologue.hadamard = testing::draw(s.rng(), 0, 1);
-  damage_norm(s, a->prologue.norm);
-  damage_rope(s, a->prologue.rope);
-  s.damages(unpinned(a->kv, 1), a->slots, a->cache, a->scale, a->prologue.positions, a->target);
+  auto a = calls(s, prologue_args(s), write);
+  damage_prologue(s, *a);
+  s.damages(a->target);
+  return a;
+}
+
+std::shared_ptr<void> make_norm_write(Subject& s) {
+  auto a =
+      calls(s, NormWriteArgs{.norm = norm_args(s), .write = {prologue_args(s), prologue_args(s)}},
+            norm_write);
+  damage_norms(s, a->norm);
+  damage_prologue(s, a->write[0]);
+  damage_prologue(s, a->write[1]);
+  s.damages(a->target);
   return a;
 }
 
@@ -146,6 +189,8 @@ const testing::Verb kVerbs[] = {
     {"index_query", {"index_query"}, make_index_query},
     {"compress", {"compress"}, make_compress},
     {"write_prologue", {"write"}, make_prologue},
+    {"norm_write", {"norm_write", "norm", "write"}, make_norm_write},
+    {"prepare_queries", {"prepare_queries", "prepare_query", "index_query"}, make_prepare_queries},
 };
 
 class Hostile : public ::testing::TestWithParam<testing::Verb> {};

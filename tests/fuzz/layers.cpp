@@ -4,8 +4,8 @@
 
 #include "compress/compress_problem.h"
 #include "target.h"
-#include "winnow/index_query.h"
-#include "winnow/prepare_query.h"
+#include "winnow/norm_write.h"
+#include "winnow/prepare_queries.h"
 
 namespace winnow::testing {
 namespace {
@@ -264,6 +264,81 @@ void prologue_any(Source& s) {
   }
 }
 
+// Two queries in one call: the bits of the two calls.
+void queries_any(Source& s) {
+  const int64_t T = draw(s, 0, 3), H = draw(s, 1, 3), width = 64 + draw(s, 0, 70);
+  const Steps steps(s, width);
+  auto positions = indices(s, T, kPositions, 20);
+  const Guarded<bf16> q = normals(s, T * H * width), index_q = normals(s, T * H * 128);
+  const Guarded<float> weights = floats(s, T * H, 0);
+  const bool with_query = chance(s, 80);
+  for (const Candidate& kernel : candidates("prepare_queries")) {
+    Guarded<bf16> out(T * H * width), want(T * H * width);
+    Guarded<e4m3> codes(T * H * 128), want_codes(T * H * 128);
+    Guarded<float> scaled(T * H), want_scaled(T * H);
+    PrepareQueryArgs query{.q = tensor(q.data(), {T, H, width}),
+                           .norm = steps.norm,
+                           .positions = tensor(positions.data(), {T}),
+                           .rope = steps.rope,
+                           .out = tensor(want.data(), {T, H, width}),
+                           .target = kernel.target()};
+    IndexQueryArgs index{.q = tensor(index_q.data(), {T, H, 128}),
+                         .weights = tensor(weights.data(), {T, H}),
+                         .positions = query.positions,
+                         .rope = steps.rope,
+                         .out = tensor(want_codes.data(), {T, H, 128}),
+                         .out_weights = tensor(want_scaled.data(), {T, H}),
+                         .target = kernel.target()};
+    if (with_query) prepare_query(query);
+    index_query(index);
+    query.out.data = out.data();
+    index.out.data = codes.data();
+    index.out_weights.data = scaled.data();
+    if (!with_query) query = {};
+    prepare_queries({.query = query, .index = index, .target = kernel.target()});
+    finish(kernel);
+    expect_same(out, want.values(), "prepare_queries, query: " + kernel.name);
+    expect_same(codes, want_codes.values(), "prepare_queries, codes: " + kernel.name);
+    expect_same(scaled, want_scaled.values(), "prepare_queries, weights: " + kernel.name);
+  }
+}
+
+// Norms and writes in one call: the bits of the calls.
+void norm_write_any(Source& s) {
+  const int64_t T = draw(s, 0, 4), width = draw(s, 1, 70);
+  Steps rows(s, width), keys(s, kIndexDim);
+  if (rows.norm.kind == NormKind::kNone) rows.norm.kind = NormKind::kRms;
+  auto positions = indices(s, T, kPositions, 20);
+  const Guarded<bf16> x = normals(s, T * width), k = normals(s, T * kIndexDim);
+  Guarded<int64_t> slots(T);
+  for (int64_t t = 0; t < T; ++t) slots[t] = chance(s, 10) ? -1 : t;
+  const bool normed = chance(s, 80);
+  constexpr CacheFormat kFormat = CacheFormat::kIndexKeys;
+  for (const Candidate& kernel : candidates("norm_write")) {
+    Guarded<bf16> out(T * width), want(T * width);
+    Guarded<std::byte> cache(2 * page_bytes(kFormat, 2)), want_cache(2 * page_bytes(kFormat, 2));
+    NormArgs first{.target = kernel.target()};
+    first.rows[0] = {tensor(x.data(), {T, width}), tensor(want.data(), {T, width}), rows.norm};
+    WriteArgs second{.kv = tensor(k.data(), {T, kIndexDim}),
+                     .slots = tensor(slots.data(), {T}),
+                     .cache = {want_cache.data(), kFormat, 2, 2},
+                     .target = kernel.target()};
+    second.prologue = {
+        .norm = keys.norm, .rope = keys.rope, .positions = tensor(positions.data(), {T})};
+    if (normed) norm(first);
+    write(second);
+    first.rows[0].out.data = out.data();
+    second.cache.data = cache.data();
+    if (!normed) first = NormArgs();
+    NormWriteArgs a{.norm = first, .target = kernel.target()};
+    a.write[draw(s, 0, 1)] = second;
+    norm_write(a);
+    finish(kernel);
+    expect_same(out, want.values(), "norm_write, rows: " + kernel.name);
+    expect_same(cache, want_cache.values(), "norm_write, cache: " + kernel.name);
+  }
+}
+
 // One call for the whole streams, and any cutting of them with hostile tokens between.
 void compress_any(Source& s) {
   namespace c = internal::compress;
@@ -329,8 +404,14 @@ void run(Source& s) {
   constexpr struct {
     const char* stage;
     void (*problem)(Source&);
-  } all[] = {{"norm", norm_any},         {"rotate", rotate_any},  {"prepare_query", prepare_any},
-             {"index_query", index_any}, {"write", prologue_any}, {"compress", compress_any},
+  } all[] = {{"norm", norm_any},
+             {"rotate", rotate_any},
+             {"prepare_query", prepare_any},
+             {"index_query", index_any},
+             {"prepare_queries", queries_any},
+             {"write", prologue_any},
+             {"norm_write", norm_write_any},
+             {"compress", compress_any},
              {"rope_table", table_any}};
   const auto& one = all[draw(s, 0, std::ssize(all) - 1)];
   if (runs(one.stage)) one.problem(s);
