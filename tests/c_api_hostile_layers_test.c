@@ -50,7 +50,8 @@ static void sweep_rotate(void) {
   rotate.out = out(0, WINNOW_BF16, 3, SHAPE(TOKENS, HEADS, ROW));
   typedef winnow_rotate_args R;
   SWEEP(rotate, "rotate", rotate, AT(SIZE, R, struct_size), AT(TENSOR, R, x),
-        AT(TENSOR, R, positions), ROPE_FIELDS(R, rope), AT(TENSOR, R, out), AT(TARGET, R, target));
+        AT(TENSOR, R, positions), ROPE_FIELDS(R, rope), AT(TENSOR, R, out), AT(TENSOR, R, scales),
+        AT(ENUM, R, scale), AT(TARGET, R, target));
 
   winnow_rope_table_args table = WINNOW_ROPE_TABLE_ARGS_INIT;
   table.factor = 4;

@@ -96,9 +96,12 @@ static void sweep_select(void) {
   select.logits = view(bytes, WINNOW_F32, 2, SHAPE(TOKENS, 20));
   select.ends = in_i32(1, SHAPE(TOKENS));
   select.ids = out(0, WINNOW_I32, 2, SHAPE(TOKENS, WIDTH));
+  select.blocks.within = in_i32(2, SHAPE(TOKENS, 2));
+  select.blocks.best = out(1, WINNOW_I32, 2, SHAPE(TOKENS, 2));
   typedef winnow_select_args S;
   SWEEP(select, "select", select, AT(SIZE, S, struct_size), FREE(2, S, logits),
-        AT(TENSOR, S, starts), AT(TENSOR, S, ends), FREE(2, S, ids), AT(TARGET, S, target));
+        AT(TENSOR, S, starts), AT(TENSOR, S, ends), FREE(2, S, ids), AT(INT32, S, blocks.size),
+        FREE(2, S, blocks.within), FREE(2, S, blocks.best), AT(TARGET, S, target));
 }
 
 static void sweep_locate(void) {
@@ -205,8 +208,9 @@ static void sweep_pipeline(void) {
         AT(TENSOR, I, compressed_kv), AT(TENSOR, I, compressed_slots), AT(CACHE, I, compressed),
         AT(TENSOR, I, compressed_table), AT(TENSOR, I, indexer.k), AT(TENSOR, I, indexer.slots),
         AT(CACHE, I, indexer.keys), FREE(2, I, indexer.block_table), AT(TENSOR, I, indexer.q),
-        AT(TENSOR, I, indexer.weights), AT(TENSOR, I, q), AT(FLOAT, I, scale), AT(TENSOR, I, sink),
-        AT(TENSOR, I, out), AT(TENSOR, I, lse), AT(POINTER, I, workspace), AT(TARGET, I, target));
+        AT(TENSOR, I, indexer.weights), AT(TENSOR, I, q), AT(FLOAT, I, scale),
+        AT(TENSOR, I, steps.rope.table), AT(TENSOR, I, sink), AT(TENSOR, I, out),
+        AT(TENSOR, I, lse), AT(POINTER, I, workspace), AT(TARGET, I, target));
   winnow_plan_destroy(the_plan);
 }
 

@@ -159,7 +159,7 @@ static int64_t rounds(void) {
 
 static void sweep(const subject* s) {
   const int64_t count = rounds();
-  uint64_t copy[8192 / sizeof(uint64_t)];
+  static uint64_t copy[8192 / sizeof(uint64_t)];
   int64_t succeeded = 0;
   if (s->size > sizeof copy) abort();
   for (int64_t i = 0; i < count; ++i) {

@@ -20,6 +20,7 @@ endfunction()
 
 foreach(document ${documents})
   file(READ ${root}/${document} text)
+  string(REGEX REPLACE "```[^`]*```" "" text "${text}")  # code has brackets of its own
   string(REPLACE "](" "@(" text "${text}")
   string(REGEX REPLACE "[][;]" "" text "${text}")  # they have a meaning in lists
   string(REGEX MATCHALL "@\\([^)]*\\)" links "${text}")
