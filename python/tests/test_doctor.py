@@ -50,6 +50,7 @@ def test_models(tmp_path):
         assert report.why_not_sparse_mla(config) == (
             "llama has no sparse MLA (index_topk and kv_lora_rank)"
         )
-    for family in ("deepseek_v32", "glm_moe_dsa"):
-        assert report.why_not_sparse_mla(report.model_config(family)) == ""
-    assert "layers of its own" in report.why_not_sparse_mla(report.model_config("deepseek_v4"))
+    for family in report.FAMILIES:
+        config = report.model_config(family)
+        assert report.why_not_sparse_mla(config) == ""
+        assert report.is_v4(config) == (family == "deepseek_v4")

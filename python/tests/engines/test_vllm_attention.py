@@ -35,7 +35,7 @@ def config(tmp_path_factory):
     cleanup_dist_env_and_memory()
 
 
-def metadata(config):
+def builder(config):
     from winnow.engines.vllm.sparse_mla import WinnowSparseMetadataBuilder
 
     seen = SimpleNamespace(
@@ -44,9 +44,11 @@ def metadata(config):
         scheduler_config=SimpleNamespace(max_num_batched_tokens=64),
     )
     spec = SimpleNamespace(block_size=PAGE)
-    return WinnowSparseMetadataBuilder(spec, ["layer"], seen, torch.device("cpu")).build(
-        0, padded_metadata(PAGE, PAGES)
-    )
+    return WinnowSparseMetadataBuilder(spec, ["layer"], seen, torch.device("cpu"))
+
+
+def metadata(config):
+    return builder(config).build(0, padded_metadata(PAGE, PAGES))
 
 
 def implementation(ids, rope, kv_cache_dtype):
@@ -88,6 +90,14 @@ def ids_of(requests):
 def test_requests_of_tokens(config):
     want = [r for r, n in enumerate(QUERY) for _ in range(n)] + [len(QUERY) - 1] * PADDING
     assert metadata(config).req_id_per_token.tolist() == want
+
+
+def test_drafts(config):
+    """A draft model asks for metadata of its own; several tokens a request are decodes as well."""
+    drafting = builder(config).build_for_drafting(padded_metadata(PAGE, PAGES), draft_index=1)
+    built = metadata(config)
+    assert drafting.req_id_per_token.tolist() == built.req_id_per_token.tolist()
+    assert drafting.num_decode_tokens == drafting.num_actual_tokens == sum(QUERY) + PADDING
 
 
 def test_requests_without_tokens(config):

@@ -97,8 +97,9 @@ def test_topk(models, config, way):
     kv_cache = torch.zeros(PAGES, PAGE, 132, dtype=torch.uint8)
     keys = torch.randn(PAGES * PAGE, 128, generator=generator).bfloat16()
     import winnow
+    from winnow.engines.vllm.sparse_mla import planar_pages
 
-    pages = indexer.key_pages(kv_cache)
+    pages = planar_pages(kv_cache, "index_keys")
     winnow.write(keys, torch.arange(PAGES * PAGE), pages, scale="pow2")
     k = torch.randn(tokens, 128, generator=generator).bfloat16()
     q = torch.randn(tokens, HEADS, 128, generator=generator).to(torch.float8_e4m3fn)

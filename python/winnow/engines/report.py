@@ -55,15 +55,14 @@ def model_config(name: str) -> dict:
     return found
 
 
-def is_sparse_mla(config: dict) -> bool:
-    return "index_topk" in config and "kv_lora_rank" in config
+def is_v4(config: dict) -> bool:
+    """DeepSeek V4 has attention layers of its own in an engine."""
+    return config.get("model_type") == "deepseek_v4"
 
 
 def why_not_sparse_mla(config: dict) -> str:
     """Why winnow has nothing to do with a model, by its configuration; "" if it has."""
+    if is_v4(config) or ("index_topk" in config and "kv_lora_rank" in config):
+        return ""
     kind = config.get("model_type", "a model without model_type")
-    if kind == "deepseek_v4":
-        return "deepseek_v4 has attention layers of its own, which winnow does not replace"
-    if not is_sparse_mla(config):
-        return f"{kind} has no sparse MLA (index_topk and kv_lora_rank)"
-    return ""
+    return f"{kind} has no sparse MLA (index_topk and kv_lora_rank)"

@@ -19,7 +19,7 @@ import re
 
 from winnow.engines.hooks import Changes, when_imported
 
-__all__ = ["register", "version_refused"]
+__all__ = ["register", "v4_refused", "version_refused"]
 
 # A child of vLLM's logger, so that its lines appear where vLLM's do.
 _log = logging.getLogger("vllm.winnow")
@@ -28,6 +28,8 @@ _log = logging.getLogger("vllm.winnow")
 _FIRST, _LAST = (0, 26), (0, 32)
 # Before it vLLM's MLA layer asks for dense attention as well, which it has on GPUs only.
 _FIRST_CPU = (0, 32)
+# Before it V4's layers have other metadata.
+_FIRST_V4 = (0, 32)
 
 # vLLM's name of a backend -> module and class of winnow's. A module imports vLLM's class, which may
 # fail where the other's does not.
@@ -53,18 +55,28 @@ def version_refused(version: str) -> str:
     return f"vLLM {version} was never tried, only {first} to {last}"
 
 
+def v4_refused(version: str) -> str:
+    """Why winnow stays away from DeepSeek V4 in this version of vLLM; "" if it does not."""
+    if _minor(version) >= _FIRST_V4:
+        return ""
+    return f"winnow serves deepseek_v4 from vLLM {'.'.join(map(str, _FIRST_V4))} on"
+
+
 def register() -> bool:
     """Called by vLLM, several times as well. True if winnow stands behind its backends now."""
     if os.environ.get("WINNOW_VLLM") == "0" or importlib.util.find_spec("vllm") is None:
         return False
     unregister()
     try:
-        refused = version_refused(importlib.import_module("vllm").__version__)
+        version = importlib.import_module("vllm").__version__
+        refused = version_refused(version)
         if refused:
             _log.warning("winnow: not used: %s", refused)
             return False
         _register_backends()
         _replace_indexer()
+        if not v4_refused(version):
+            _replace_v4()
         _extend_cpu_platform()
     except Exception as error:
         unregister()
@@ -103,7 +115,9 @@ def _careful(function):
             function(module, changes)
         except Exception as error:
             changes.undo()
-            _log.warning("winnow: indexer not used: %s: %s", type(error).__name__, error)
+            _log.warning(
+                "winnow: not used in %s: %s: %s", module.__name__, type(error).__name__, error
+            )
         else:
             _changes.add(changes.undo)
 
@@ -140,12 +154,35 @@ def _replace_cache(models, changes: Changes) -> None:
 
     from winnow.engines.vllm import indexer
 
-    for name, method in indexer.cache_methods(models.DeepseekV32IndexerCache).items():
-        changes.set(models.DeepseekV32IndexerCache, name, method)
+    cache = models.DeepseekV32IndexerCache
+    for name, method in indexer.cache_methods(cache, indexer.WinnowIndexerBackend).items():
+        changes.set(cache, name, method)
     if current_platform.is_cpu():
         from winnow.engines.vllm import cpu
 
         changes.set(models, "per_token_group_quant_fp8", cpu.quantise_queries)
+
+
+def _replace_v4() -> None:
+    v4 = "vllm.models.deepseek_v4"
+    when_imported(f"{v4}.attention", _careful(_replace_v4_cache), _changes)
+    when_imported(f"{v4}.nvidia.flashmla", _careful(_replace_v4_layer), _changes)
+
+
+def _replace_v4_cache(attention, changes: Changes) -> None:
+    from winnow.engines.vllm import indexer
+
+    cache = attention.DeepseekV4IndexerCache
+    for name, method in indexer.cache_methods(cache, indexer.WinnowV4IndexerBackend).items():
+        changes.set(cache, name, method)
+
+
+def _replace_v4_layer(flashmla, changes: Changes) -> None:
+    from winnow.engines.vllm import v4
+
+    layer = flashmla.DeepseekV4FlashMLAAttention
+    for name, method in v4.layer_methods(layer).items():
+        changes.set(layer, name, method)
 
 
 def _extend_cpu_platform() -> None:

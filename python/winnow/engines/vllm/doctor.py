@@ -9,7 +9,7 @@ import logging
 import os
 
 from winnow.engines import vllm as plugin
-from winnow.engines.report import Report, why_not_sparse_mla
+from winnow.engines.report import Report, is_v4, why_not_sparse_mla
 
 _GROUP = "vllm.general_plugins"
 
@@ -53,11 +53,14 @@ def _choice(model: dict | None, kv_cache_dtype: str, facts: list[str]) -> str:
         facts.append(f"platform: {current_platform.device_name or 'none'}")
         if not current_platform.device_type:
             return "vLLM finds no device here that this build of it can use"
-        if model is None:
-            return importlib.import_module("winnow.engines.vllm.sparse_mla").refused()
-        refused = why_not_sparse_mla(model)
+        refused = why_not_sparse_mla(model) if model is not None else ""
+        if not refused and model is not None and is_v4(model):
+            refused = plugin.v4_refused(importlib.import_module("vllm").__version__)
         if refused:
             return refused
+        if model is None or is_v4(model):
+            # V4's layers choose no backend: they are winnow's where its kernels are.
+            return importlib.import_module("winnow.engines.vllm.sparse_mla").refused()
         path = _chosen(current_platform, model, kv_cache_dtype)
         facts.append(f"backend: {path}")
         if path.startswith("winnow."):

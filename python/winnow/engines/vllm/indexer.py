@@ -16,11 +16,14 @@ from vllm.config import get_current_vllm_config_or_none
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers import sparse_attn_indexer as theirs
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadataBuilder, MultipleOf
-from vllm.v1.attention.backends.mla.indexer import DeepseekV32IndexerBackend
+from vllm.v1.attention.backends.mla.indexer import (
+    DeepseekV4IndexerBackend,
+    DeepseekV32IndexerBackend,
+)
 
 import winnow
+from winnow.engines.vllm.sparse_mla import planar_pages, requests_of_tokens
 from winnow.engines.vllm.sparse_mla import refused as attention_refused
-from winnow.engines.vllm.sparse_mla import requests_of_tokens
 
 _log = logging.getLogger("vllm.winnow")
 
@@ -41,21 +44,21 @@ def refused(head_dim: int) -> str:
     return attention_refused()
 
 
-def cache_methods(cls: type) -> dict:
-    """Methods for vLLM's layer that holds a cache of index keys."""
+def cache_methods(cls: type, ours: type) -> dict:
+    """Methods for vLLM's layer that holds a cache of index keys, with winnow's backend for it."""
     initialise, backend = cls.__init__, cls.get_attn_backend
 
-    def __init__(self, head_dim, dtype, prefix, cache_config):
-        initialise(self, head_dim, dtype, prefix, cache_config)
+    def __init__(self, *args, **kwargs):
+        initialise(self, *args, **kwargs)
         # Now, while vLLM's configuration is at hand. Layers derived from this one have an
         # indexer of their own.
-        why = refused(head_dim) if type(self) is cls else "another layer"
+        why = refused(self.head_dim) if type(self) is cls else "another layer"
         self.by_winnow = not why
         if why and type(self) is cls:
-            _log.warning("winnow: indexer not used for %s: %s", prefix, why)
+            _log.warning("winnow: indexer not used for %s: %s", self.prefix, why)
 
     def get_attn_backend(self):
-        return WinnowIndexerBackend if self.by_winnow else backend(self)
+        return ours if self.by_winnow else backend(self)
 
     return {"__init__": __init__, "get_attn_backend": get_attn_backend}
 
@@ -116,15 +119,58 @@ class WinnowIndexerBackend(DeepseekV32IndexerBackend):
         return True
 
 
+@dataclasses.dataclass
+class WinnowV4IndexerMetadata(WinnowIndexerMetadata):
+    """The slots are those of compressed states, and so are the ends. What follows is read by
+    vLLM's layer, which asks whether there are more states than it may choose."""
+
+    max_seq_len: int
+    num_decode_tokens: int
+    num_prefill_tokens: int = 0
+
+
+class WinnowV4IndexerMetadataBuilder(WinnowIndexerMetadataBuilder):
+    def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        tokens = vllm_config.scheduler_config.max_num_batched_tokens
+        self.slots = torch.zeros(tokens, dtype=torch.int64, device=device)
+
+    def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
+        built = super().build(common_prefix_len, common_attn_metadata, fast_build)
+        ratio = self.kv_cache_spec.tokens_per_state
+        slots = winnow.compressed_slots(
+            built.ends - 1,
+            built.requests,
+            built.block_table,
+            ratio=ratio,
+            page=self.kv_cache_spec.block_size // ratio,
+            # vLLM's table names blocks of a cache that is not known here.
+            pages=torch.iinfo(torch.int32).max,
+            out=self.slots[: built.num_actual_tokens],
+        )
+        return WinnowV4IndexerMetadata(
+            num_actual_tokens=built.num_actual_tokens,
+            slot_mapping=slots,
+            block_table=built.block_table,
+            requests=built.requests,
+            ends=built.ends.floor_divide_(ratio),
+            max_seq_len=common_attn_metadata.max_seq_len,
+            num_decode_tokens=built.num_actual_tokens,
+        )
+
+
+class WinnowV4IndexerBackend(DeepseekV4IndexerBackend):
+    @staticmethod
+    def get_builder_cls():
+        return WinnowV4IndexerMetadataBuilder
+
+    @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls):
+        return True
+
+
 def _is_ours(layer) -> bool:
     return getattr(layer, "by_winnow", False)
-
-
-def key_pages(kv_cache: torch.Tensor) -> winnow.Cache:
-    """vLLM's [blocks, block, 132] bytes as winnow's pages: the keys of a block, then its scales."""
-    blocks, page, record = kv_cache.shape
-    flat = kv_cache.as_strided((blocks, page * record), (kv_cache.stride(0), 1))
-    return winnow.Cache(flat, "index_keys", page)
 
 
 def sparse_attn_indexer(
@@ -173,7 +219,7 @@ def sparse_attn_indexer(
         )
     if isinstance(context.attn_metadata, dict):
         built = context.attn_metadata[name]
-        keys = key_pages(kv_cache)
+        keys = planar_pages(kv_cache, "index_keys")
         if not skip_k_cache_insert:
             slots = built.slot_mapping
             scale = "pow2" if scale_fmt == "ue8m0" else "amax"

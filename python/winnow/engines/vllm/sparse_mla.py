@@ -142,6 +142,14 @@ def pages(kv_cache: torch.Tensor) -> winnow.Cache:
     return winnow.Cache(kv_cache, rows[kv_cache.shape[-1]])
 
 
+def planar_pages(kv_cache: torch.Tensor, name: str) -> winnow.Cache:
+    """vLLM's [blocks, block, record] bytes, with any stride between blocks, as winnow's pages of a
+    format whose scales stand behind the values of the whole page."""
+    blocks, page, record = kv_cache.shape
+    flat = kv_cache.as_strided((blocks, page * record), (kv_cache.stride(0), 1))
+    return winnow.Cache(flat, name, page)
+
+
 class WinnowSparseImpl(SparseMLACommonImpl[WinnowSparseMetadata]):
     can_return_lse_for_decode: bool = True
     supports_dcp: bool = True
