@@ -38,6 +38,32 @@ def extension() -> torch.library.Library:
     return library
 
 
+def experts(library: torch.library.Library) -> None:
+    """vLLM's compiled experts for unquantised weights, which all of its CPU builds have."""
+
+    def prepack(weight, packed, isa):
+        packed.copy_(weight)
+
+    def fused(out, x, w13, w2, b13, b2, weights, ids, skip_weighted, act, isa):
+        out.zero_()
+        for token, expert in torch.cartesian_prod(*map(torch.arange, ids.shape)).tolist():
+            chosen = ids[token, expert]
+            gate, up = (w13[chosen].float() @ x[token].float()).chunk(2)
+            got = w2[chosen].float() @ (torch.nn.functional.silu(gate) * up)
+            out[token] += (got * weights[token, expert]).to(out.dtype)
+
+    for schema, function in (
+        ("prepack_moe_weight(Tensor weight, Tensor(a!) packed, str isa) -> ()", prepack),
+        (
+            "cpu_fused_moe(Tensor(a!) out, Tensor x, Tensor w13, Tensor w2, Tensor? b13, "
+            "Tensor? b2, Tensor weights, Tensor ids, bool skip_weighted, str act, str isa) -> ()",
+            fused,
+        ),
+    ):
+        library.define(schema)
+        library.impl(schema[: schema.index("(")], function, "CompositeExplicitAutograd")
+
+
 def platform() -> None:
     """vLLM's CPU platform, which it takes by itself in a build for CPUs only; with Triton by its
     interpreter, where such a build has a Triton for CPUs."""
@@ -60,7 +86,7 @@ def counted(calls: dict) -> None:
 
         setattr(winnow, name, run)
 
-    for name in ("write", "score_select", "attend"):
+    for name in ("write", "score_select", "attend", "compress"):
         count(name)
 
 
@@ -68,6 +94,7 @@ def main(request_path: str, answer_path: str) -> None:
     with open(request_path) as file:
         request = json.load(file)
     library = extension()
+    experts(library)
     platform()
     calls: dict = {}
     counted(calls)

@@ -91,3 +91,16 @@ def test_fp8_cache(model, tmp_path):
     folder, want = model
     got = run(folder, tmp_path, scored=scored(want["answers"]), kv_cache_dtype="fp8_ds_mla")
     assert distance(got["logprobs"], want["logprobs"]) <= 2**-4
+
+
+def test_v4(tmp_path_factory, tmp_path):
+    """Layers of all three kinds, without AMX. V4's caches are fp8."""
+    folder = tmp_path_factory.mktemp("deepseek_v4")
+    want = tiny_models.make(folder, "deepseek_v4", topk=1024)
+    got = run(folder, tmp_path, scored=scored(want["answers"]), max_num_seqs=3)
+    assert distance(got["logprobs"], want["logprobs"]) <= 2**-4
+    calls = got["calls"]
+    # Three layers with a window each; one has two compressors, another one.
+    assert calls["write"] == calls["compress"] == calls["attend"]
+    # While there are fewer states than may be chosen, vLLM asks no indexer.
+    assert "score_select" not in calls

@@ -4,6 +4,7 @@ answers for them."""
 import json
 import pathlib
 
+import safetensors.torch
 import torch
 import transformers
 
@@ -44,14 +45,72 @@ _COMMON = {
 }
 _V32 = {**_COMMON, "qk_nope_head_dim": 64, "v_head_dim": 64}
 _GLM = {**_COMMON, "qk_nope_head_dim": 96, "v_head_dim": 128}
+# A layer of each kind: a window only, C4A with its indexer, C128A. The first layer's experts are
+# chosen by token ids.
+_V4_RATIOS = [0, 4, 128]
+_V4 = {
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "moe_intermediate_size": 128,
+    "num_hidden_layers": len(_V4_RATIOS),
+    "compress_ratios": _V4_RATIOS,
+    "num_hash_layers": 1,
+    "num_attention_heads": 8,
+    "head_dim": 512,
+    "qk_rope_head_dim": 64,
+    "q_lora_rank": 128,
+    "o_groups": 2,
+    "o_lora_rank": 64,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "index_n_heads": 8,
+    "index_head_dim": 128,
+    "sliding_window": 128,
+    "max_position_embeddings": 4096,
+    "routed_scaling_factor": 1.0,
+    "hc_mult": 2,
+}
+
+
+def _v4(topk: int):
+    model = transformers.DeepseekV4ForCausalLM(
+        transformers.DeepseekV4Config(index_topk=topk, **_V4)
+    )
+    tokens = torch.arange(_V4["vocab_size"])
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name.endswith("tid2eid"):
+            # Two different ones for each token.
+            first = tokens % 4
+            tensor.copy_(torch.stack([first, (first + 1 + tokens // 4 % 3) % 4], 1))
+        elif name.endswith(("sinks", "position_bias")):
+            # transformers starts them at zero.
+            tensor.data.normal_()
+    return model
 
 
 def _model(family: str, topk: int):
+    if family == "deepseek_v4":
+        return _v4(topk)
     if family == "deepseek_v32":
         config = transformers.DeepseekV32Config(index_topk=topk, **_V32)
         return transformers.DeepseekV32ForCausalLM(config)
     config = transformers.GlmMoeDsaConfig(index_topk=topk, **_GLM)
     return transformers.GlmMoeDsaForCausalLM(config)
+
+
+def _publish_names(path: pathlib.Path) -> None:
+    """V4's tensors by the names of the published checkpoints, which transformers reads and vLLM
+    reads, and which transformers writes in part."""
+    tensors = safetensors.torch.load_file(path)
+    for ours, published in (
+        ("model.", ""),
+        ("embed_tokens.", "embed."),
+        ("hc_head.hc_", "hc_head_"),
+        (".attn.norm.", ".attn.kv_norm."),
+    ):
+        tensors = {name.replace(ours, published): x for name, x in tensors.items()}
+    safetensors.torch.save_file(tensors, path, {"format": "pt"})
 
 
 def make(folder: pathlib.Path, family: str, topk: int) -> dict:
@@ -68,7 +127,11 @@ def make(folder: pathlib.Path, family: str, topk: int) -> dict:
     # vLLM counts layers by this, under names that differ between versions of transformers.
     config.pop("layer_types", None)
     # What the published checkpoints say and vLLM reads.
-    config.update(topk_method="noaux_tc", scoring_func="sigmoid")
+    if family == "deepseek_v4":
+        _publish_names(folder / "model.safetensors")
+        config.update(topk_method="noaux_tc", expert_dtype="bf16", **_V4)
+    else:
+        config.update(topk_method="noaux_tc", scoring_func="sigmoid")
     path.write_text(json.dumps(config))
     model.set_attn_implementation("eager")
     answers, logprobs = [], []

@@ -167,6 +167,7 @@ def _replace_v4() -> None:
     v4 = "vllm.models.deepseek_v4"
     when_imported(f"{v4}.attention", _careful(_replace_v4_cache), _changes)
     when_imported(f"{v4}.nvidia.flashmla", _careful(_replace_v4_layer), _changes)
+    when_imported(f"{v4}.cpu.cpu_sparse", _careful(_replace_v4_on_cpu), _changes)
 
 
 def _replace_v4_cache(attention, changes: Changes) -> None:
@@ -183,6 +184,12 @@ def _replace_v4_layer(flashmla, changes: Changes) -> None:
     layer = flashmla.DeepseekV4FlashMLAAttention
     for name, method in v4.layer_methods(layer).items():
         changes.set(layer, name, method)
+
+
+def _replace_v4_on_cpu(cpu_sparse, changes: Changes) -> None:
+    from winnow.engines.vllm import v4_cpu
+
+    v4_cpu.replace(changes)
 
 
 def _extend_cpu_platform() -> None:

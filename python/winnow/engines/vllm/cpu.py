@@ -76,14 +76,13 @@ _their_backend = CpuPlatform.get_attn_backend_cls.__func__
 _their_check = CpuPlatform.check_and_update_config.__func__
 
 
-def _is_sparse_mla(vllm_config) -> bool:
+def _is_sparse(vllm_config) -> bool:
     model = vllm_config.model_config
-    return (
-        model is not None
-        and model.use_mla
-        and hasattr(model.hf_text_config, "index_topk")
-        and model.hf_text_config.model_type != "deepseek_v4"
-    )
+    return model is not None and hasattr(model.hf_text_config, "index_topk")
+
+
+def _is_v4(vllm_config) -> bool:
+    return vllm_config.model_config.hf_text_config.model_type == "deepseek_v4"
 
 
 @classmethod
@@ -96,16 +95,18 @@ def get_attn_backend_cls(cls, selected_backend, attn_selector_config, num_heads=
 
 @classmethod
 def check_and_update_config(cls, vllm_config):
-    """vLLM's check, without what it forbids for the sake of its own MLA kernel: other pages than
-    of 16 tokens, chunked prefill and prefix caching."""
+    """vLLM's check, without what it forbids for the sake of its own kernels: other pages than of
+    16 tokens (V4 has its own size), chunked prefill and prefix caching."""
     cache, scheduler = vllm_config.cache_config, vllm_config.scheduler_config
     page = cache.block_size if cache.user_specified_block_size else _PAGE
     prefix, chunked = cache.enable_prefix_caching, scheduler.enable_chunked_prefill
     tokens = scheduler.max_num_batched_tokens
     _their_check(cls, vllm_config)
-    if _is_sparse_mla(vllm_config):
-        cache.block_size, cache.enable_prefix_caching = page, prefix
+    if _is_sparse(vllm_config):
+        cache.enable_prefix_caching = prefix
         scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens = chunked, tokens
+        if not _is_v4(vllm_config):
+            cache.block_size = page
 
 
 METHODS = {
