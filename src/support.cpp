@@ -5,6 +5,7 @@
 #include "attend/kernel.h"
 #include "compress/kernel.h"
 #include "core/check.h"
+#include "cut/kernel.h"
 #include "index_query/kernel.h"
 #include "lists/kernel.h"
 #include "locate/kernel.h"
@@ -39,6 +40,7 @@ std::vector<KernelInfo> support() try {
   list_kernels("score", internal::score::kernels(), out);
   list_kernels("score_select", internal::score::kernels(), out);
   list_kernels("select", internal::select::kernels(), out);
+  list_kernels("cut", internal::cut::kernels(), out);
   list_kernels("locate", internal::locate::kernels(), out);
   list_kernels("lists", internal::lists::kernels(), out);
   list_kernels("attend", internal::attend::kernels(), out);

@@ -74,6 +74,7 @@ struct PipelineArgs {
   Indexer indexer = {};            // V3.2, and V4 unless every compressed state is attended to
   Tensor q;                        // [T, H, d_qk] bf16
   float scale = kNotGiven;         // of the logits; must be given, attend.h says how large
+  // Spread::kContext over W ranks: H / W heads from here on, those of this rank.
   Tensor sink = {};                // [H] f32, optional
   Tensor out;                      // [T, H, d_v] bf16
   Tensor lse = {};                 // [T, H] f32, optional

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "winnow/model.h"
+#include "winnow/parallel.h"
 #include "winnow/tensor.h"
 
 namespace winnow {
@@ -142,7 +143,7 @@ struct PlanOptions {
   Model model = kV32;
   // Of the first list's cache; must belong to the model.
   CacheFormat format = CacheFormat::kV32Fp8;
-  // Query heads of this rank, 1 to 128.
+  // Query heads that this rank attends with, 1 to 128. Spread::kContext: all heads of the group.
   int32_t heads = 128;
   // Width of the first list (V4: the sliding window). 0 means the model's default.
   int32_t topk = 0;
@@ -179,6 +180,9 @@ struct PlanOptions {
   // List positions between the cuts of kFixed.
   int32_t split_size = 512;
   Target target = {};
+  // How this rank works with others. The constructor and refill() exchange what every rank is about
+  // to do, and throw the same Error on all of them where they differ.
+  Parallel parallel = {};
 };
 
 struct Batch {
@@ -237,6 +241,7 @@ class Plan {
   std::span<const int32_t> request_ids() const;  // [tokens]
   std::span<const int32_t> positions() const;    // [tokens]; -1 for padding
   // [tokens]: the indexer's keys that a token may see: (position + 1) / ratio; 0 for padding.
+  // Spread::kContext: those of them that this rank holds.
   std::span<const int32_t> key_ends() const;
   // The block of memory that holds all spans by request and by token; pinned for a CUDA plan. One
   // copy of it brings them all to the device, each at its offset (pipeline() does this).

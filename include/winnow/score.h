@@ -28,6 +28,8 @@ struct ScoreArgs {
   Tensor logits = {};      // [T, N] f32; N bounds the keys of a row
   bool clean = false;      // fill entries outside [start, end) with -inf; else they are left alone
   Target target = {};
+  // With a plan: T is at most its tokens instead of all of them (a rank's share of the rows).
+  bool some_tokens = false;
 };
 
 // logits[t, j] = s_k[j] * sum_h weights[t, h] * max(0, q[t, h] . k[j]) for start_t <= j < end_t, in
@@ -45,6 +47,7 @@ void score(const ScoreArgs& args);
 struct ScoreSelectArgs {
   ScoreArgs score;           // logits stays empty
   Tensor ids;                // [T, K] int32, as select() gives them
+  Tensor values = {};        // [T, K] f32, as in SelectArgs
   bool relative = false;     // as in SelectArgs
   SelectBlocks blocks = {};  // as in SelectArgs; every key of a token's range is scored still
   // plan->workspace_bytes(), without a plan score_select_workspace_bytes(). On the CPU a row of

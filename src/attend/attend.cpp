@@ -70,6 +70,7 @@ Params tokens_of(Params p, int32_t first, int32_t count) {
   }
   skip(p.requests, p.request_stride);
   skip(p.out, p.out_token_stride);
+  skip(p.out_f32, p.out_token_stride);
   skip(p.lse, p.lse_token_stride);
   skip(p.max_logit, p.max_token_stride);
   p.tokens = count;
@@ -190,8 +191,10 @@ void check_results(const Check& check, const AttendArgs& a, Params& p) {
   const int64_t tokens = p.tokens, heads = p.heads;
   if (check.optional(a.sink, "sink", DType::kF32, {heads}))
     p.sink = static_cast<const float*>(a.sink.data);
-  check.output_rows(a.out, "out", DType::kBf16, {tokens, heads, kValueDim});
-  p.out = static_cast<bf16*>(a.out.data);
+  const bool f32 = a.out.dtype == DType::kF32 && p.device.kind == DeviceKind::kCpu;
+  check.output_rows(a.out, "out", f32 ? DType::kF32 : DType::kBf16, {tokens, heads, kValueDim});
+  if (f32) p.out_f32 = static_cast<float*>(a.out.data);
+  else p.out = static_cast<bf16*>(a.out.data);
   p.out_token_stride = a.out.stride[0];
   p.out_head_stride = a.out.stride[1];
   if (a.lse) {

@@ -99,6 +99,7 @@ struct Params {
   float scale = 1.0f;
   const float* sink = nullptr;  // [H]
   bf16* out = nullptr;
+  float* out_f32 = nullptr;  // CPU: instead of `out`, with the same strides
   int64_t out_token_stride = 0, out_head_stride = 0;
   float* lse = nullptr;  // may be null
   int64_t lse_token_stride = 0, lse_head_stride = 0;

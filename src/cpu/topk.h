@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <limits>
 #include <span>
 
 namespace winnow::internal::cpu {
@@ -25,5 +26,11 @@ struct TopkRow {
 // -1 behind a row that is too short. Exact and deterministic. `split` uses the pool within the row.
 // Cost: three to five vector passes over the row, 4 B read per element and pass.
 void topk(const TopkRow& row, std::span<int32_t> ids, bool split) noexcept;
+
+// The values at ids that topk() gave for the row; -inf where an id is -1.
+inline void take_values(const TopkRow& row, std::span<const int32_t> ids, float* out) noexcept {
+  for (const int32_t id : ids)
+    *out++ = id < 0 ? -std::numeric_limits<float>::infinity() : row.values[id - row.base];
+}
 
 }  // namespace winnow::internal::cpu

@@ -10,6 +10,7 @@
 #include "core/check.h"
 #include "cuda/device.h"
 #include "pipeline/pipeline_checks.h"
+#include "pipeline/ranks.h"
 
 namespace winnow {
 
@@ -26,6 +27,7 @@ struct Memory {
   int64_t* slots;     // V4 with compressed states: [T], of the entries that a step closes
   int32_t* arrays;    // CUDA: the plan's arrays; null on the CPU, where they are read in place
   int64_t picked = 0, combined_width = 0;
+  RankMemory ranks;
 
   Memory(Arena& arena, const Plan& plan) {
     const PlanOptions& o = plan.options();
@@ -43,6 +45,7 @@ struct Memory {
     slots = arena.take<int64_t>(layer.v4 && layer.compressed ? tokens : 0);
     const bool on_cpu = o.target.device.kind == DeviceKind::kCpu;
     arrays = on_cpu ? nullptr : arena.take<int32_t>(plan.arrays().size());
+    ranks = RankMemory(arena, o, picked);
   }
 };
 
@@ -58,7 +61,8 @@ Tensor slice(const Tensor& t, int64_t first, int64_t last) {
 class Flow {
  public:
   Flow(const PipelineArgs& a, const Memory& m)
-      : a_(a), m_(m), plan_(*a.plan), o_(plan_.options()), layer_(o_), indexed_(uses_indexer(a)) {
+      : a_(a), m_(m), plan_(*a.plan), o_(plan_.options()), layer_(o_), indexed_(uses_indexer(a)),
+        shared_(several_ranks(o_)) {
     ids_ = tensor(m.ids, {plan_.tokens(), m.picked});
   }
 
@@ -83,18 +87,22 @@ class Flow {
     if (indexed_ && steps.index_query.q) index_query(index_query_args());
 
     // Score and select: the ids that each token attends to.
-    if (indexed_)
-      score_select({.score = {.plan = &plan_,
-                              .q = x.q,
-                              .weights = x.weights,
-                              .keys = x.keys,
-                              .block_table = x.block_table,
-                              .requests = view(plan_.request_ids()),
-                              .ends = view(plan_.key_ends()),
-                              .target = a_.target},
-                    .ids = ids_,
-                    .workspace = {m_.stage, plan_.workspace_bytes()}});
-    else if (layer_.compressed) list_all_states();
+    if (indexed_) {
+      const ScoreSelectArgs all{.score = {.plan = &plan_,
+                                          .q = x.q,
+                                          .weights = x.weights,
+                                          .keys = x.keys,
+                                          .block_table = x.block_table,
+                                          .requests = view(plan_.request_ids()),
+                                          .ends = view(plan_.key_ends()),
+                                          .target = a_.target},
+                                .ids = ids_,
+                                .workspace = {m_.stage, plan_.workspace_bytes()}};
+      if (shared_) ids_ = select_over_ranks(plan_, all, m_.ranks);
+      else score_select(all);
+    } else if (layer_.compressed) {
+      list_all_states();
+    }
 
     // Locate V3.2's ids in the pages, or in the rows that their chunk will be gathered to.
     if (!layer_.v4)
@@ -129,7 +137,8 @@ class Flow {
                          .indices = tokens(ids_, part)};
       else if (part.gathered) args.lists[0] = combined_list(part);
       else args.lists = paged_lists(part, static_cast<int32_t>(p));
-      attend(args);
+      if (by_context(o_)) attend_over_ranks(args, m_.ranks);
+      else attend(args);
     }
     if (has_steps(a_)) rotate(output_args());
   }
@@ -365,6 +374,7 @@ class Flow {
   const Layer layer_;
   Tensor ids_;
   const bool indexed_;
+  const bool shared_;  // with other ranks
 };
 
 // What the steps' own verbs refuse, before anything is written.

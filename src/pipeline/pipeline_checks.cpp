@@ -159,9 +159,11 @@ void check_pipeline(const PipelineArgs& a) {
   if (uses_indexer(a)) check_indexer(check, a.indexer, a);
   check.tensor(a.q, "q", DType::kBf16, {tokens, heads, o.model.d_qk});
   check.scale(a.scale);
-  check.optional(a.sink, "sink", DType::kF32, {heads});
-  check.output_rows(a.out, "out", DType::kBf16, {tokens, heads, o.model.d_v});
-  if (a.lse) check.output(a.lse, "lse", DType::kF32, {tokens, heads});
+  // Over a shared context every rank attends with all heads and gets the result of its own.
+  const int64_t own = by_context(o) ? heads / o.parallel.comm->size() : heads;
+  check.optional(a.sink, "sink", DType::kF32, {own});
+  check.output_rows(a.out, "out", DType::kBf16, {tokens, own, o.model.d_v});
+  if (a.lse) check.output(a.lse, "lse", DType::kF32, {tokens, own});
   if (o.target.device.kind == DeviceKind::kCuda) {  // as attend() wants them
     check.rows_of_16(a.q, "q");
     check.rows_of_16(a.out, "out");

@@ -23,6 +23,14 @@ inline bool uses_indexer(const PipelineArgs& a) {
   return !layer.v4 || (layer.compressed && a.indexer.q);
 }
 
+// Whether the plan works with other ranks, and whether they share out the context.
+inline bool several_ranks(const PlanOptions& o) {
+  return o.parallel.spread != Spread::kNone && o.parallel.comm && o.parallel.comm->size() > 1;
+}
+inline bool by_context(const PlanOptions& o) {
+  return several_ranks(o) && o.parallel.spread == Spread::kContext;
+}
+
 // Everything that a stage could throw later is thrown here, with the names of PipelineArgs.
 void check_pipeline(const PipelineArgs& args);
 

@@ -17,6 +17,7 @@
 #include "lists/kernel.h"
 #include "locate/kernel.h"
 #include "plan/batch.h"
+#include "plan/ranks.h"
 #include "score/kernel.h"
 #include "select/kernel.h"
 #include "write/kernel.h"
@@ -155,7 +156,11 @@ PlanOptions resolve(PlanOptions o) {
   check.range(o.max_requests, "max_requests", 1, kMaxCapacity);
   check.range(o.max_tokens, "max_tokens", 1, kMaxCapacity);
   check.that(o.pages > 0 || o.max_context != 0, "pages", "1 or more, or a max_context", "0");
-  if (o.max_context == 0) o.max_context = static_cast<int32_t>(o.pages * o.page);
+  if (o.max_context == 0) {
+    // The cache of a rank of kContext holds its shard of every sequence.
+    const int64_t held = o.pages * o.page * o.parallel.shard().world;
+    o.max_context = static_cast<int32_t>(std::min<int64_t>(held, INT32_MAX));
+  }
   check.range(o.max_context, "max_context (0: pages * page)", 1, v4 ? kMaxV4Context : INT32_MAX);
   check.range(o.decode_threshold, "decode_threshold", 0, INT32_MAX);
   check.range(o.split_size, "split_size", 1, INT32_MAX);
@@ -164,6 +169,7 @@ PlanOptions resolve(PlanOptions o) {
   o.mode = resolve_mode(o, check);
   if (o.mode == Mode::kSeparate && o.workspace_rows == 0) o.workspace_rows = default_rows(o);
   check.range(o.workspace_rows, "workspace_rows", 0, INT32_MAX);  // rows are int32
+  check_parallel(o);
   return o;
 }
 

@@ -7,15 +7,27 @@
 #include "core/schedule.h"
 #include "plan/batch.h"
 #include "plan/choice.h"
+#include "plan/ranks.h"
 #include "plan/staging.h"
 
 namespace winnow {
+
+namespace {
+// A batch that fits a plan.
+struct CheckedBatch {
+  int32_t requests = 0;
+  int64_t tokens = 0;
+  BatchSplit split;
+};
+}  // namespace
 
 // Everything is allocated here, for the capacity; refill() only writes into it.
 struct Plan::State {
   PlanOptions options;
   std::string kernel_asked;  // what options.target.kernel points to
   internal::plan::Choice choice;
+  internal::plan::Ranks ranks;
+  Shard shard;  // of the keys that this rank holds
   size_t gather_bytes = 0;
 
   // The current batch. Vectors keep their capacity's size; the counts say how much of them counts.
@@ -37,6 +49,7 @@ struct Plan::State {
   std::vector<Schedule> schedules;  // by part
 
   void allocate();
+  CheckedBatch checked(const Batch& batch) const;
   void fill(const Batch& batch) noexcept;
   void fill_parts(std::span<const int32_t> query_starts) noexcept;
   int32_t fill_chunk(int32_t first, int32_t last, std::span<const int32_t> query_starts,
@@ -80,14 +93,18 @@ void Plan::State::allocate() {
 
 Plan::Plan(const PlanOptions& asked) try : state_(std::make_unique<State>()) {
   State& s = *state_;
-  s.routed = internal::plan::chooses_routes(asked);
-  s.options = internal::plan::resolve(asked);
-  if (asked.target.kernel) {
-    s.kernel_asked = asked.target.kernel;
-    s.options.target.kernel = s.kernel_asked.c_str();
-  }
-  s.choice = internal::plan::choose_kernels(s.options);
-  s.allocate();
+  internal::parallel::telling(internal::plan::control_of(asked.parallel), "plan", [&] {
+    s.routed = internal::plan::chooses_routes(asked);
+    s.options = internal::plan::resolve(asked);
+    if (asked.target.kernel) {
+      s.kernel_asked = asked.target.kernel;
+      s.options.target.kernel = s.kernel_asked.c_str();
+    }
+    s.choice = internal::plan::choose_kernels(s.options);
+    s.allocate();
+  });
+  s.ranks = internal::plan::Ranks(s.options, s.choice);
+  s.shard = s.options.parallel.shard();
   const int32_t no_requests[1] = {0};
   s.fill({no_requests, {}, 0});
 } catch (const std::bad_alloc&) {
@@ -124,7 +141,22 @@ Route Plan::State::way(int32_t prefill) const noexcept {
 // All checks come first, so that a batch that is refused changes nothing.
 void Plan::refill(const Batch& batch) try {
   State& s = state();
-  const PlanOptions& o = s.options;
+  const CheckedBatch checked =
+      internal::parallel::telling(internal::plan::control_of(s.options.parallel), "refill",
+                                  [&] { return s.checked(batch); });
+  s.ranks.agree_on(batch, checked.tokens);
+  // Nothing below can fail.
+  s.staging.settle();
+  s.requests = checked.requests;
+  s.tokens = static_cast<int32_t>(checked.tokens);
+  s.split = checked.split;
+  s.fill(batch);
+} catch (const std::bad_alloc&) {
+  out_of_memory("plan");
+}
+
+CheckedBatch Plan::State::checked(const Batch& batch) const {
+  const PlanOptions& o = options;
   const Check check("plan");
   const int32_t requests = internal::plan::checked_requests(batch.query_starts);
   check.range(requests, "query_starts (requests)", 0, o.max_requests);
@@ -147,23 +179,16 @@ void Plan::refill(const Batch& batch) try {
                  cat(length, " at entry ", r));
     // Only prefills of kSeparate are gathered; where each has its way, what is too long is not, but
     // for V4, where that would depend on the requests before.
-    if (!s.separate() || (s.routed && !s.v4()) || r < split.decodes) continue;
+    if (!separate() || (routed && !v4()) || r < split.decodes) continue;
     const int64_t rows =
-        s.v4() ? int64_t{o.extra_topk > 0 ? internal::plan::compressed_len(length, o.ratio) : 0} +
+        v4() ? int64_t{o.extra_topk > 0 ? internal::plan::compressed_len(length, o.ratio) : 0} +
                      internal::plan::gather_len(query, length, o.topk)
                : length;
     if (rows > o.workspace_rows)
       check.fail("seq_lens", cat("at most ", o.workspace_rows, " workspace rows a prefill"),
                  cat(rows, " at entry ", r));
   }
-  // Nothing below can fail.
-  s.staging.settle();
-  s.requests = requests;
-  s.tokens = static_cast<int32_t>(tokens);
-  s.split = split;
-  s.fill(batch);
-} catch (const std::bad_alloc&) {
-  out_of_memory("plan");
+  return {requests, tokens, split};
 }
 
 void Plan::State::fill(const Batch& batch) noexcept {
@@ -198,7 +223,7 @@ void Plan::State::fill(const Batch& batch) noexcept {
       if (seq_lens[r] == 0) continue;  // a padded request: computed positions would be negative
       positions[t] = seq_lens[r] - query_lens[r] + i;
       ends[t] = positions[t] + 1;
-      key_ends[t] = ends[t] / options.ratio;
+      key_ends[t] = static_cast<int32_t>(shard.local_length(ends[t] / options.ratio));
       if (gathered) prefill_requests[t] = r - split.decodes;
     }
   }

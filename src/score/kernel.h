@@ -118,6 +118,8 @@ struct SelectParams {
   Params score;
   int32_t* ids = nullptr;
   int64_t id_stride = 0, width = 0;
+  float* values = nullptr;  // may be null
+  int64_t value_stride = 0;
   bool relative = false;
   core::Blocks blocks;
   std::span<std::byte> workspace;

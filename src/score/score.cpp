@@ -148,7 +148,7 @@ Params checked(const Check& check, const ScoreArgs& a) {
   check.optional(a.starts, "starts", DType::kI32, {p.tokens});
   check.tensor(a.ends, "ends", DType::kI32, {p.tokens});
   if (a.plan) {
-    check.that(a.plan->tokens() == p.tokens, "plan",
+    check.that(a.some_tokens ? p.tokens <= a.plan->tokens() : a.plan->tokens() == p.tokens, "plan",
                cat("a plan refilled for ", p.tokens, " tokens"), cat("one for ", a.plan->tokens()));
     check.that(a.plan->options().index_heads == p.heads, "plan",
                cat("a plan for ", p.heads, " index heads"),
@@ -211,6 +211,9 @@ void score_select(const ScoreSelectArgs& args) try {
   p.ids = static_cast<int32_t*>(args.ids.data);
   p.id_stride = args.ids.stride[0];
   p.width = args.ids.shape[1];
+  check.values(args.values, "values", args.ids, p.score.device.kind);
+  p.values = static_cast<float*>(args.values.data);
+  p.value_stride = args.values.stride[0];
   p.relative = args.relative;
   p.blocks = checked_blocks(check, args.blocks, p.score.tokens);
   if (args.score.plan && p.score.device.kind == DeviceKind::kCuda)

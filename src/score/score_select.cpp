@@ -60,13 +60,15 @@ void in_waves(const ScoreKernel& kernel, const SelectParams& p) noexcept {
     const auto select_row = [&](int64_t t) {
       const core::Range range = wave.ranges.of(t);
       const auto start = static_cast<int32_t>(range.first);
-      const float* values = logits + t * longest;
+      const cpu::TopkRow row{logits + t * longest, range.last - start, p.relative ? 0 : start};
       const std::span<int32_t> ids(p.ids + (first + t) * p.id_stride, static_cast<size_t>(p.width));
       if (p.blocks.restricts)
-        cpu::topk_within(p.blocks, p.blocks.within_of(first + t), values, range,
+        cpu::topk_within(p.blocks, p.blocks.within_of(first + t), row.values, range,
                          p.relative ? start : 0, ids);
-      else cpu::topk({values, range.last - start, p.relative ? 0 : start}, ids, split);
-      if (p.blocks.finds) cpu::best_blocks(p.blocks, values, range, p.blocks.best_of(first + t));
+      else cpu::topk(row, ids, split);
+      if (p.blocks.finds)
+        cpu::best_blocks(p.blocks, row.values, range, p.blocks.best_of(first + t));
+      if (p.values) cpu::take_values(row, ids, p.values + (first + t) * p.value_stride);
     };
     if (split && !p.blocks.given())
       for (int64_t t = 0; t < wave.tokens; ++t) select_row(t);

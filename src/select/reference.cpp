@@ -1,6 +1,7 @@
 // select, as specified.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <ranges>
 
 #include "select/kernel.h"
@@ -68,6 +69,12 @@ void reference(const Params& p) noexcept {
                        return before(row, a, b);
                      }).out;
     std::sort(ids.begin(), end);
+    if (p.values) {
+      float* values = p.values + t * p.value_stride;
+      const float* const behind = values + p.width;
+      for (auto id = ids.begin(); id != end; ++id) *values++ = row[*id];
+      while (values != behind) *values++ = -std::numeric_limits<float>::infinity();
+    }
     if (p.relative)
       for (auto id = ids.begin(); id != end; ++id) *id -= first;
     std::fill(end, ids.end(), -1);

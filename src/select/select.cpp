@@ -32,10 +32,12 @@ Params checked(const SelectArgs& a) {
   const Check check("select");
   check.tensor(a.logits, "logits", DType::kF32, {Check::kAny, Check::kAny});
   const int64_t tokens = a.logits.shape[0];
+  const Device device = a.plan ? a.plan->device(a.target) : a.target.device;
   check.range(a.logits.shape[1], "logits columns", 0, INT32_MAX);
   check.optional(a.starts, "starts", DType::kI32, {tokens});
   check.optional(a.ends, "ends", DType::kI32, {tokens});
   check.output_rows(a.ids, "ids", DType::kI32, {tokens, Check::kAny});
+  check.values(a.values, "values", a.ids, device.kind);
   if (a.plan)
     check.that(a.plan->tokens() == tokens, "plan", cat("a plan refilled for ", tokens, " tokens"),
                cat("one for ", a.plan->tokens()));
@@ -49,9 +51,11 @@ Params checked(const SelectArgs& a) {
   p.ids = static_cast<int32_t*>(a.ids.data);
   p.id_stride = a.ids.stride[0];
   p.width = a.ids.shape[1];
+  p.values = static_cast<float*>(a.values.data);
+  p.value_stride = a.values.stride[0];
   p.relative = a.relative;
   p.blocks = core::checked_blocks(check, a.blocks, tokens);
-  p.device = a.plan ? a.plan->device(a.target) : a.target.device;
+  p.device = device;
   return p;
 }
 

@@ -71,6 +71,12 @@ void write_row(const float* o, float factor, bf16* out) {
   for (size_t i = 0; i < kValueDim; i += hn::Lanes(d))
     store_bf16(d, hn::Mul(hn::LoadU(d, o + i), f), out + i);
 }
+void write_row_f32(const float* o, float factor, float* out) {
+  const hn::ScalableTag<float> d;
+  const auto f = hn::Set(d, factor);
+  for (size_t i = 0; i < kValueDim; i += hn::Lanes(d))
+    hn::StoreU(hn::Mul(hn::LoadU(d, o + i), f), d, out + i);
+}
 
 }  // namespace winnow::internal::attend::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -83,6 +89,7 @@ HWY_EXPORT(blend_half);
 HWY_EXPORT(largest_exponent);
 HWY_EXPORT(round_row);
 HWY_EXPORT(write_row);
+HWY_EXPORT(write_row_f32);
 
 namespace {
 
@@ -146,15 +153,18 @@ void load(const StoredPart& part, Partial& to) noexcept {
 
 void finish(const Params& p, int64_t token, int32_t head, const Partial& part) noexcept {
   const bool empty = part.l == 0;
-  bf16* out = p.out + token * p.out_token_stride + head * p.out_head_stride;
+  const int64_t at = token * p.out_token_stride + head * p.out_head_stride;
   if (empty) {
-    for (int i = 0; i < kValueDim; ++i) out[i] = {0};
+    if (p.out_f32) std::fill_n(p.out_f32 + at, kValueDim, 0.0f);
+    else std::fill_n(p.out + at, kValueDim, bf16{0});
   } else {
     // out = o / (l + e^{sink - m}) = o / l * e^lse / (e^lse + e^sink); a sink of +inf divides by
     // infinity, one of -inf adds nothing.
     const float sink = p.sink ? std::exp(p.sink[head] - part.m) : 0.0f;
     // o / w instead of o / l: the rounding of a weight that dominates falls out.
-    HWY_DYNAMIC_DISPATCH(write_row)(part.o, part.l / part.w / (part.l + sink), out);
+    const float factor = part.l / part.w / (part.l + sink);
+    if (p.out_f32) HWY_DYNAMIC_DISPATCH(write_row_f32)(part.o, factor, p.out_f32 + at);
+    else HWY_DYNAMIC_DISPATCH(write_row)(part.o, factor, p.out + at);
   }
   // A NaN among the logits is a NaN in the sum, and in all three results.
   const float max = std::isnan(part.l) ? part.l : part.max;

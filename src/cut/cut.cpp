@@ -1,0 +1,273 @@
+// cut: checks the call, moves candidates and cuts between the ranks, keeps what is not behind them.
+#include "winnow/cut.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "core/arena.h"
+#include "core/check.h"
+#include "core/own_memory.h"
+#include "cpu/threads.h"
+#include "cut/kernel.h"
+#include "parallel/agree.h"
+#include "winnow/plan.h"
+
+namespace winnow {
+
+namespace internal::cut {
+
+std::span<const CutKernel> kernels() {
+  static constexpr CutKernel table[] = {
+      {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd},
+      {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference},
+  };
+  return table;
+}
+
+namespace {
+
+// A collective costs as much as the bytes that a process brings in meanwhile from others of its
+// machine: 3.5 us at some 10 GB/s.
+constexpr int64_t kBytesOfACollective = 32 << 10;
+
+// How much travels.
+struct Sizes {
+  int64_t tokens, width;
+  int32_t ranks;
+  bool positions;  // are asked for
+  bool owner;      // the form
+  int64_t rows;    // of which each rank finds the cuts
+
+  Sizes(int64_t tokens_, int64_t width_, int32_t ranks_, CutForm form, bool positions_)
+      : tokens(tokens_), width(width_), ranks(ranks_), positions(positions_) {
+    const int64_t own = (tokens + ranks - 1) / ranks;
+    const int64_t more = 8 * width * (tokens - own) * (ranks - 1);  // bytes, by gathering
+    owner = form == CutForm::kOwner || (form == CutForm::kAuto && more > kBytesOfACollective);
+    rows = owner ? own : tokens;
+  }
+  int64_t all_rows() const { return owner ? ranks * rows : tokens; }
+  int64_t row_floats() const { return 2 * width; }
+  size_t row_bytes() const { return static_cast<size_t>(row_floats()) * sizeof(float); }
+};
+
+// A call whose arguments are right.
+struct Call : Sizes {
+  const CutArgs& a;
+  Communicator* comm;  // null: this rank is alone
+  Shard shard;
+  Device device;
+};
+
+Call checked(const Check& check, const CutArgs& a) {
+  check.tensor(a.ids, "ids", DType::kI32, {Check::kAny, Check::kAny});
+  const int64_t tokens = a.ids.shape[0], width = a.ids.shape[1];
+  check.tensor(a.values, "values", DType::kF32, {tokens, width});
+  const auto output = [&](const Tensor& t, const char* name) {
+    if (!t) return;
+    check.output(t, name, DType::kI32, {tokens, width});
+    check.tensor(t, name, DType::kI32, {tokens, width});
+  };
+  output(a.kept, "kept");
+  output(a.positions, "positions");
+  if (a.counts) check.output(a.counts, "counts", DType::kI32, {tokens});
+  check.that(a.kept || a.counts || a.positions, "kept", "kept, counts or positions", "none");
+  check.choice(a.form, "form", CutForm::kOwner);
+  check.that(!a.plan || !a.comm, "comm", "none with a plan", "one");
+  if (a.plan)
+    check.that(a.plan->tokens() == tokens, "plan", cat("a plan refilled for ", tokens, " tokens"),
+               cat("one for ", a.plan->tokens()));
+
+  Communicator* const comm = a.plan ? a.plan->options().parallel.comm : a.comm;
+  const Device device = a.plan ? a.plan->device(a.target) : a.target.device;
+  if (comm) parallel::check_communicator("cut", *comm, device);
+  const int32_t ranks = comm ? comm->size() : 1;
+  const Shard shard = a.plan ? a.plan->options().parallel.shard() : a.shard;
+  check.range(shard.interleave, "shard.interleave", 1, INT32_MAX);
+  check.that(shard.world == 1 || shard.world == ranks, "shard.world",
+             cat("1, or the communicator's ", ranks, " ranks"), cat(shard.world));
+  check.that(shard.rank == (shard.world == 1 ? 0 : comm->rank()), "shard.rank",
+             cat(shard.world == 1 ? 0 : comm->rank(), ", as the communicator has"),
+             cat(shard.rank));
+  // Rows that no memory holds end here, not in an overflow.
+  check.range(width, "ids columns", 0, INT32_MAX / 16);
+  check.range(tokens, "ids rows", 0, INT64_MAX / 64 / (width + 1) / (ranks + 1));
+
+  const Sizes sizes(tokens, width, ranks, a.form, static_cast<bool>(a.positions));
+  return {sizes, a, ranks > 1 ? comm : nullptr, shard, device};
+}
+
+// What travels, and what is found.
+struct Memory {
+  std::byte* agreement;
+  float* send;         // [owner: ranks * rows, else tokens][2 K]
+  float* received;     // [ranks][rows][2 K]
+  int64_t* cuts;       // [rows], of which this rank finds
+  int64_t* all_cuts;   // [ranks * rows]
+  int32_t* positions;  // owner form: [rows, K] found here, then those of all
+  int32_t* all_positions;
+  std::byte* scratch;
+
+  Memory(Arena& arena, const Sizes& c) {
+    const auto all_rows = static_cast<size_t>(c.all_rows());
+    const auto rows = static_cast<size_t>(c.rows);
+    const auto width = static_cast<size_t>(c.width);
+    const size_t listed = c.owner && c.positions ? width : 0;
+    agreement = arena.take<std::byte>(parallel::agreement_bytes(c.ranks));
+    send = arena.take<float>(all_rows * 2 * width);
+    received = arena.take<float>(c.ranks * rows * 2 * width);
+    cuts = arena.take<int64_t>(rows);
+    all_cuts = arena.take<int64_t>(all_rows);
+    positions = arena.take<int32_t>(rows * listed);
+    all_positions = arena.take<int32_t>(all_rows * listed);
+    scratch = arena.take<std::byte>(scratch_bytes(c.width, c.ranks) *
+                                    static_cast<size_t>(internal::cpu::threads()));
+  }
+};
+
+template <class T>
+T* row_of(const Tensor& t, int64_t row) {
+  return static_cast<T*>(t.data) + row * t.stride[0];
+}
+
+// Values, then positions; rows behind the last token are empty.
+void pack(const Call& c, float* send) {
+  internal::cpu::parallel_for(c.all_rows(), [&](int64_t t, int) {
+    float* const values = send + t * c.row_floats();
+    int32_t* const positions = reinterpret_cast<int32_t*>(values + c.width);
+    if (t >= c.tokens) {
+      std::fill_n(values, c.width, 0.0f);
+      std::fill_n(positions, c.width, -1);
+      return;
+    }
+    std::copy_n(row_of<const float>(c.a.values, t), c.width, values);
+    const int32_t* const ids = row_of<const int32_t>(c.a.ids, t);
+    for (int64_t k = 0; k < c.width; ++k) positions[k] = position_of(c.shard, ids[k]);
+  });
+}
+
+// This rank's entries that are not behind their row's cut. Writes at or before the id just read, so
+// `kept` may be `ids`.
+void keep(const Call& c, const int64_t* cuts) {
+  internal::cpu::parallel_for(c.tokens, [&](int64_t t, int) {
+    const int32_t* const ids = row_of<const int32_t>(c.a.ids, t);
+    const float* const values = row_of<const float>(c.a.values, t);
+    int32_t* const kept = c.a.kept ? row_of<int32_t>(c.a.kept, t) : nullptr;
+    int32_t count = 0;
+    for (int64_t k = 0; k < c.width; ++k) {
+      const int32_t id = ids[k], position = position_of(c.shard, id);
+      if (position < 0 || order_of(values[k], position) < cuts[t]) continue;
+      if (kept) kept[count] = id;
+      ++count;
+    }
+    if (kept) std::fill(kept + count, kept + c.width, -1);
+    if (c.a.counts) *row_of<int32_t>(c.a.counts, t) = count;
+  });
+}
+
+// The ranks make one call: shapes, form and outputs decide what is sent.
+void agree_on(const Call& c, std::byte* room) {
+  parallel::Offer offer("cut");
+  offer.number("ids", c.tokens, " tokens");
+  offer.number("ids", c.width, " columns");
+  offer.number("form", c.owner);
+  offer.number("kept", c.a.kept || c.a.counts);
+  offer.number("positions", static_cast<bool>(c.a.positions));
+  offer.number("shard.interleave", c.shard.interleave);
+  offer.number("shard.world", c.shard.world);
+  parallel::agree(*c.comm, offer, {room, parallel::agreement_bytes(c.ranks)});
+}
+
+void run(const Call& c, const CutKernel& kernel, Arena& arena) {
+  const Memory m(arena, c);
+  if (c.comm && !c.a.plan) agree_on(c, m.agreement);
+  if (c.tokens == 0) return;
+  pack(c, m.send);
+  const float* candidates = m.send;
+  if (c.comm) {
+    const parallel::Step step{"cut", *c.comm, c.device};
+    const size_t bytes = static_cast<size_t>(c.rows) * c.row_bytes();
+    if (c.owner) step.all_to_all(m.send, m.received, bytes);
+    else step.all_gather(m.send, m.received, bytes);
+    candidates = m.received;
+  }
+
+  Params p;
+  p.candidates = candidates;
+  p.rows = c.rows;
+  p.width = c.width;
+  p.blocks = c.ranks;
+  p.cuts = m.cuts;
+  const bool gather = c.owner && c.comm;
+  if (c.a.positions) {
+    p.positions = gather ? m.positions : row_of<int32_t>(c.a.positions, 0);
+    p.position_stride = gather ? c.width : c.a.positions.stride[0];
+  }
+  p.scratch = m.scratch;
+  p.device = c.device;
+  winnow::run("cut", kernel, p);
+  if (!gather) {
+    if (c.a.kept || c.a.counts) keep(c, m.cuts);
+    return;
+  }
+
+  const parallel::Step step{"cut", *c.comm, c.device};
+  if (c.a.kept || c.a.counts) {
+    step.all_gather(m.cuts, m.all_cuts, static_cast<size_t>(c.rows) * sizeof(int64_t));
+    keep(c, m.all_cuts);
+  }
+  if (c.a.positions) {
+    step.all_gather(m.positions, m.all_positions,
+                    static_cast<size_t>(c.rows * c.width) * sizeof(int32_t));
+    for (int64_t t = 0; t < c.tokens; ++t)
+      std::copy_n(m.all_positions + t * c.width, c.width, row_of<int32_t>(c.a.positions, t));
+  }
+}
+
+size_t workspace_of(const Sizes& sizes) {
+  Arena arena;
+  Memory(arena, sizes);
+  return arena.bytes();
+}
+
+}  // namespace
+
+size_t most_workspace(int64_t tokens, int64_t width, int32_t ranks, bool positions) {
+  const auto bytes = [&](int64_t rows, CutForm form) {
+    return workspace_of(Sizes(rows, width, ranks, form, positions));
+  };
+  size_t most = bytes(tokens, CutForm::kOwner);
+  // Few rows are gathered, which takes more memory for each of them.
+  for (int64_t t = 1; t <= tokens && !Sizes(t, width, ranks, CutForm::kAuto, positions).owner; ++t)
+    most = std::max(most, bytes(t, CutForm::kGather));
+  return most;
+}
+
+}  // namespace internal::cut
+
+void cut(const CutArgs& args) try {
+  using namespace internal::cut;
+  const CutKernel* kernel = nullptr;
+  std::optional<OwnMemory> own;
+  const Call call = internal::parallel::telling(args.plan ? nullptr : args.comm, "cut", [&] {
+    const Check check("cut");
+    const Call c = checked(check, args);
+    Target target = args.target;
+    target.device = c.device;
+    kernel = &choose("cut", kernels(), Shape{}, target);
+    if (args.workspace.empty() && !args.plan) own.emplace("cut", workspace_of(c));
+    else check.workspace(args.workspace, workspace_of(c));
+    return c;
+  });
+  Arena arena(own ? own->span() : args.workspace);
+  run(call, *kernel, arena);
+} catch (const std::bad_alloc&) {
+  out_of_memory("cut");
+}
+
+size_t cut_workspace_bytes(const CutArgs& args) try {
+  return internal::cut::workspace_of(internal::cut::checked(Check("cut"), args));
+} catch (const std::bad_alloc&) {
+  out_of_memory("cut");
+}
+
+}  // namespace winnow

@@ -1,0 +1,311 @@
+// cut: the ids of one rank, bit for bit, over every number of ranks, interleave, form and kernel,
+// for rows of logits and through every score kernel; bytes as the header says; refusals.
+#include "winnow/cut.h"
+
+#include <cmath>
+#include <limits>
+
+#include "core/formats.h"
+#include "testing.h"
+#include "thread_ranks.h"
+#include "winnow/score.h"
+#include "winnow/select.h"
+
+namespace winnow {
+namespace {
+
+using testing::draw;
+using testing::Guarded;
+using testing::ThreadRanks;
+
+constexpr int32_t kRanks[] = {1, 2, 3, 4, 8};
+constexpr int32_t kInterleaves[] = {1, 7, 64};
+
+// What a rank gave.
+struct Result {
+  std::vector<int32_t> kept, counts, positions;
+};
+
+// Rows of logits whose columns are spread over ranks.
+struct Rows {
+  int64_t tokens, columns, topk;
+  std::vector<float> logits;
+
+  Rows(testing::Rng& rng, int64_t tokens_, int64_t columns_, int64_t topk_)
+      : tokens(tokens_), columns(columns_), topk(topk_), logits(tokens * columns) {
+    constexpr float kInf = std::numeric_limits<float>::infinity();
+    const float special[] = {std::nanf(""), -kInf, kInf, 0.0f, -0.0f, 1.0f};
+    const int64_t kind = draw(rng, 0, 3);
+    for (float& x : logits) {
+      if (kind == 0) x = testing::normal(rng);
+      else if (kind == 1) x = static_cast<float>(draw(rng, 0, 2));
+      else if (kind == 2) x = 0.5f;
+      else x = special[draw(rng, 0, 5)];
+    }
+  }
+
+  std::vector<int32_t> whole(const char* kernel) {
+    std::vector<int32_t> ids(tokens * topk);
+    select({.logits = tensor(logits.data(), {tokens, columns}),
+            .ids = tensor(ids.data(), {tokens, topk}),
+            .target = {.kernel = kernel}});
+    return ids;
+  }
+
+  // select() over this rank's columns, then cut().
+  Result over_ranks(Communicator& comm, int32_t interleave, CutForm form, const char* select_kernel,
+                    const char* cut_kernel) const {
+    const Shard shard{comm.size(), comm.rank(), interleave};
+    const int64_t own = shard.local_length(columns);
+    std::vector<float> part(tokens * own);
+    for (int64_t t = 0; t < tokens; ++t)
+      for (int64_t j = 0; j < own; ++j) part[t * own + j] = logits[t * columns + shard.global(j)];
+    Guarded<int32_t> ids(tokens * topk), counts(tokens), positions(tokens * topk);
+    Guarded<float> values(tokens * topk);
+    const std::initializer_list<int64_t> shape = {tokens, topk};
+    select({.logits = tensor(part.data(), {tokens, own}),
+            .ids = tensor(ids.data(), shape),
+            .values = tensor(values.data(), shape),
+            .target = {.kernel = select_kernel}});
+    cut({.comm = &comm,
+         .shard = shard,
+         .ids = tensor(ids.data(), shape),
+         .values = tensor(values.data(), shape),
+         .kept = tensor(ids.data(), shape),
+         .counts = tensor(counts.data(), {tokens}),
+         .positions = tensor(positions.data(), shape),
+         .form = form,
+         .target = {.kernel = cut_kernel}});
+    return {ids.values(), counts.values(), positions.values()};
+  }
+};
+
+// Every rank has the row's ids, and keeps those that it owns.
+void expect_ids(const std::vector<int32_t>& want, int64_t tokens, int64_t topk, Shard shard,
+                const Result& got) {
+  EXPECT_EQ(got.positions, want);
+  for (int64_t t = 0; t < tokens; ++t) {
+    std::vector<int32_t> own;
+    for (int64_t k = 0; k < topk; ++k)
+      if (const int32_t id = want[t * topk + k]; id >= 0 && shard.owns(id))
+        own.push_back(static_cast<int32_t>(shard.local(id)));
+    EXPECT_EQ(got.counts[t], static_cast<int32_t>(own.size())) << "token " << t;
+    own.resize(topk, -1);
+    const auto row = got.kept.begin() + t * topk;
+    EXPECT_EQ(std::vector<int32_t>(row, row + topk), own) << "token " << t;
+  }
+}
+
+class CutTest : public ::testing::TestWithParam<std::tuple<std::string, std::string, int32_t>> {};
+
+TEST_P(CutTest, GivesTheIdsOfOneRank) {
+  const auto& [cut_kernel, select_kernel, ranks] = GetParam();
+  testing::Rng rng(ranks);
+  const int64_t tokens[] = {0, 1, ranks - 1, ranks, 33};
+  for (int round = 0; round < 60; ++round) {
+    const int64_t t = tokens[round % 5];
+    const int64_t topks[] = {1, 5, 64, 128, 300};
+    Rows rows(rng, t, draw(rng, 0, 400), topks[draw(rng, 0, 4)]);
+    const std::vector<int32_t> want = rows.whole(select_kernel.c_str());
+    const int32_t interleave = kInterleaves[draw(rng, 0, 2)];
+    for (const CutForm form : {CutForm::kAuto, CutForm::kGather, CutForm::kOwner}) {
+      ThreadRanks group(ranks);
+      std::vector<Result> results(ranks);
+      const auto errors = group.run([&](Communicator& comm) {
+        results[comm.rank()] = rows.over_ranks(comm, interleave, form, select_kernel.c_str(),
+                                               cut_kernel.c_str());
+      });
+      for (int32_t r = 0; r < ranks; ++r) {
+        ASSERT_EQ(errors[r], "");
+        expect_ids(want, t, rows.topk, {ranks, r, interleave}, results[r]);
+      }
+    }
+    if (HasFailure()) FAIL() << "round " << round << ", interleave " << interleave;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Kernels, CutTest,
+    ::testing::Combine(::testing::ValuesIn(testing::cpu_kernels("cut")),
+                       ::testing::ValuesIn(testing::cpu_kernels("select")),
+                       ::testing::ValuesIn(kRanks)),
+    [](const auto& info) {
+      return std::get<0>(info.param) + "_select_" + std::get<1>(info.param) + "_ranks_" +
+             std::to_string(std::get<2>(info.param));
+    });
+
+// Index keys whose rows are spread over ranks.
+class CutScores : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(CutScores, GivesTheIdsOfOneRank) {
+  const std::string& kernel = GetParam();
+  if (const std::string why = testing::why_not("score", kernel); !why.empty()) GTEST_SKIP() << why;
+  constexpr int64_t kTokens = 5, kHeads = 3, kKeys = 501, kTopk = 64, kDim = 128;
+  testing::Rng rng(17);
+  const auto bytes = [&](int64_t n) {
+    std::vector<e4m3> x(n);
+    for (e4m3& v : x) v = to_e4m3(testing::normal(rng));
+    return x;
+  };
+  std::vector<e4m3> q = bytes(kTokens * kHeads * kDim), keys = bytes(kKeys * kDim);
+  // Every third key is the one before it: ties.
+  for (int64_t j = 2; j < kKeys; j += 3)
+    std::copy_n(keys.begin() + (j - 1) * kDim, kDim, keys.begin() + j * kDim);
+  std::vector<float> weights(kTokens * kHeads), scales(kKeys, 0.25f);
+  for (float& w : weights) w = testing::normal(rng);
+  std::vector<int32_t> ends = {kKeys, 0, 40, 300, 77};
+
+  const auto run = [&](Communicator* comm, const Shard& shard) {
+    std::vector<e4m3> own_keys;
+    std::vector<float> own_scales;
+    for (int64_t j = 0; j < kKeys; ++j) {
+      if (!shard.owns(j)) continue;
+      own_keys.insert(own_keys.end(), keys.begin() + j * kDim, keys.begin() + (j + 1) * kDim);
+      own_scales.push_back(scales[j]);
+    }
+    const auto rows = static_cast<int64_t>(own_scales.size());
+    std::vector<int32_t> own_ends(kTokens), ids(kTokens * kTopk), positions(kTokens * kTopk);
+    std::vector<float> values(kTokens * kTopk);
+    for (int64_t t = 0; t < kTokens; ++t)
+      own_ends[t] = static_cast<int32_t>(shard.local_length(ends[t]));
+    score_select({.score = {.q = tensor(q.data(), {kTokens, kHeads, kDim}),
+                            .weights = tensor(weights.data(), {kTokens, kHeads}),
+                            .key_rows = tensor(own_keys.data(), {rows, kDim}),
+                            .key_scales = tensor(own_scales.data(), {rows}),
+                            .ends = tensor(own_ends.data(), {kTokens}),
+                            .target = {.kernel = kernel.c_str()}},
+                  .ids = tensor(ids.data(), {kTokens, kTopk}),
+                  .values = tensor(values.data(), {kTokens, kTopk})});
+    cut({.comm = comm,
+         .shard = shard,
+         .ids = tensor(ids.data(), {kTokens, kTopk}),
+         .values = tensor(values.data(), {kTokens, kTopk}),
+         .positions = tensor(positions.data(), {kTokens, kTopk})});
+    return positions;
+  };
+  const std::vector<int32_t> want = run(nullptr, {});
+  for (const int32_t ranks : kRanks)
+    for (const int32_t interleave : kInterleaves) {
+      ThreadRanks group(ranks);
+      const auto errors = group.run([&](Communicator& comm) {
+        const auto got = run(&comm, {ranks, comm.rank(), interleave});
+        EXPECT_EQ(got, want) << ranks << " ranks, interleave " << interleave;
+      });
+      EXPECT_EQ(errors, std::vector<std::string>(ranks));
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, CutScores, ::testing::ValuesIn(testing::cpu_kernels("score")));
+
+// Volumes of <winnow/cut.h>, with rows rounded up to a multiple of the ranks in the owner's form.
+TEST(Cut, MovesWhatTheHeaderSays) {
+  constexpr int32_t kWorld = 4;
+  constexpr int64_t kTopk = 32;
+  testing::Rng rng(3);
+  for (const int64_t tokens : {0, 1, 3, 4, 9}) {
+    const Rows rows(rng, tokens, 100, kTopk);
+    const int64_t each = (tokens + kWorld - 1) / kWorld;
+    for (const CutForm form : {CutForm::kGather, CutForm::kOwner}) {
+      ThreadRanks group(kWorld);
+      const auto errors = group.run([&](Communicator& comm) {
+        rows.over_ranks(comm, 1, form, "simd", "simd");
+      });
+      EXPECT_EQ(errors, std::vector<std::string>(kWorld));
+      ThreadRanks::Counted want{.exchanges = 1};
+      if (tokens > 0 && form == CutForm::kGather) {
+        want.gathers = 1;
+        want.gathered_bytes = 8 * kTopk * (kWorld - 1) * tokens;
+      } else if (tokens > 0) {
+        want.all_to_alls = 1;
+        want.all_to_all_bytes = 8 * kTopk * (kWorld - 1) * each;
+        want.gathers = 2;  // cuts and positions: both are asked for
+        want.gathered_bytes = (8 + 4 * kTopk) * (kWorld - 1) * each;
+      }
+      for (int32_t r = 0; r < kWorld; ++r) EXPECT_EQ(group.counted(r), want) << tokens;
+    }
+  }
+}
+
+TEST(Cut, HostileIdsAreNoCandidates) {
+  // Positions beyond 32 bits, negative ids, the same id again: each rank writes its own rows alone.
+  ThreadRanks group(2);
+  const auto errors = group.run([](Communicator& comm) {
+    Guarded<int32_t> ids(std::vector<int32_t>{INT32_MIN, INT32_MAX, -2, 3, 3, 0});
+    Guarded<float> values(std::vector<float>{9, 9, 9, 1, 1, 2});
+    Guarded<int32_t> positions(6), counts(1);
+    cut({.comm = &comm,
+         .shard = {2, comm.rank(), 1},
+         .ids = tensor(ids.data(), {1, 6}),
+         .values = tensor(values.data(), {1, 6}),
+         .kept = tensor(ids.data(), {1, 6}),
+         .counts = tensor(counts.data(), {1}),
+         .positions = tensor(positions.data(), {1, 6})});
+    EXPECT_EQ(counts[0], 3);
+    EXPECT_EQ(ids.values(), (std::vector<int32_t>{3, 3, 0, -1, -1, -1}));
+    EXPECT_EQ(positions.values(), (std::vector<int32_t>{0, 1, 6, 6, 7, 7}));
+  });
+  EXPECT_EQ(errors, std::vector<std::string>(2));
+}
+
+// A call that differs on one rank ends on all of them, with one text.
+TEST(Cut, RanksThatDifferAreNamed) {
+  struct Fault {
+    const char* name;
+    void (*change)(CutArgs&);
+    std::vector<const char*> words;
+  };
+  const Fault faults[] = {
+      {"rows", [](CutArgs& a) { a.ids.shape[0] = a.values.shape[0] = a.positions.shape[0] = 2; },
+       {"cut: ids", "3 tokens as rank 0 has", "2 on rank 1"}},
+      {"form", [](CutArgs& a) { a.form = CutForm::kOwner; }, {"cut: form", "rank 1"}},
+      {"refused", [](CutArgs& a) { a.values.dtype = DType::kI32; }, {"cut", "values"}},
+      {"shard", [](CutArgs& a) { a.shard.rank = 0; }, {"cut", "shard.rank"}},
+  };
+  for (const Fault& fault : faults) {
+    ThreadRanks group(3);
+    const auto errors = group.run([&](Communicator& comm) {
+      std::vector<int32_t> ids(12, -1), positions(12);
+      std::vector<float> values(12);
+      CutArgs a{.comm = &comm,
+                .shard = {3, comm.rank(), 1},
+                .ids = tensor(ids.data(), {3, 4}),
+                .values = tensor(values.data(), {3, 4}),
+                .positions = tensor(positions.data(), {3, 4}),
+                .form = CutForm::kGather};
+      if (comm.rank() == 1) fault.change(a);
+      cut(a);
+    });
+    for (const std::string& e : errors)
+      for (const char* word : fault.words)
+        EXPECT_NE(e.find(word), std::string::npos) << fault.name << ": '" << word << "' in " << e;
+    EXPECT_EQ(errors[0], errors[2]);
+  }
+}
+
+TEST(CutErrors, NameTheArgument) {
+  std::vector<int32_t> ids(12), kept(12);
+  std::vector<float> values(12);
+  const CutArgs good{.ids = tensor(ids.data(), {3, 4}),
+                     .values = tensor(values.data(), {3, 4}),
+                     .kept = tensor(kept.data(), {3, 4})};
+  const auto expect = [&](auto change, std::initializer_list<const char*> words,
+                          ErrorCode code = ErrorCode::kInvalidArgument) {
+    CutArgs a = good;
+    change(a);
+    testing::expect_error([&] { cut(a); }, code, words);
+  };
+  expect([](CutArgs& a) { a.ids = {}; }, {"cut", "ids", "nothing"});
+  expect([](CutArgs& a) { a.values.shape[1] = 3; }, {"values", "[3, 4]", "[3, 3]"});
+  expect([](CutArgs& a) { a.kept = {}; }, {"kept, counts or positions", "none"});
+  expect([](CutArgs& a) { a.kept.stride[0] = 0; }, {"kept", "overlap"});
+  expect([](CutArgs& a) { a.shard = {2, 0, 1}; }, {"shard.world", "1 ranks", "2"});
+  expect([](CutArgs& a) { a.shard.interleave = 0; }, {"shard.interleave", "0"});
+  expect([](CutArgs& a) { a.form = static_cast<CutForm>(9); }, {"form", "9"});
+  std::byte small[1];
+  expect([&](CutArgs& a) { a.workspace = small; }, {"workspace"});
+  expect([](CutArgs& a) { a.target.device = cuda(); }, {"cut", "no kernel fits"},
+         ErrorCode::kUnsupported);
+}
+
+}  // namespace
+}  // namespace winnow
