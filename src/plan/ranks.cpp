@@ -92,7 +92,6 @@ Ranks::Ranks(const PlanOptions& o, const Choice& choice) : control_(control_of(o
 void Ranks::agree_on(const Batch& batch, int64_t tokens) {
   if (!control_) return;
   parallel::Offer offer("refill");
-  offer.number("batch (its number)", ++refills_);
   offer.number("batch", tokens, " tokens");
   offer.number("batch", static_cast<int64_t>(batch.seq_lens.size()), " requests");
   const uint64_t hash = hashed(batch.seq_lens, hashed(batch.query_starts, kHashBasis));

@@ -29,7 +29,6 @@ class Ranks {
  private:
   Communicator* control_ = nullptr;
   std::vector<std::byte> room_;
-  int64_t refills_ = 0;
 };
 
 }  // namespace winnow::internal::plan

@@ -1,0 +1,13 @@
+# A job of which rank 1 has a fault: every other rank must report it, by name and in time.
+set(started ${launcher} -n ${ranks} ${options} ${program} ${fault})
+execute_process(COMMAND ${started} OUTPUT_VARIABLE said ERROR_VARIABLE errors TIMEOUT 50)
+message("${said}${errors}")
+math(EXPR living "${ranks} - 1")
+if(NOT fault MATCHES "killed|lost")
+  set(living ${ranks})
+endif()
+string(REGEX MATCHALL "rank done, 0 failures" right "${said}")
+list(LENGTH right count)
+if(NOT count EQUAL living)
+  message(FATAL_ERROR "${count} of ${living} living ranks were right")
+endif()
