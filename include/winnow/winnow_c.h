@@ -11,6 +11,7 @@
 #define WINNOW_C_H
 
 #include "winnow/winnow_c_layers.h"
+#include "winnow/winnow_c_parallel.h"
 #include "winnow/winnow_c_plan.h"
 #include "winnow/winnow_c_types.h"
 
@@ -97,6 +98,7 @@ typedef struct winnow_score_select_args {
   void* workspace; /* null: a CPU call without a plan makes its own */
   size_t workspace_bytes;
   winnow_select_blocks blocks;
+  winnow_tensor values; /* [T, K] f32, optional */
 } winnow_score_select_args;
 #define WINNOW_SCORE_SELECT_ARGS_INIT \
   { .struct_size = sizeof(winnow_score_select_args) }
@@ -113,6 +115,7 @@ typedef struct winnow_select_args {
   bool relative;
   winnow_target target;
   winnow_select_blocks blocks;
+  winnow_tensor values; /* [T, K] f32, optional */
 } winnow_select_args;
 #define WINNOW_SELECT_ARGS_INIT \
   { .struct_size = sizeof(winnow_select_args) }

@@ -8,6 +8,33 @@
 extern "C" {
 #endif
 
+/* ---- ranks (<winnow/parallel.h>) ----------------------------------------------------------- */
+
+/* A group of ranks that moves bytes, by functions of the caller's. They return 0, or another number
+ * after which the group is spent; `why` says what happened, and may be null. They must give up after
+ * a deadline of their own. `stream` is that of the call, a cudaStream_t; null on the host. */
+typedef struct winnow_communicator {
+  size_t struct_size;
+  void* context; /* handed to every function */
+  int32_t rank, size;
+  const char* name;
+  bool takes_host, takes_cuda; /* memory of all_gather and all_to_all */
+  /* recv [size, bytes]: block r is what rank r sent */
+  int (*all_gather)(void* context, const void* send, void* recv, size_t bytes, void* stream);
+  /* send, recv [size, bytes]: block r of recv is block `rank` of what rank r sent */
+  int (*all_to_all)(void* context, const void* send, void* recv, size_t bytes, void* stream);
+  /* all_gather of host memory, done on return */
+  int (*exchange)(void* context, const void* send, void* recv, size_t bytes);
+  const char* (*why)(void* context);
+} winnow_communicator;
+#define WINNOW_COMMUNICATOR_INIT \
+  { .struct_size = sizeof(winnow_communicator), .size = 1 }
+
+typedef int32_t winnow_spread;
+enum { WINNOW_SPREAD_NONE, WINNOW_SPREAD_HEADS, WINNOW_SPREAD_CONTEXT };
+typedef int32_t winnow_wire;
+enum { WINNOW_WIRE_F32, WINNOW_WIRE_BF16 };
+
 /* ---- plan (<winnow/plan.h>) ---------------------------------------------------------------- */
 
 typedef int32_t winnow_mode;
@@ -42,11 +69,18 @@ typedef struct winnow_plan_options {
   winnow_target target;
   bool mha; /* of WINNOW_AUTO, V3.2, balanced splits: prefills may be parts for winnow_attend_mha.
                Routes are those of prefill_route(); C cannot bring its own */
+  /* How this rank works with others; the structs are copied, their contexts outlive the plan. */
+  const winnow_communicator* comm;
+  const winnow_communicator* control; /* null: comm */
+  winnow_spread spread;
+  int32_t interleave;
+  winnow_wire wire;
 } winnow_plan_options;
 #define WINNOW_PLAN_OPTIONS_INIT                                                                  \
   {                                                                                               \
     .struct_size = sizeof(winnow_plan_options), .model = "v32", .heads = 128, .index_heads = 64,  \
-    .page = 64, .max_requests = 256, .max_tokens = 4096, .decode_threshold = 1, .split_size = 512 \
+    .page = 64, .max_requests = 256, .max_tokens = 4096, .decode_threshold = 1, .split_size = 512, \
+    .interleave = 1                                                                               \
   }
 
 typedef struct winnow_batch {

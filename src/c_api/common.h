@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstring>
 #include <iterator>
+#include <memory>
 #include <span>
 
 #include "core/check.h"
@@ -14,7 +15,16 @@
 #include "winnow/tensor.h"
 #include "winnow/winnow_c.h"
 
+namespace winnow::internal::c_api {
+class CallersRanks;
+}
+
 struct winnow_plan {
+  winnow_plan(winnow::Plan plan, std::unique_ptr<winnow::internal::c_api::CallersRanks> comm,
+              std::unique_ptr<winnow::internal::c_api::CallersRanks> control);
+  ~winnow_plan();
+  // Before the plan, which uses them.
+  std::unique_ptr<winnow::internal::c_api::CallersRanks> comm, control;
   winnow::Plan plan;
 };
 
@@ -35,7 +45,7 @@ struct Published;
     static type defaults() { return init; }                       \
   }
 // Since 0.1:
-WINNOW_PUBLISHED(winnow_plan_options, WINNOW_PLAN_OPTIONS_INIT, 128);
+WINNOW_PUBLISHED(winnow_plan_options, WINNOW_PLAN_OPTIONS_INIT, 128, 160);
 WINNOW_PUBLISHED(winnow_batch, WINNOW_BATCH_INIT, 48);
 WINNOW_PUBLISHED(winnow_v4_chunk_args, WINNOW_V4_CHUNK_ARGS_INIT, 64);
 WINNOW_PUBLISHED(winnow_compressed_slots_args, WINNOW_COMPRESSED_SLOTS_ARGS_INIT, 376);
@@ -55,8 +65,11 @@ WINNOW_PUBLISHED(winnow_gather_args, WINNOW_GATHER_ARGS_INIT, 480);
 WINNOW_PUBLISHED(winnow_join_args, WINNOW_JOIN_ARGS_INIT, 272);
 WINNOW_PUBLISHED(winnow_quantize_args, WINNOW_QUANTIZE_ARGS_INIT, 272);
 WINNOW_PUBLISHED(winnow_score_args, WINNOW_SCORE_ARGS_INIT, 808);
-WINNOW_PUBLISHED(winnow_score_select_args, WINNOW_SCORE_SELECT_ARGS_INIT, 120, 288);
-WINNOW_PUBLISHED(winnow_select_args, WINNOW_SELECT_ARGS_INIT, 368, 536);
+WINNOW_PUBLISHED(winnow_score_select_args, WINNOW_SCORE_SELECT_ARGS_INIT, 120, 288, 368);
+WINNOW_PUBLISHED(winnow_select_args, WINNOW_SELECT_ARGS_INIT, 368, 536, 616);
+WINNOW_PUBLISHED(winnow_communicator, WINNOW_COMMUNICATOR_INIT, 72);
+WINNOW_PUBLISHED(winnow_cut_args, WINNOW_CUT_ARGS_INIT, 488);
+WINNOW_PUBLISHED(winnow_combine_args, WINNOW_COMBINE_ARGS_INIT, 472);
 WINNOW_PUBLISHED(winnow_locate_args, WINNOW_LOCATE_ARGS_INIT, 656);
 WINNOW_PUBLISHED(winnow_attend_args, WINNOW_ATTEND_ARGS_INIT, 1200);
 WINNOW_PUBLISHED(winnow_mha_args, WINNOW_MHA_ARGS_INIT, 1008);

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <new>
 
-#include "c_api/common.h"
+#include "c_api/communicator.h"
 
 using winnow::Chunk;
 using winnow::Plan;
@@ -71,6 +71,9 @@ winnow_plan_options c_options(const winnow::PlanOptions& o) {
   r.split = static_cast<winnow_split_policy>(o.split);
   r.split_size = o.split_size;
   r.mha = o.mha;
+  r.spread = static_cast<winnow_spread>(o.parallel.spread);
+  r.interleave = o.parallel.interleave;
+  r.wire = static_cast<winnow_wire>(o.parallel.wire);
   r.target = {{static_cast<winnow_device_kind>(d.kind), d.index, d.stream}, o.target.kernel};
   return r;
 }
@@ -97,8 +100,16 @@ extern "C" {
 winnow_status winnow_plan_create(const winnow_plan_options* options, winnow_plan** out) {
   return guarded("plan", options, [&](const winnow_plan_options& o, const In& in) {
     winnow_plan*& plan = in.given(out, "out");  // before there is something to lose
-    auto made = Plan(plan_options(o, in));
-    plan = new (std::nothrow) winnow_plan{std::move(made)};
+    auto comm = winnow::internal::c_api::ranks_of(o.comm, "comm", in);
+    auto control = winnow::internal::c_api::ranks_of(o.control, "control", in);
+    winnow::PlanOptions all = plan_options(o, in);
+    all.parallel = {.comm = comm.get(),
+                    .spread = in.choice(o.spread, "spread", winnow::Spread::kContext),
+                    .interleave = o.interleave,
+                    .wire = in.choice(o.wire, "wire", winnow::Wire::kBf16),
+                    .control = control.get()};
+    auto made = Plan(all);
+    plan = new (std::nothrow) winnow_plan(std::move(made), std::move(comm), std::move(control));
     if (!plan) winnow::out_of_memory("plan");
   });
 }

@@ -40,6 +40,7 @@ winnow::SelectBlocks blocks_of(const winnow_select_blocks& b, const In& in) {
 winnow::ScoreSelectArgs score_select_args(const winnow_score_select_args& a, const In& in) {
   return {.score = score_args(in.sized(a.score, "score"), in),
           .ids = in(a.ids, "ids"),
+          .values = in(a.values, "values"),
           .relative = a.relative,
           .blocks = blocks_of(a.blocks, in),
           .workspace = in.bytes(a.workspace, a.workspace_bytes)};
@@ -112,6 +113,7 @@ winnow_status winnow_select(const winnow_select_args* args) {
                     .starts = in(a.starts, "starts"),
                     .ends = in(a.ends, "ends"),
                     .ids = in(a.ids, "ids"),
+                    .values = in(a.values, "values"),
                     .relative = a.relative,
                     .blocks = blocks_of(a.blocks, in),
                     .target = in(a.target)});
