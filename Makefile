@@ -17,6 +17,7 @@ run: build  ## a continuous-batching step loop through all stages (ARGS="--model
 
 test: setup  ## the tests of the library and of the Python package
 	@tools/setup.sh python
+	@tools/setup.sh mpi
 	@JOBS=$(JOBS) tools/test.sh release python
 
 check: setup  ## what test leaves out: format, lint, docs, ASan + UBSan, TSan, a minute of fuzzing; CUDA compiled

@@ -81,7 +81,7 @@ void layers(Communicator& comm) {
   std::vector<uint64_t> hashes(ranks);
   comm.exchange(&hash, hashes.data(), sizeof hash);
   if (comm.rank() != 0) return;
-  winnow::testing::ThreadRanks threads(ranks);
+  winnow::tools::ThreadRanks threads(ranks);
   const auto errors = threads.run([&](Communicator& other) {
     const auto result =
         problem.run({.comm = &other, .spread = Spread::kContext, .interleave = 7});

@@ -112,6 +112,11 @@ if(WINNOW_EXAMPLES)
   foreach(name decode v4 prefill c)
     add_test(NAME example_${name} COMMAND example_${name})
   endforeach()
+  if(TARGET example_parallel AND NOT WINNOW_SANITIZE)
+    add_test(NAME example_parallel COMMAND ${MPIEXEC_EXECUTABLE} -n 2 $<TARGET_FILE:example_parallel>)
+    set_tests_properties(example_parallel PROPERTIES TIMEOUT 120
+      ENVIRONMENT "WINNOW_THREADS=1;OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1")
+  endif()
 endif()
 
 add_test(NAME files_under_500_lines

@@ -12,7 +12,7 @@ namespace winnow {
 namespace {
 
 using testing::RankProblem;
-using testing::ThreadRanks;
+using tools::ThreadRanks;
 using Result = RankProblem::Result;
 
 std::vector<Result> over_ranks(const RankProblem& problem, ThreadRanks& group, int32_t ranks,

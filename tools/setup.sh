@@ -4,6 +4,7 @@
 #   setup.sh cuda     asks for nvcc as well, which no Debian package of this list brings
 #   setup.sh python   for what the Python package's tests need
 #   setup.sh fuzz     for a Clang that has libFuzzer
+#   setup.sh mpi      for ranks as processes: Open MPI and MPICH; goes on without where it cannot install
 #   setup.sh tools    for what python needs, and for what tools/requirements.txt lists, in .venv-tools
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -31,6 +32,10 @@ missing() {
   if [ "${1:-}" = fuzz ] && ! tools/fuzz.sh compiler >/dev/null 2>&1; then
     printf '%s\n' "clang-19 (libFuzzer)" "libclang-rt-19-dev (its runtime)" "llvm-19 (coverage)"
   fi
+  if [ "${1:-}" = mpi ]; then
+    command -v mpicxx >/dev/null || printf '%s\n' "libopenmpi-dev (mpicxx)" "openmpi-bin (mpirun)"
+    command -v mpicxx.mpich >/dev/null || printf '%s\n' "libmpich-dev (mpicxx.mpich)" "mpich (mpiexec.mpich)"
+  fi
   # Headers anywhere the build would look: the compiler's own folders and CMAKE_PREFIX_PATH.
   local include=() prefix
   while IFS= read -r -d: prefix; do
@@ -45,6 +50,10 @@ missing() {
 }
 
 report() {
+  if [ "${asked:-}" = mpi ]; then
+    echo "Without MPI (apt-get install $2) the tests over several processes are left out." >&2
+    exit 0
+  fi
   echo "winnow needs what these Debian packages hold:" >&2
   sed 's/^/  /' <<<"$1" >&2
   echo "Install them (apt-get install $2), or have them found by CMAKE_PREFIX_PATH." >&2
@@ -81,6 +90,7 @@ install_tools() {
   cp tools/requirements.txt "$venv/requirements.txt"
 }
 
+asked=${1:-}
 lack=$(missing "$@")
 if [ -n "$lack" ]; then
   install_packages "$lack"

@@ -25,4 +25,8 @@
 #include "winnow/lists.h"     // V4's index lists
 #include "winnow/absorb.h"    // projections into and out of the latent space
 #include "winnow/pipeline.h"  // all of it in one call
+
+#include "winnow/parallel.h"  // several ranks: communicators and shards
+#include "winnow/cut.h"       // top-k of each rank's part -> top-k of the row
+#include "winnow/combine.h"   // attention of each rank's part -> attention
 // clang-format on

@@ -39,6 +39,7 @@ struct PyCache {
 
 // A plan as Python holds it. The GIL guards what is beside the plan.
 struct PyPlan {
+  std::shared_ptr<Communicator> ranks;  // that the plan uses, or none
   Plan plan;
   int calls = 0;           // that use the plan at this moment, of any thread
   bool refilling = false;  // by a thread that has let the GIL go
@@ -145,6 +146,7 @@ void bind_plan(nb::module_& m);
 void bind_layers(nb::module_& m);
 void bind_write(nb::module_& m);
 void bind_score(nb::module_& m);
+void bind_ranks(nb::module_& m);
 void bind_attend(nb::module_& m);
 void bind_lists(nb::module_& m);
 void bind_absorb(nb::module_& m);

@@ -38,6 +38,7 @@ NB_MODULE(_winnow_bindings, m) {
   bind_layers(m);
   bind_write(m);
   bind_score(m);
+  bind_ranks(m);
   bind_attend(m);
   bind_lists(m);
   bind_absorb(m);

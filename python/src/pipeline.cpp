@@ -60,6 +60,12 @@ void set_index_query(Call& c, PipelineArgs& a) {
   a.indexer.weights = c.out("index_weights", DType::kF32, {raw.shape[0], raw.shape[1]});
 }
 
+// Over a shared context a rank attends with all heads and gets the result of its own.
+int64_t own_share(const Plan& plan) {
+  const Parallel& p = plan.options().parallel;
+  return p.comm && p.spread == Spread::kContext ? p.comm->size() : 1;
+}
+
 nb::object pipeline_(Call& c) {
   PipelineArgs a;
   a.steps = steps_of(c);
@@ -80,10 +86,11 @@ nb::object pipeline_(Call& c) {
   a.q = a.steps.rope.table ? c.out("q", DType::kBf16, {-1, -1, -1}) : c.in("q");
   a.sink = c.in("sink");
   a.scale = static_cast<float>(c.number("scale"));
-  a.out = c.out("out", DType::kBf16, {a.q.shape[0], a.q.shape[1], kV32.d_v});
-  if (c.wanted("lse")) a.lse = c.out("lse", DType::kF32, {a.q.shape[0], a.q.shape[1]});
   a.plan = c.plan();
   if (!a.plan) c.fail("plan", "a plan", "none");
+  const int64_t heads = a.q.shape[1] / own_share(*a.plan);
+  a.out = c.out("out", DType::kBf16, {a.q.shape[0], heads, kV32.d_v});
+  if (c.wanted("lse")) a.lse = c.out("lse", DType::kF32, {a.q.shape[0], heads});
   a.target.device = c.device();
   a.workspace = c.workspace(pipeline_workspace_bytes(*a.plan));
   c.run([&] { pipeline(a); });
@@ -142,7 +149,8 @@ index_rows, index_bias, index_norm, index_state*
 raw_index_*  index queries [tokens, heads, 128] bf16 and weights, of which index_query() makes
              index_q and index_weights
 
-Returns out [tokens, heads, 512] bf16, or (out, lse [tokens, heads] f32) with lse=True.)");
+Returns out [tokens, heads, 512] bf16, or (out, lse [tokens, heads] f32) with lse=True. Over a plan
+with spread="context" they have the heads of this rank alone.)");
   def(m, "def pipeline_workspace_bytes(plan: Plan) -> int", workspace_bytes,
       "Bytes of pipeline()'s workspace for the plan's capacity.");
 }

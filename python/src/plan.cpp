@@ -10,6 +10,7 @@
 #include <charconv>
 
 #include "call.h"
+#include "ranks.h"
 #include "winnow/error.h"
 
 namespace winnow::python {
@@ -98,6 +99,19 @@ PlanOptions options_of(Call& c) {
   return o;
 }
 
+// How this rank works with others; `ranks` stays with the plan.
+Parallel parallel_of(const Call& c, PyRanks* ranks) {
+  const std::string spread = c.text("spread", "none");
+  if (spread != "none" && spread != "heads" && spread != "context")
+    c.fail("spread", "none, heads or context", spread);
+  return {.comm = ranks,
+          .spread = spread == "heads"     ? Spread::kHeads
+                    : spread == "context" ? Spread::kContext
+                                          : Spread::kNone,
+          .interleave = c.int32("interleave", 1),
+          .wire = wire_of(c)};
+}
+
 constexpr const char* kInit =
     "def __init__(self, *, model: str = 'v32', format: str | None = None, heads: int = 128, topk: "
     "int = 0, "
@@ -106,7 +120,8 @@ constexpr const char* kInit =
     "= 1, "
     "uniform_decode: bool = False, mode: str = 'auto', mha: bool = False, workspace_rows: int = "
     "0, split: str = 'balanced', "
-    "split_size: int = 512, device: object = 'cpu', kernel: str | None = None) -> None";
+    "split_size: int = 512, device: object = 'cpu', kernel: str | None = None, comm: object | None "
+    "= None, spread: str = 'none', interleave: int = 1, wire: str = 'f32') -> None";
 constexpr const char* kRefill =
     "def refill(self, query_starts: Ints, seq_lens: Ints, *, tokens: int = 0) -> None";
 
@@ -218,6 +233,8 @@ mode            "auto", "bf16", "mixed", "separate" or "direct"
 mha             of "auto", V3.2, balanced splits: parts may be for decompress and attend_mha
 split           "balanced", or "fixed": a token's result is the same bits in any batch
 device          "cpu", "cuda:0" or a torch.device; calls over the plan run on their current stream
+comm, spread    a winnow.parallel.Communicator, and what its ranks share out: "heads" or "context"
+interleave      of "context": consecutive positions on one rank; wire: "f32" or "bf16" outputs
 
 Arrays are read-only NumPy views of the plan's memory: they change with the next refill. Calls of
 several threads may use a plan at once; refill() raises RuntimeError while one does, and they while
@@ -226,7 +243,10 @@ it is being refilled.)")
           "__init__",
           [](PyPlan* self, nb::args args, nb::kwargs kwargs) {
             Call c(init, args, kwargs);
-            new (self) PyPlan{Plan(options_of(c))};
+            std::shared_ptr<PyRanks> ranks = ranks_of(c);
+            PlanOptions o = options_of(c);
+            o.parallel = parallel_of(c, ranks.get());
+            new (self) PyPlan{std::move(ranks), Plan(o)};
           },
           nb::sig(kInit))
       .def(

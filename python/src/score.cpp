@@ -49,6 +49,7 @@ nb::object score_select_(Call& c) {
   ScoreSelectArgs a;
   a.score = score_inputs(c);
   a.ids = c.out("out", DType::kI32, {a.score.q.shape[0], c.size("topk")});
+  if (c.wanted("values")) a.values = c.out("values", DType::kF32, {a.ids.shape[0], a.ids.shape[1]});
   a.relative = c.flag("relative");
   a.blocks = blocks_of(c, a.score.q.shape[0]);
   const bool own = !a.score.plan && a.score.target.device.kind == DeviceKind::kCpu;
@@ -56,7 +57,7 @@ nb::object score_select_(Call& c) {
   else if (a.score.plan) a.workspace = c.scratch(a.score.plan->workspace_bytes());
   else if (!own) a.workspace = c.scratch(score_select_workspace_bytes(a));
   c.run([&] { score_select(a); });
-  return c.result({"out", "best_blocks"});
+  return c.result({"out", "values", "best_blocks"});
 }
 
 nb::object select_(Call& c) {
@@ -65,12 +66,13 @@ nb::object select_(Call& c) {
   a.starts = c.in("starts");
   a.ends = c.in("ends");
   a.ids = c.out("out", DType::kI32, {a.logits.shape[0], c.size("topk")});
+  if (c.wanted("values")) a.values = c.out("values", DType::kF32, {a.ids.shape[0], a.ids.shape[1]});
   a.relative = c.flag("relative");
   a.blocks = blocks_of(c, a.logits.shape[0]);
   a.plan = c.plan();
   a.target = c.target();
   c.run([&] { select(a); });
-  return c.result({"out", "best_blocks"});
+  return c.result({"out", "values", "best_blocks"});
 }
 
 nb::object locate_(Call& c) {
@@ -127,17 +129,17 @@ Returns logits [tokens, width] f32.)");
       "None, key_rows: Array | None = None, key_scales: Array | None = None, relative: bool = "
       "False, within: Array | None = None, block: int = 8, best: int = 0, out: Array | None = "
       "None, "
-      "best_blocks: Array | None = None, plan: Plan | None = None, workspace: Array | None = None, "
-      "kernel: str | None = None) -> Array | tuple[Array, Array]",
+      "best_blocks: Array | None = None, values: Array | bool = False, plan: Plan | None = None, "
+      "workspace: Array | None = None, kernel: str | None = None) -> Array | tuple",
       score_select_,
       R"(score() and select() in one call, without the matrix of logits: ids [tokens, topk]
-int32.)");
+int32. With values=True also the logits at these ids, f32, -inf where an id is -1 (CPU).)");
   def(m,
       "def select(logits: Array, topk: int | None = None, *, starts: Array | None = None, ends: "
       "Array | "
       "None = None, relative: bool = False, within: Array | None = None, block: int = 8, best: int "
-      "= 0, out: Array | None = None, best_blocks: Array | None = None, plan: Plan | None = None, "
-      "kernel: str | None = None) -> Array | tuple[Array, Array]",
+      "= 0, out: Array | None = None, best_blocks: Array | None = None, values: Array "
+      "| bool = False, plan: Plan | None = None, kernel: str | None = None) -> Array | tuple",
       select_,
       R"(The topk largest of each row's valid range, exactly: ties to the lowest index, NaN last.
 

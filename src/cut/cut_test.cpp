@@ -16,7 +16,7 @@ namespace {
 
 using testing::draw;
 using testing::Guarded;
-using testing::ThreadRanks;
+using tools::ThreadRanks;
 
 constexpr int32_t kRanks[] = {1, 2, 3, 4, 8};
 constexpr int32_t kInterleaves[] = {1, 7, 64};

@@ -1,4 +1,4 @@
-// Ranks as threads of one process: the communicator of the tests. It counts calls and bytes, notices
+// Ranks as threads of one process, for tests and the program. It counts calls and bytes, notices
 // ranks that disagree about a call, and gives up after a deadline.
 #pragma once
 
@@ -15,7 +15,7 @@
 #include "winnow/error.h"
 #include "winnow/parallel.h"
 
-namespace winnow::testing {
+namespace winnow::tools {
 
 class ThreadRanks {
  public:
@@ -146,4 +146,4 @@ class ThreadRanks {
   std::vector<std::unique_ptr<Rank>> ranks_;
 };
 
-}  // namespace winnow::testing
+}  // namespace winnow::tools

@@ -1,0 +1,219 @@
+"""Ranks as processes over gloo: cut and combine against one process, a plan over heads and over the
+context, and faults of one rank, which every other rank must name in time."""
+
+import os
+import signal
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+import torch.multiprocessing as mp  # noqa: E402
+
+import winnow  # noqa: E402
+from winnow.parallel import Communicator  # noqa: E402
+
+TOKENS, TOPK, HEADS, PAGE, CONTEXT = 5, 32, 8, 8, 150
+DEADLINE = 3.0
+
+
+def numbers(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def owned(rank, world, interleave, count):
+    positions = torch.arange(count)
+    return positions[(positions // interleave) % world == rank]
+
+
+def check_cut(comm, world):
+    logits = (numbers(1, TOKENS, 400) * 2).round()  # ties
+    want = winnow.select(logits, TOPK)
+    for interleave in (1, 7):
+        mine = owned(comm.rank, world, interleave, 400)
+        part = logits[:, mine].contiguous()
+        ids, values = winnow.select(part, TOPK, values=True)
+        assert torch.equal(values[ids >= 0], part.gather(1, ids.clamp(min=0).long())[ids >= 0])
+        for form in ("auto", "gather", "owner"):
+            kept, counts, positions = winnow.cut(
+                ids, values, comm=comm, interleave=interleave, form=form, counts=True, positions=True
+            )
+            assert torch.equal(positions, want)
+            for t in range(TOKENS):
+                mine_of_row = [p for p in want[t].tolist() if p >= 0 and p in set(mine.tolist())]
+                assert mine[kept[t, : counts[t]].long()].tolist() == mine_of_row
+
+
+def check_combine(comm, world):
+    outs, lses = numbers(2, world, TOKENS, HEADS, 512), numbers(3, world, TOKENS, HEADS)
+    sink = numbers(4, HEADS)
+    own = HEADS // world
+    mine = slice(comm.rank * own, (comm.rank + 1) * own)
+    out, lse = winnow.combine(
+        outs[comm.rank], lses[comm.rank], comm=comm, sink=sink[mine].contiguous(), lse=True
+    )
+    want, want_lse = winnow.merge(
+        outs[:, :, mine].contiguous(), lses[:, :, mine].contiguous(),
+        sink=sink[mine].contiguous(), lse=True,
+    )
+    assert torch.equal(out, want) and torch.equal(lse, want_lse)  # bit for bit
+
+
+class Layer:
+    """One layer's decode step of two requests, on one rank or on several."""
+
+    def __init__(self, comm=None, spread="none", interleave=4):
+        world, rank = (comm.size, comm.rank) if comm else (1, 0)
+        by_context = spread == "context"
+        self.heads = HEADS // world if spread == "heads" else HEADS
+        self.mine = slice(rank * self.heads, (rank + 1) * self.heads)
+        pages = 2 * (CONTEXT // PAGE + 2)
+        self.plan = winnow.Plan(
+            heads=self.heads, topk=TOPK, index_heads=2, page=PAGE, pages=pages, max_context=CONTEXT,
+            max_requests=4, max_tokens=8, split="fixed", kernel="simd", comm=comm, spread=spread,
+            interleave=interleave,
+        )
+        self.table = torch.arange(pages, dtype=torch.int32).view(2, -1)
+        latent = torch.zeros(winnow.cache_shape("v32_fp8", pages, PAGE), dtype=torch.uint8)
+        keys = torch.zeros(winnow.cache_shape("index_keys", pages, PAGE), dtype=torch.uint8)
+        self.cache = winnow.Cache(latent, "v32_fp8", PAGE)
+        self.keys = winnow.Cache(keys, "index_keys", PAGE)
+        self.lens = [CONTEXT, 3]
+
+        def slots(request, positions):
+            if not by_context:
+                local = positions
+                mine = torch.ones_like(positions, dtype=torch.bool)
+            else:
+                mine = (positions // interleave) % world == rank
+                local = positions // (world * interleave) * interleave + positions % interleave
+            found = self.table[request][local // PAGE].long() * PAGE + local % PAGE
+            return torch.where(mine, found, -1)
+
+        new = []
+        for r, length in enumerate(self.lens):
+            positions = torch.arange(length)
+            where = slots(r, positions)
+            kv = (0.2 * numbers(10 + r, length, 576)).bfloat16()
+            k = numbers(20 + r, length, 128).bfloat16()
+            winnow.write(kv[:-1], where[:-1], self.cache)
+            winnow.write(k[:-1], where[:-1], self.keys)
+            new.append((kv[-1], k[-1], where[-1]))
+        self.kv, self.k, self.slots = (torch.stack(x) for x in zip(*new, strict=True))
+
+    def run(self):
+        self.plan.refill([0, 1, 2], self.lens)
+        return winnow.pipeline(
+            self.plan, numbers(30, 2, HEADS, 576).bfloat16()[:, self.mine].contiguous(), self.kv,
+            self.slots, self.cache, self.table, scale=0.06,
+            index_k=self.k, index_slots=self.slots, index_keys=self.keys, index_table=self.table,
+            index_q=numbers(31, 2, 2, 128).to(torch.float8_e4m3fn), index_weights=numbers(32, 2, 2),
+        )
+
+
+def check_layers(comm, world):
+    whole = Layer().run()
+    own = HEADS // world
+    mine = whole[:, comm.rank * own : (comm.rank + 1) * own]
+    assert torch.equal(Layer(comm, "heads").run(), mine)
+    shared = Layer(comm, "context").run()
+    assert shared.shape == mine.shape
+    torch.testing.assert_close(shared.float(), mine.float(), rtol=2**-7, atol=1e-6)
+    assert (shared == mine).float().mean() > 0.99
+
+
+def expect_error(body, *words):
+    began = time.monotonic()
+    with pytest.raises((RuntimeError, ValueError)) as caught:
+        body()
+    assert time.monotonic() - began < DEADLINE + 2
+    for word in words:
+        assert word in str(caught.value), str(caught.value)
+
+
+def check_options(comm, world):
+    plan = dict(heads=HEADS, pages=8, comm=comm, spread="context")
+    expect_error(lambda: winnow.Plan(**plan, topk=64 if comm.rank == 1 else 32), "topk", "rank 1")
+    expect_error(lambda: winnow.Plan(**plan, page=0 if comm.rank == 1 else 64), "page")
+    same = winnow.Plan(**plan)
+    lens = [9] if comm.rank == 1 else [8]
+    expect_error(lambda: same.refill([0, 1], lens), "refill", "rank 1")
+    same.refill([0, 1], [8])  # all may go on
+
+
+def check_late(comm, world):
+    if comm.rank == 1:
+        time.sleep(DEADLINE + 2)
+        return
+    expect_error(lambda: winnow.Plan(pages=8, comm=comm, spread="heads"), "no answer from rank 1")
+    # Spent: the next call does not wait.
+    began = time.monotonic()
+    with pytest.raises(RuntimeError):
+        winnow.Plan(pages=8, comm=comm, spread="heads")
+    assert time.monotonic() - began < DEADLINE + 2
+
+
+def check_killed(comm, world):
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    expect_error(lambda: winnow.Plan(pages=8, comm=comm, spread="heads"), "rank 1")
+
+
+def member(rank, world, port, check, results):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WINNOW_THREADS="1")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    try:
+        check(Communicator(deadline=DEADLINE), world)
+        results.put((rank, ""))
+    except BaseException as e:  # noqa: BLE001  # what a rank says goes to the test, whatever it is
+        results.put((rank, f"{type(e).__name__}: {e}"))
+    results.close()
+    results.join_thread()
+    os._exit(0)  # without waiting for ranks that a fault has taken
+
+
+def free_port():
+    import socket
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def run(check, world, living=None):
+    context = mp.get_context("spawn")
+    results, port = context.Queue(), free_port()
+    ranks = [
+        context.Process(target=member, args=(r, world, port, check, results)) for r in range(world)
+    ]
+    for p in ranks:
+        p.start()
+    said = {}
+    for _ in range(living or world):
+        rank, text = results.get(timeout=90)
+        said[rank] = text
+    for p in ranks:
+        p.join(20)
+        if p.is_alive():
+            p.kill()
+    assert not any(said.values()), said
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("check", [check_cut, check_combine, check_layers])
+def test_ranks(check, world):
+    run(check, world)
+
+
+def test_ranks_that_differ():
+    run(check_options, 3)
+
+
+def test_a_late_rank():
+    run(check_late, 3)
+
+
+def test_a_killed_rank():
+    run(check_killed, 3, living=2)
