@@ -109,8 +109,8 @@ int main(int argc, char** argv) {
   int status = 0;
   try {
     winnow::MpiCommunicator comm(MPI_COMM_WORLD, std::chrono::seconds(20));
-    const auto mine = decode(
-        {.comm = &comm, .spread = winnow::Spread::kContext, .interleave = kPage});
+    const auto mine =
+        decode({.comm = &comm, .spread = winnow::Spread::kContext, .interleave = kPage});
     std::vector<winnow::bf16> all(mine.size() * comm.size());
     comm.all_gather(mine.data(), all.data(), mine.size() * sizeof(winnow::bf16), winnow::cpu());
     if (comm.rank() == 0) {

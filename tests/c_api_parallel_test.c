@@ -1,4 +1,5 @@
-/* Ranks in C: a group of threads whose functions the test brings, cut, combine and a plan over it. */
+/* Ranks in C: a group of threads whose functions the test brings, cut, combine and a plan over it.
+ */
 #define _POSIX_C_SOURCE 200809L /* barriers, in C11 without extensions */
 #include <pthread.h>
 

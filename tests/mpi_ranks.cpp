@@ -1,6 +1,6 @@
 // A rank of an MPI job, as tests/mpi.cmake starts it. Checks the collectives, pipeline() over heads
-// against one rank, and over the context against ranks that are threads; with the name of a fault, what the living
-// ranks say about it and how soon. Ends with 0 if all was right.
+// against one rank, and over the context against ranks that are threads; with the name of a fault,
+// what the living ranks say about it and how soon. Ends with 0 if all was right.
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -83,8 +83,7 @@ void layers(Communicator& comm) {
   if (comm.rank() != 0) return;
   winnow::tools::ThreadRanks threads(ranks);
   const auto errors = threads.run([&](Communicator& other) {
-    const auto result =
-        problem.run({.comm = &other, .spread = Spread::kContext, .interleave = 7});
+    const auto result = problem.run({.comm = &other, .spread = Spread::kContext, .interleave = 7});
     expect(hash_of(result) == hashes[other.rank()], "the bits of ranks that are threads");
   });
   for (const std::string& e : errors) expect(e.empty(), e.c_str());
@@ -123,7 +122,8 @@ void fault(const std::string& what, Communicator& comm, std::chrono::millisecond
   if (faulty && what == "late") return;  // it met no fault of its own
   expect(!text.empty(), "an error on every living rank");
   if (!faulty) expect(text.find("rank 1") != std::string::npos, "an error that names rank 1");
-  expect(seconds < std::chrono::duration<double>(deadline).count() + 1, "within the deadline + 1 s");
+  expect(seconds < std::chrono::duration<double>(deadline).count() + 1,
+         "within the deadline + 1 s");
 }
 
 }  // namespace

@@ -92,9 +92,11 @@ class RankProblem {
         int64_t where = slot(p);
         fill(old_kv, r, p, 1, 0.2f);
         fill(old_k, r, p / 2, 2, 1.0f);  // neighbours are equal: ties
-        write({.kv = tensor(old_kv.data(), {1, kDim}), .slots = tensor(&where, {1}),
+        write({.kv = tensor(old_kv.data(), {1, kDim}),
+               .slots = tensor(&where, {1}),
                .cache = latent});
-        write({.kv = tensor(old_k.data(), {1, kIndexDim}), .slots = tensor(&where, {1}),
+        write({.kv = tensor(old_k.data(), {1, kIndexDim}),
+               .slots = tensor(&where, {1}),
                .cache = index});
       }
       for (int64_t i = 0; i < query; ++i) {

@@ -26,8 +26,7 @@ class ThreadRanks {
     bool operator==(const Counted&) const = default;
   };
 
-  explicit ThreadRanks(int32_t ranks,
-                       std::chrono::milliseconds deadline = std::chrono::seconds(30))
+  explicit ThreadRanks(int32_t ranks, std::chrono::milliseconds deadline = std::chrono::seconds(30))
       : deadline_(deadline), calls_(static_cast<size_t>(ranks)) {
     for (int32_t r = 0; r < ranks; ++r) ranks_.push_back(std::make_unique<Rank>(*this, r));
   }

@@ -43,10 +43,11 @@ struct CutArgs {
 };
 
 // The K largest of a row whose parts lie on several ranks, exactly: bit for bit the ids that
-// select() gives for the whole row. Order: larger value first, -0 equal to +0, NaN below everything,
-// then the lowest position. A row's K-th entry in this order is its cut, 8 bytes; a rank keeps what
-// is not behind it. Negative ids are no candidates; rows with fewer than K candidates keep all.
-// Deterministic. The same call on every rank, with the same T and K; with T = 0 nothing is sent.
+// select() gives for the whole row. Order: larger value first, -0 equal to +0, NaN below
+// everything, then the lowest position. A row's K-th entry in this order is its cut, 8 bytes; a
+// rank keeps what is not behind it. Negative ids are no candidates; rows with fewer than K
+// candidates keep all. Deterministic. The same call on every rank, with the same T and K; with T =
+// 0 nothing is sent.
 void cut(const CutArgs& args);
 
 size_t cut_workspace_bytes(const CutArgs& args);

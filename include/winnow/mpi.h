@@ -115,9 +115,10 @@ class MpiCommunicator final : public Communicator {
   int checked(size_t bytes, const char* what) {
     check();
     if (bytes <= INT_MAX) return static_cast<int>(bytes);
-    throw Error(ErrorCode::kUnsupported, "mpi: " + std::string(what) +
-                                             ": expected blocks of at most 2147483647 bytes, found " +
-                                             std::to_string(bytes));
+    throw Error(ErrorCode::kUnsupported,
+                "mpi: " + std::string(what) +
+                    ": expected blocks of at most 2147483647 bytes, found " +
+                    std::to_string(bytes));
   }
 
   // Lets other processes run where ranks outnumber cores.

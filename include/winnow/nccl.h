@@ -18,8 +18,8 @@ namespace winnow {
 // Device memory only. Collectives are queued on the stream of the call's device and can be captured
 // in a graph; every rank then captures and replays. Construct it with the rank's device current.
 //
-// NCCL does not tell which rank is missing. A queued collective that waits for a lost rank keeps the
-// stream busy: check() and exchange() throw after the deadline, and aborting the communicator
+// NCCL does not tell which rank is missing. A queued collective that waits for a lost rank keeps
+// the stream busy: check() and exchange() throw after the deadline, and aborting the communicator
 // (ncclCommAbort), which frees the stream, is the caller's.
 class NcclCommunicator final : public Communicator {
  public:
@@ -60,8 +60,7 @@ class NcclCommunicator final : public Communicator {
       ensure(ncclSend(static_cast<const char*>(send) + at, bytes, ncclUint8, r, comm_,
                       stream_of(device)),
              "all_to_all");
-      ensure(ncclRecv(static_cast<char*>(recv) + at, bytes, ncclUint8, r, comm_,
-                      stream_of(device)),
+      ensure(ncclRecv(static_cast<char*>(recv) + at, bytes, ncclUint8, r, comm_, stream_of(device)),
              "all_to_all");
     }
     ensure(ncclGroupEnd(), "all_to_all");

@@ -66,14 +66,14 @@ struct PipelineArgs {
   Tensor kv;     // [>= T, d] bf16
   Tensor slots;  // [T] int64
   Cache cache;
-  Tensor block_table;              // [>= R, W] int32
-  Tensor compressed_kv = {};       // V4: [>= S, d] bf16; S may be 0
-  Tensor compressed_slots = {};    // V4: [S] int64
-  Cache compressed = {};           // V4
-  Tensor compressed_table = {};    // V4: [>= R, W2] int32
-  Indexer indexer = {};            // V3.2, and V4 unless every compressed state is attended to
-  Tensor q;                        // [T, H, d_qk] bf16
-  float scale = kNotGiven;         // of the logits; must be given, attend.h says how large
+  Tensor block_table;            // [>= R, W] int32
+  Tensor compressed_kv = {};     // V4: [>= S, d] bf16; S may be 0
+  Tensor compressed_slots = {};  // V4: [S] int64
+  Cache compressed = {};         // V4
+  Tensor compressed_table = {};  // V4: [>= R, W2] int32
+  Indexer indexer = {};          // V3.2, and V4 unless every compressed state is attended to
+  Tensor q;                      // [T, H, d_qk] bf16
+  float scale = kNotGiven;       // of the logits; must be given, attend.h says how large
   // Spread::kContext over W ranks: H / W heads from here on, those of this rank.
   Tensor sink = {};                // [H] f32, optional
   Tensor out;                      // [T, H, d_v] bf16

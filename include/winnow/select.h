@@ -22,10 +22,10 @@ struct SelectBlocks {
 
 struct SelectArgs {
   const Plan* plan = nullptr;
-  Tensor logits;          // [T, N] f32, rows of any stride
-  Tensor starts = {};     // [T] int32: first valid column, optional (0)
-  Tensor ends = {};       // [T] int32: one past the last valid column, optional (N)
-  Tensor ids;             // [T, K] int32, out
+  Tensor logits;       // [T, N] f32, rows of any stride
+  Tensor starts = {};  // [T] int32: first valid column, optional (0)
+  Tensor ends = {};    // [T] int32: one past the last valid column, optional (N)
+  Tensor ids;          // [T, K] int32, out
   // [T, K] f32, out, optional, on the CPU: the logits at these ids; -inf where an id is -1.
   Tensor values = {};
   bool relative = false;  // give column - start (clamped to the row) instead of column

@@ -21,16 +21,18 @@ typedef struct winnow_cut_args {
   const winnow_plan* plan;
   const winnow_communicator* comm; /* without a plan; null: one rank */
   winnow_shard shard;
-  winnow_tensor ids, values;     /* [T, K] int32, f32 */
-  winnow_tensor kept, counts;    /* [T, K] int32, [T] int32, out; optional */
-  winnow_tensor positions;       /* [T, K] int32, out; optional */
+  winnow_tensor ids, values;  /* [T, K] int32, f32 */
+  winnow_tensor kept, counts; /* [T, K] int32, [T] int32, out; optional */
+  winnow_tensor positions;    /* [T, K] int32, out; optional */
   winnow_cut_form form;
   void* workspace; /* null: a call without a plan makes its own */
   size_t workspace_bytes;
   winnow_target target;
 } winnow_cut_args;
-#define WINNOW_CUT_ARGS_INIT \
-  { .struct_size = sizeof(winnow_cut_args), .shard = {1, 0, 1} }
+#define WINNOW_CUT_ARGS_INIT                                     \
+  {                                                              \
+    .struct_size = sizeof(winnow_cut_args), .shard = { 1, 0, 1 } \
+  }
 winnow_status winnow_cut(const winnow_cut_args* args);
 winnow_status winnow_cut_workspace_bytes(const winnow_cut_args* args, size_t* out);
 
@@ -41,8 +43,8 @@ typedef struct winnow_combine_args {
   winnow_wire wire;
   winnow_tensor partial_out, partial_lse; /* [T, H, d_v] f32, [T, H] f32 */
   winnow_tensor sink;                     /* [H / W] f32, optional */
-  winnow_tensor out, lse;                 /* [T, H / W, d_v] bf16 or f32, [T, H / W] f32, optional */
-  void* workspace; /* null: a call without a plan makes its own */
+  winnow_tensor out, lse; /* [T, H / W, d_v] bf16 or f32, [T, H / W] f32, optional */
+  void* workspace;        /* null: a call without a plan makes its own */
   size_t workspace_bytes;
   winnow_target target;
 } winnow_combine_args;

@@ -11,8 +11,8 @@ extern "C" {
 /* ---- ranks (<winnow/parallel.h>) ----------------------------------------------------------- */
 
 /* A group of ranks that moves bytes, by functions of the caller's. They return 0, or another number
- * after which the group is spent; `why` says what happened, and may be null. They must give up after
- * a deadline of their own. `stream` is that of the call, a cudaStream_t; null on the host. */
+ * after which the group is spent; `why` says what happened, and may be null. They must give up
+ * after a deadline of their own. `stream` is that of the call, a cudaStream_t; null on the host. */
 typedef struct winnow_communicator {
   size_t struct_size;
   void* context; /* handed to every function */
@@ -76,11 +76,11 @@ typedef struct winnow_plan_options {
   int32_t interleave;
   winnow_wire wire;
 } winnow_plan_options;
-#define WINNOW_PLAN_OPTIONS_INIT                                                                  \
-  {                                                                                               \
-    .struct_size = sizeof(winnow_plan_options), .model = "v32", .heads = 128, .index_heads = 64,  \
+#define WINNOW_PLAN_OPTIONS_INIT                                                                   \
+  {                                                                                                \
+    .struct_size = sizeof(winnow_plan_options), .model = "v32", .heads = 128, .index_heads = 64,   \
     .page = 64, .max_requests = 256, .max_tokens = 4096, .decode_threshold = 1, .split_size = 512, \
-    .interleave = 1                                                                               \
+    .interleave = 1                                                                                \
   }
 
 typedef struct winnow_batch {

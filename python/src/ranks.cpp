@@ -46,8 +46,8 @@ void PyRanks::check() {
 std::unique_ptr<PyRanks> ranks_of(const Call& c) {
   const nb::handle h = c["comm"];
   if (!h.is_valid()) return nullptr;
-  for (const char* member : {"rank", "size", "name", "takes_cuda", "all_gather", "all_to_all",
-                             "exchange"})
+  for (const char* member :
+       {"rank", "size", "name", "takes_cuda", "all_gather", "all_to_all", "exchange"})
     if (!nb::hasattr(h, member)) c.wrong_type("comm", "a winnow.parallel.Communicator");
   return std::make_unique<PyRanks>(h);
 }
@@ -104,7 +104,8 @@ nb::object combine_(Call& c) {
 void bind_ranks(nb::module_& m) {
   def(m,
       "def cut(ids: Array, values: Array, *, comm: object | None = None, interleave: int | None = "
-      "None, form: str = 'auto', out: Array | None = None, counts: Array | bool = False, positions: "
+      "None, form: str = 'auto', out: Array | None = None, counts: Array | bool = False, "
+      "positions: "
       "Array | bool = False, kernel: str | None = None) -> Array | tuple",
       cut_,
       R"(The top-k of a row over all ranks, from the top-k of each rank's part of it.
@@ -120,7 +121,8 @@ Returns those of ids that belong to the row's top-k, then -1; with counts=True h
 positions=True the whole top-k of the row, the same on every rank.)");
   def(m,
       "def combine(partial_out: Array, partial_lse: Array, *, comm: object | None = None, sink: "
-      "Array | None = None, wire: str = 'f32', out: Array | None = None, lse: Array | bool = False, "
+      "Array | None = None, wire: str = 'f32', out: Array | None = None, lse: Array | bool = "
+      "False, "
       "kernel: str | None = None) -> Array | tuple",
       combine_,
       R"(Attention over parts of the context, one on each rank, to that over all of it.

@@ -1,4 +1,5 @@
-// A communicator that is a Python object: winnow.parallel.Communicator, or anything with its members.
+// A communicator that is a Python object: winnow.parallel.Communicator, or anything with its
+// members.
 #pragma once
 
 #include <memory>

@@ -44,8 +44,7 @@ struct Call : Sizes {
 };
 
 Call checked(const Check& check, const CombineArgs& a) {
-  check.tensor(a.partial_out, "partial_out", DType::kF32,
-               {Check::kAny, Check::kAny, Check::kAny});
+  check.tensor(a.partial_out, "partial_out", DType::kF32, {Check::kAny, Check::kAny, Check::kAny});
   const int64_t tokens = a.partial_out.shape[0], heads = a.partial_out.shape[1];
   const int64_t d_v = a.partial_out.shape[2];
   check.strided(a.partial_lse, "partial_lse", DType::kF32, {tokens, heads});
@@ -103,8 +102,12 @@ void pack(const Call& c, std::byte* send) {
 void merge_blocks(const Call& c, std::byte* received) {
   const int64_t width = c.value_bytes(), bytes = static_cast<int64_t>(c.block_bytes());
   const int64_t ranks = c.ranks;
-  MergeArgs merged{.partial_out = {}, .partial_lse = {}, .sink = c.a.sink, .out = c.a.out,
-                   .lse = c.a.lse, .target = c.a.target};
+  MergeArgs merged{.partial_out = {},
+                   .partial_lse = {},
+                   .sink = c.a.sink,
+                   .out = c.a.out,
+                   .lse = c.a.lse,
+                   .target = c.a.target};
   merged.target.device = c.device;
   if (c.comm) {
     merged.partial_out = {received,
@@ -119,10 +122,13 @@ void merge_blocks(const Call& c, std::byte* received) {
                           {bytes / 4, c.own_heads, 1}};
   } else {
     const Tensor &out = c.a.partial_out, &lse = c.a.partial_lse;
-    merged.partial_out = {out.data, DType::kF32, 4, {1, c.tokens, c.heads, c.d_v},
+    merged.partial_out = {out.data,
+                          DType::kF32,
+                          4,
+                          {1, c.tokens, c.heads, c.d_v},
                           {0, out.stride[0], out.stride[1], 1}};
-    merged.partial_lse = {lse.data, DType::kF32, 3, {1, c.tokens, c.heads},
-                          {0, lse.stride[0], lse.stride[1]}};
+    merged.partial_lse = {
+        lse.data, DType::kF32, 3, {1, c.tokens, c.heads}, {0, lse.stride[0], lse.stride[1]}};
   }
   merge(merged);
 }

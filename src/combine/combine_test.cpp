@@ -1,5 +1,5 @@
-// combine: bit for bit what merge() gives for the parts side by side, over every number of ranks; both
-// wires, empty parts, the sink once; bytes as the header says; ranks that differ; refusals.
+// combine: bit for bit what merge() gives for the parts side by side, over every number of ranks;
+// both wires, empty parts, the sink once; bytes as the header says; ranks that differ; refusals.
 #include "winnow/combine.h"
 
 #include <cstring>
@@ -57,8 +57,8 @@ struct Parts {
     const std::initializer_list<int64_t> stride = {tokens * kHeads * d_v, kHeads * d_v, d_v, 1};
     merge({.partial_out = bf16_wire ? tensor(rounded.data() + first * d_v, shape, stride)
                                     : tensor(out.data() + first * d_v, shape, stride),
-           .partial_lse = tensor(lse.data() + first, {ranks, tokens, own()},
-                                 {tokens * kHeads, kHeads, 1}),
+           .partial_lse =
+               tensor(lse.data() + first, {ranks, tokens, own()}, {tokens * kHeads, kHeads, 1}),
            .sink = sink_of(rank),
            .out = result,
            .lse = result_lse});

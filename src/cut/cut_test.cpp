@@ -112,8 +112,8 @@ TEST_P(CutTest, GivesTheIdsOfOneRank) {
       ThreadRanks group(ranks);
       std::vector<Result> results(ranks);
       const auto errors = group.run([&](Communicator& comm) {
-        results[comm.rank()] = rows.over_ranks(comm, interleave, form, select_kernel.c_str(),
-                                               cut_kernel.c_str());
+        results[comm.rank()] =
+            rows.over_ranks(comm, interleave, form, select_kernel.c_str(), cut_kernel.c_str());
       });
       for (int32_t r = 0; r < ranks; ++r) {
         ASSERT_EQ(errors[r], "");
@@ -124,15 +124,14 @@ TEST_P(CutTest, GivesTheIdsOfOneRank) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Kernels, CutTest,
-    ::testing::Combine(::testing::ValuesIn(testing::cpu_kernels("cut")),
-                       ::testing::ValuesIn(testing::cpu_kernels("select")),
-                       ::testing::ValuesIn(kRanks)),
-    [](const auto& info) {
-      return std::get<0>(info.param) + "_select_" + std::get<1>(info.param) + "_ranks_" +
-             std::to_string(std::get<2>(info.param));
-    });
+INSTANTIATE_TEST_SUITE_P(Kernels, CutTest,
+                         ::testing::Combine(::testing::ValuesIn(testing::cpu_kernels("cut")),
+                                            ::testing::ValuesIn(testing::cpu_kernels("select")),
+                                            ::testing::ValuesIn(kRanks)),
+                         [](const auto& info) {
+                           return std::get<0>(info.param) + "_select_" + std::get<1>(info.param) +
+                                  "_ranks_" + std::to_string(std::get<2>(info.param));
+                         });
 
 // Index keys whose rows are spread over ranks.
 class CutScores : public ::testing::TestWithParam<std::string> {};
@@ -207,9 +206,8 @@ TEST(Cut, MovesWhatTheHeaderSays) {
     const int64_t each = (tokens + kWorld - 1) / kWorld;
     for (const CutForm form : {CutForm::kGather, CutForm::kOwner}) {
       ThreadRanks group(kWorld);
-      const auto errors = group.run([&](Communicator& comm) {
-        rows.over_ranks(comm, 1, form, "simd", "simd");
-      });
+      const auto errors =
+          group.run([&](Communicator& comm) { rows.over_ranks(comm, 1, form, "simd", "simd"); });
       EXPECT_EQ(errors, std::vector<std::string>(kWorld));
       ThreadRanks::Counted want{.exchanges = 1};
       if (tokens > 0 && form == CutForm::kGather) {
@@ -255,7 +253,8 @@ TEST(Cut, RanksThatDifferAreNamed) {
     std::vector<const char*> words;
   };
   const Fault faults[] = {
-      {"rows", [](CutArgs& a) { a.ids.shape[0] = a.values.shape[0] = a.positions.shape[0] = 2; },
+      {"rows",
+       [](CutArgs& a) { a.ids.shape[0] = a.values.shape[0] = a.positions.shape[0] = 2; },
        {"cut: ids", "3 tokens as rank 0 has", "2 on rank 1"}},
       {"form", [](CutArgs& a) { a.form = CutForm::kOwner; }, {"cut: form", "rank 1"}},
       {"refused", [](CutArgs& a) { a.values.dtype = DType::kI32; }, {"cut", "values"}},

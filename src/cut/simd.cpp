@@ -76,8 +76,7 @@ void simd(const Params& p) noexcept {
     row.load(p, t);
     p.cuts[t] = row.find_cut(p.width);
     if (p.positions)
-      row.collect(p.cuts[t],
-                  {p.positions + t * p.position_stride, static_cast<size_t>(p.width)});
+      row.collect(p.cuts[t], {p.positions + t * p.position_stride, static_cast<size_t>(p.width)});
   });
 }
 

@@ -149,10 +149,10 @@ void check_communicator(const char* stage, Communicator& comm, const Device& dev
   check.range(comm.rank(), "comm (rank)", 0, comm.size() - 1);
   if (comm.takes(device.kind)) return;
   const bool cuda = device.kind == DeviceKind::kCuda;
-  throw Error(ErrorCode::kUnsupported,
-              cat(stage, ": comm: expected one that takes ", cuda ? "CUDA" : "host",
-                  " memory, found ", comm.name(),
-                  cuda ? ", which does not (NCCL does)" : ", which does not (MPI does)"));
+  throw Error(
+      ErrorCode::kUnsupported,
+      cat(stage, ": comm: expected one that takes ", cuda ? "CUDA" : "host", " memory, found ",
+          comm.name(), cuda ? ", which does not (NCCL does)" : ", which does not (MPI does)"));
 }
 
 }  // namespace winnow::internal::parallel

@@ -61,7 +61,12 @@ Tensor slice(const Tensor& t, int64_t first, int64_t last) {
 class Flow {
  public:
   Flow(const PipelineArgs& a, const Memory& m)
-      : a_(a), m_(m), plan_(*a.plan), o_(plan_.options()), layer_(o_), indexed_(uses_indexer(a)),
+      : a_(a),
+        m_(m),
+        plan_(*a.plan),
+        o_(plan_.options()),
+        layer_(o_),
+        indexed_(uses_indexer(a)),
         shared_(several_ranks(o_)) {
     ids_ = tensor(m.ids, {plan_.tokens(), m.picked});
   }

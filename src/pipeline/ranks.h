@@ -8,10 +8,10 @@ namespace winnow {
 
 // What they hand on to each other, laid out for the plan's capacity; empty for one rank.
 struct RankMemory {
-  std::span<std::byte> exchange;  // of cut() and combine()
-  int32_t* ids = nullptr;         // [T, picked], rounded up to a multiple of the ranks
-  int32_t* own_ids = nullptr;     // kHeads: this rank's rows of them
-  float* values = nullptr;        // [T, picked]
+  std::span<std::byte> exchange;               // of cut() and combine()
+  int32_t* ids = nullptr;                      // [T, picked], rounded up to a multiple of the ranks
+  int32_t* own_ids = nullptr;                  // kHeads: this rank's rows of them
+  float* values = nullptr;                     // [T, picked]
   int32_t *starts = nullptr, *ends = nullptr;  // kHeads: [T], this rank's keys
   int32_t* counts = nullptr;                   // kContext: [T], entries that this rank attends to
   float *partial_out = nullptr, *partial_lse = nullptr;  // kContext: [T, H, d_v], [T, H]

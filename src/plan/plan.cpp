@@ -141,9 +141,8 @@ Route Plan::State::way(int32_t prefill) const noexcept {
 // All checks come first, so that a batch that is refused changes nothing.
 void Plan::refill(const Batch& batch) try {
   State& s = state();
-  const CheckedBatch checked =
-      internal::parallel::telling(internal::plan::control_of(s.options.parallel), "refill",
-                                  [&] { return s.checked(batch); });
+  const CheckedBatch checked = internal::parallel::telling(
+      internal::plan::control_of(s.options.parallel), "refill", [&] { return s.checked(batch); });
   s.ranks.agree_on(batch, checked.tokens);
   // Nothing below can fail.
   s.staging.settle();
@@ -182,8 +181,8 @@ CheckedBatch Plan::State::checked(const Batch& batch) const {
     if (!separate() || (routed && !v4()) || r < split.decodes) continue;
     const int64_t rows =
         v4() ? int64_t{o.extra_topk > 0 ? internal::plan::compressed_len(length, o.ratio) : 0} +
-                     internal::plan::gather_len(query, length, o.topk)
-               : length;
+                   internal::plan::gather_len(query, length, o.topk)
+             : length;
     if (rows > o.workspace_rows)
       check.fail("seq_lens", cat("at most ", o.workspace_rows, " workspace rows a prefill"),
                  cat(rows, " at entry ", r));

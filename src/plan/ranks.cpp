@@ -44,8 +44,7 @@ void check_parallel(const PlanOptions& o) {
                 "plan: parallel.spread: expected kNone on CUDA (cut has no kernel there), found "
                 "another");
   if (p.spread != Spread::kContext) return;
-  check.that(o.heads % ranks == 0, "heads", cat("a multiple of ", ranks, " (ranks)"),
-             cat(o.heads));
+  check.that(o.heads % ranks == 0, "heads", cat("a multiple of ", ranks, " (ranks)"), cat(o.heads));
   check.that(o.mode != Mode::kSeparate, "mode", "one without a gathered workspace (kContext)",
              "kSeparate");
   if (o.model.lists == 2)
