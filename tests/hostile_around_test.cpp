@@ -194,7 +194,34 @@ std::shared_ptr<void> make_decompress(Subject& s) {
   return a;
 }
 
+std::shared_ptr<void> make_cut(Subject& s) {
+  auto a = calls(s,
+                 CutArgs{.ids = s.numbers<int32_t>({kTokens, kWidth}, -1, 30),
+                         .values = s.input<float>({kTokens, kWidth}),
+                         .kept = s.output<int32_t>({kTokens, kWidth}),
+                         .counts = s.output<int32_t>({kTokens}),
+                         .positions = s.output<int32_t>({kTokens, kWidth})},
+                 cut);
+  s.damages(a->ids, a->values, a->kept, a->counts, a->positions, a->shard.world, a->shard.rank,
+            a->shard.interleave, a->target);
+  return a;
+}
+
+std::shared_ptr<void> make_combine(Subject& s) {
+  auto a = calls(s,
+                 CombineArgs{.partial_out = s.input<float>({kTokens, kHeads, 16}),
+                             .partial_lse = s.input<float>({kTokens, kHeads}),
+                             .sink = s.input<float>({kHeads}),
+                             .out = s.output<float>({kTokens, kHeads, 16}),
+                             .lse = s.output<float>({kTokens, kHeads})},
+                 combine);
+  s.damages(a->partial_out, a->partial_lse, a->sink, a->out, a->lse, a->target);
+  return a;
+}
+
 const testing::Verb kVerbs[] = {
+    {"cut", {"cut"}, make_cut},
+    {"combine", {"combine"}, make_combine},
     {"join", {"join"}, make_join},
     {"quantize", {"quantize"}, make_quantize},
     {"compressed_slots", {"compressed_slots", "lists"}, make_slots},

@@ -49,7 +49,11 @@ std::unique_ptr<PyRanks> ranks_of(const Call& c) {
   for (const char* member :
        {"rank", "size", "name", "takes_cuda", "all_gather", "all_to_all", "exchange"})
     if (!nb::hasattr(h, member)) c.wrong_type("comm", "a winnow.parallel.Communicator");
-  return std::make_unique<PyRanks>(h);
+  try {
+    return std::make_unique<PyRanks>(h);
+  } catch (const nb::cast_error&) {
+    c.wrong_type("comm", "a winnow.parallel.Communicator");
+  }
 }
 
 Wire wire_of(const Call& c) {

@@ -126,6 +126,14 @@ def calls() -> dict:
         "index_q": torch.randint(0, 120, (3, 4, 128), dtype=torch.uint8), "scale": 0.1,
         "index_weights": torch.rand(3, 4), "lse": True,
     }  # fmt: skip
+    made["cut"] = winnow.cut, {
+        "ids": indices, "values": torch.rand(3, 5), "interleave": 2, "form": "auto", "counts": True,
+        "positions": True,
+    }  # fmt: skip
+    made["combine"] = winnow.combine, {
+        "partial_out": torch.rand(3, 2, 16), "partial_lse": torch.rand(3, 2),
+        "sink": torch.zeros(2), "wire": "f32", "lse": True,
+    }  # fmt: skip
     made["pipeline_workspace_bytes"] = winnow.pipeline_workspace_bytes, {"plan": plan}
     made["Cache"] = winnow.Cache, {"data": memory, "format": "v32_fp8", "page": 8}
     made["Plan"] = winnow.Plan, {

@@ -63,8 +63,7 @@ Call checked(const Check& check, const CombineArgs& a) {
              cat(heads));
   const int64_t own_heads = heads / ranks;
   const DType out = a.out.dtype == DType::kF32 ? DType::kF32 : DType::kBf16;
-  check.output(a.out, "out", out, {tokens, own_heads, d_v});
-  check.tensor(a.out, "out", out, {tokens, own_heads, d_v});
+  check.output_rows(a.out, "out", out, {tokens, own_heads, d_v});
   if (a.lse) check.output(a.lse, "lse", DType::kF32, {tokens, own_heads});
   check.optional(a.sink, "sink", DType::kF32, {own_heads});
   const Wire wire = a.plan ? a.plan->options().parallel.wire : a.wire;

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "core/arena.h"
+#include "core/arithmetic.h"
 #include "core/check.h"
 #include "core/own_memory.h"
 #include "cpu/threads.h"
@@ -40,7 +41,7 @@ struct Sizes {
 
   Sizes(int64_t tokens_, int64_t width_, int32_t ranks_, CutForm form, bool positions_)
       : tokens(tokens_), width(width_), ranks(ranks_), positions(positions_) {
-    const int64_t own = (tokens + ranks - 1) / ranks;
+    const int64_t own = ceil_div(tokens, ranks);
     const int64_t more = 8 * width * (tokens - own) * (ranks - 1);  // bytes, by gathering
     owner = form == CutForm::kOwner || (form == CutForm::kAuto && more > kBytesOfACollective);
     rows = owner ? own : tokens;
@@ -62,13 +63,8 @@ Call checked(const Check& check, const CutArgs& a) {
   check.tensor(a.ids, "ids", DType::kI32, {Check::kAny, Check::kAny});
   const int64_t tokens = a.ids.shape[0], width = a.ids.shape[1];
   check.tensor(a.values, "values", DType::kF32, {tokens, width});
-  const auto output = [&](const Tensor& t, const char* name) {
-    if (!t) return;
-    check.output(t, name, DType::kI32, {tokens, width});
-    check.tensor(t, name, DType::kI32, {tokens, width});
-  };
-  output(a.kept, "kept");
-  output(a.positions, "positions");
+  if (a.kept) check.output_rows(a.kept, "kept", DType::kI32, {tokens, width});
+  if (a.positions) check.output_rows(a.positions, "positions", DType::kI32, {tokens, width});
   if (a.counts) check.output(a.counts, "counts", DType::kI32, {tokens});
   check.that(a.kept || a.counts || a.positions, "kept", "kept, counts or positions", "none");
   check.choice(a.form, "form", CutForm::kOwner);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "combine/kernel.h"
+#include "core/arithmetic.h"
 #include "cut/kernel.h"
 #include "parallel/agree.h"
 #include "winnow/combine.h"
@@ -13,8 +14,6 @@
 namespace winnow {
 
 namespace {
-
-int64_t rows_of_a_rank(int64_t tokens, int64_t ranks) { return (tokens + ranks - 1) / ranks; }
 
 // Rows [first, first + count) of a tensor.
 Tensor rows(Tensor t, int64_t first, int64_t count) {
@@ -27,7 +26,7 @@ Tensor rows(Tensor t, int64_t first, int64_t count) {
 Tensor select_rows(const Plan& plan, const ScoreSelectArgs& all, const RankMemory& m) {
   Communicator& comm = *plan.options().parallel.comm;
   const int64_t tokens = plan.tokens(), width = all.ids.shape[1];
-  const int64_t each = rows_of_a_rank(tokens, comm.size());
+  const int64_t each = ceil_div<int64_t>(tokens, comm.size());
   const int64_t first = std::min(tokens, comm.rank() * each);
   const int64_t count = std::min(each, tokens - first);
   std::fill_n(m.own_ids + count * width, (each - count) * width, -1);
@@ -91,7 +90,7 @@ RankMemory::RankMemory(Arena& arena, const PlanOptions& o, int64_t picked) {
   const int32_t ranks = o.parallel.comm->size();
   const bool context = by_context(o);
   const int64_t tokens = o.max_tokens, d_v = o.model.d_v;
-  const int64_t each = rows_of_a_rank(tokens, ranks);
+  const int64_t each = ceil_div<int64_t>(tokens, ranks);
   values = arena.take<float>(tokens * picked);
   size_t bytes = internal::cut::most_workspace(tokens, picked, ranks, !context);
   if (context) {
