@@ -68,7 +68,8 @@ class Layer:
         world, rank = (comm.size, comm.rank) if comm else (1, 0)
         by_context = spread == "context"
         self.heads = HEADS // world if spread == "heads" else HEADS
-        self.mine = slice(rank * self.heads, (rank + 1) * self.heads)
+        first = rank * self.heads if spread == "heads" else 0
+        self.mine = slice(first, first + self.heads)
         pages = 2 * (CONTEXT // PAGE + 2)
         self.plan = winnow.Plan(
             heads=self.heads, topk=TOPK, index_heads=2, page=PAGE, pages=pages, max_context=CONTEXT,
@@ -134,7 +135,7 @@ def expect_error(body, *words):
 
 
 def check_options(comm, world):
-    plan = dict(heads=HEADS, pages=8, comm=comm, spread="context")
+    plan = dict(heads=2 * world, pages=8, comm=comm, spread="context")
     expect_error(lambda: winnow.Plan(**plan, topk=64 if comm.rank == 1 else 32), "topk", "rank 1")
     expect_error(lambda: winnow.Plan(**plan, page=0 if comm.rank == 1 else 64), "page")
     same = winnow.Plan(**plan)

@@ -37,7 +37,9 @@ struct Memory {
     picked = layer.v4 ? o.extra_topk : o.topk;
     combined_width = layer.v4 && layer.separate ? round_up(o.topk + o.extra_topk, 128) : 0;
     stage = arena.take<std::byte>(plan.workspace_bytes());
-    ids = arena.take<int32_t>(tokens * picked);
+    // Ranks gather an equal number of rows each.
+    const int32_t sharing = several_ranks(o) ? o.parallel.comm->size() : 1;
+    ids = arena.take<int32_t>(round_up(tokens, sharing) * picked);
     window = arena.take<int32_t>(layer.v4 ? tokens * o.topk : 0);
     combined = arena.take<int32_t>(tokens * combined_width);
     lengths = arena.take<int32_t>(layer.v4 ? tokens : 0);
@@ -103,7 +105,7 @@ class Flow {
                                           .target = a_.target},
                                 .ids = ids_,
                                 .workspace = {m_.stage, plan_.workspace_bytes()}};
-      if (shared_) ids_ = select_over_ranks(plan_, all, m_.ranks);
+      if (shared_) select_over_ranks(plan_, all, m_.ranks);
       else score_select(all);
     } else if (layer_.compressed) {
       list_all_states();

@@ -23,7 +23,7 @@ Tensor rows(Tensor t, int64_t first, int64_t count) {
 }
 
 // kHeads with as many tokens as ranks: each rank scores its rows whole.
-Tensor select_rows(const Plan& plan, const ScoreSelectArgs& all, const RankMemory& m) {
+void select_rows(const Plan& plan, const ScoreSelectArgs& all, const RankMemory& m) {
   Communicator& comm = *plan.options().parallel.comm;
   const int64_t tokens = plan.tokens(), width = all.ids.shape[1];
   const int64_t each = ceil_div<int64_t>(tokens, comm.size());
@@ -37,12 +37,11 @@ Tensor select_rows(const Plan& plan, const ScoreSelectArgs& all, const RankMemor
   own.ids = tensor(m.own_ids, {count, width});
   if (count > 0) score_select(own);
   const internal::parallel::Step step{"pipeline", comm, plan.device(all.score.target)};
-  step.all_gather(m.own_ids, m.ids, static_cast<size_t>(each * width) * sizeof(int32_t));
-  return tensor(m.ids, {tokens, width});
+  step.all_gather(m.own_ids, all.ids.data, static_cast<size_t>(each * width) * sizeof(int32_t));
 }
 
 // kHeads with fewer tokens than ranks: each rank scores a part of every row.
-Tensor select_keys(const Plan& plan, const ScoreSelectArgs& all, const RankMemory& m) {
+void select_keys(const Plan& plan, const ScoreSelectArgs& all, const RankMemory& m) {
   const Communicator& comm = *plan.options().parallel.comm;
   const int64_t tokens = plan.tokens(), width = all.ids.shape[1];
   const int64_t rank = comm.rank(), ranks = comm.size();
@@ -57,18 +56,16 @@ Tensor select_keys(const Plan& plan, const ScoreSelectArgs& all, const RankMemor
   own.ids = tensor(m.own_ids, {tokens, width});
   own.values = tensor(m.values, {tokens, width});
   score_select(own);
-  const Tensor positions = tensor(m.ids, {tokens, width});
   cut({.plan = &plan,
        .ids = own.ids,
        .values = own.values,
-       .positions = positions,
+       .positions = all.ids,
        .workspace = m.exchange,
        .target = all.score.target});
-  return positions;
 }
 
 // kContext: each rank scores the keys that it holds, and keeps its members of the top-k.
-Tensor select_shard(const Plan& plan, const ScoreSelectArgs& all, const RankMemory& m) {
+void select_shard(const Plan& plan, const ScoreSelectArgs& all, const RankMemory& m) {
   const int64_t tokens = plan.tokens(), width = all.ids.shape[1];
   ScoreSelectArgs own = all;
   own.values = tensor(m.values, {tokens, width});
@@ -80,7 +77,6 @@ Tensor select_shard(const Plan& plan, const ScoreSelectArgs& all, const RankMemo
        .counts = tensor(m.counts, {tokens}),
        .workspace = m.exchange,
        .target = all.score.target});
-  return own.ids;
 }
 
 }  // namespace
@@ -99,7 +95,6 @@ RankMemory::RankMemory(Arena& arena, const PlanOptions& o, int64_t picked) {
     partial_lse = arena.take<float>(tokens * o.heads);
     bytes = std::max(bytes, internal::combine::most_workspace(tokens, o.heads, d_v, ranks));
   } else {
-    ids = arena.take<int32_t>(ranks * each * picked);
     // Its rows, or with fewer tokens than ranks its part of every row.
     own_ids = arena.take<int32_t>(std::max<int64_t>(each, ranks) * picked);
     starts = arena.take<int32_t>(tokens);
@@ -108,11 +103,11 @@ RankMemory::RankMemory(Arena& arena, const PlanOptions& o, int64_t picked) {
   exchange = {arena.take<std::byte>(bytes), bytes};
 }
 
-Tensor select_over_ranks(const Plan& plan, const ScoreSelectArgs& all, const RankMemory& memory) {
-  if (plan.tokens() == 0) return all.ids;
-  if (by_context(plan.options())) return select_shard(plan, all, memory);
-  const bool whole_rows = plan.tokens() >= plan.options().parallel.comm->size();
-  return whole_rows ? select_rows(plan, all, memory) : select_keys(plan, all, memory);
+void select_over_ranks(const Plan& plan, const ScoreSelectArgs& all, const RankMemory& memory) {
+  if (plan.tokens() == 0) return;
+  if (by_context(plan.options())) select_shard(plan, all, memory);
+  else if (plan.tokens() >= plan.options().parallel.comm->size()) select_rows(plan, all, memory);
+  else select_keys(plan, all, memory);
 }
 
 void attend_over_ranks(AttendArgs args, const RankMemory& m) {

@@ -9,7 +9,6 @@ namespace winnow {
 // What they hand on to each other, laid out for the plan's capacity; empty for one rank.
 struct RankMemory {
   std::span<std::byte> exchange;               // of cut() and combine()
-  int32_t* ids = nullptr;                      // [T, picked], rounded up to a multiple of the ranks
   int32_t* own_ids = nullptr;                  // kHeads: this rank's rows of them
   float* values = nullptr;                     // [T, picked]
   int32_t *starts = nullptr, *ends = nullptr;  // kHeads: [T], this rank's keys
@@ -20,9 +19,10 @@ struct RankMemory {
   RankMemory(Arena& arena, const PlanOptions& options, int64_t picked);
 };
 
-// score_select() and what the ranks must tell each other: the ids of all tokens. kHeads: positions.
-// kContext: this rank's own, with their counts in memory.counts.
-Tensor select_over_ranks(const Plan& plan, const ScoreSelectArgs& all, const RankMemory& memory);
+// score_select() and what the ranks must tell each other: all.ids get the ids of all tokens, with
+// room for rows up to a multiple of the ranks. kHeads: positions. kContext: this rank's own, with
+// their counts in memory.counts.
+void select_over_ranks(const Plan& plan, const ScoreSelectArgs& all, const RankMemory& memory);
 
 // kContext: attend() over this rank's entries, then combine().
 void attend_over_ranks(AttendArgs args, const RankMemory& memory);
