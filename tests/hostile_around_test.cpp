@@ -221,7 +221,7 @@ std::shared_ptr<void> make_combine(Subject& s) {
 
 const testing::Verb kVerbs[] = {
     {"cut", {"cut"}, make_cut},
-    {"combine", {"combine"}, make_combine},
+    {"combine", {"combine", "merge"}, make_combine},
     {"join", {"join"}, make_join},
     {"quantize", {"quantize"}, make_quantize},
     {"compressed_slots", {"compressed_slots", "lists"}, make_slots},
