@@ -333,7 +333,7 @@ TEST_F(AttendErrors, Results) {
   expect([](AttendArgs& a) { a.sink.shape[0] = 3; }, {"sink", "[4]", "[3]"});
   expect([](AttendArgs& a) { a.out = {}; }, {"out", "nothing"});
   expect([](AttendArgs& a) { a.out.shape[2] = 448; }, {"out", "[3, 4, 512]", "448"});
-  expect([](AttendArgs& a) { a.out.dtype = DType::kI32; }, {"out", "bf16", "i32"});
+  expect([](AttendArgs& a) { a.out.dtype = DType::kI32; }, {"out", "bf16", "int32"});
   expect([](AttendArgs& a) { a.out.stride[1] = 0; }, {"out", "overlap"});
   expect([](AttendArgs& a) { a.lse.shape[1] = 3; }, {"lse", "[3, 4]", "[3, 3]"});
   expect([](AttendArgs& a) { a.max_logit.stride[0] = 1; }, {"max_logit", "overlap"});
