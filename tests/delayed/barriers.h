@@ -1,12 +1,13 @@
-// Hopper's barriers with delays: cuda_delays_test compiles this in front of a kernel's source, whose
-// calls then find these functions in the place of those of cuda/hopper.h.
+// Hopper's barriers with delays: cuda_delays_test compiles this in front of a kernel's source,
+// whose calls then find these functions in the place of those of cuda/hopper.h.
 //
 // Warps sleep after every wait and copy and around every named barrier, as a hash of seed, CTA,
 // warp and barrier says: three of four not at all, the others for up to 16 us, so that any role may
 // fall behind or run ahead by more than the ring holds. Lanes of a warp sleep alike. They do not
 // sleep after they have arrived at an mbarrier: that is often between matrix products that run, and
-// the compiler would serialise these, which hides more than it shows. A wait of two seconds is a
-// deadlock and traps.
+// the compiler would serialise these, which hides more than it shows. (Five forms of score it
+// serialises even so; score waits for each product at once.) A wait of two seconds is a deadlock
+// and traps.
 #pragma once
 
 #include <cuda_runtime.h>
