@@ -163,7 +163,7 @@ def test_pipeline_from_projections():
     """A C4A layer: one call, and the verbs one after the other."""
     tokens, heads, page, pages = 12, 2, 8, 4
     plan = winnow.Plan(
-        model=winnow.V4,
+        model="v4",
         format="v4_bf16",
         heads=heads,
         extra_topk=4,
