@@ -23,6 +23,16 @@ RATIOS = [1, 4, 128]
 # Two decodes, a decode with two drafts, a prompt and a chunk of one.
 QUERY, SEQUENCE = [1, 1, 3, 5, 40], [400, 3, 131, 5, 300]
 WINDOW_PAGE, BLOCK, BLOCKS = 64, 256, 40
+# V4's caches as vLLM describes them.
+RECORDS = {
+    "num_kv_heads": 1,
+    "head_size": 512,
+    "dtype": torch.uint8,
+    "cache_dtype_str": "fp8_ds_mla",
+    "alignment": 576,
+    "model_version": "deepseek_v4",
+    "state_content_bytes": 584,
+}
 NAMES = {"window": "layer.swa_cache", "states": "layer", "keys": "layer.indexer.k_cache"}
 
 
@@ -58,7 +68,7 @@ def flashmla(monkeypatch):
 
 
 def commons():
-    """The batch by pages of the window and by blocks of 256 tokens, with padding behind it."""
+    """The batch by pages of the window and by blocks of 256 tokens."""
     rng = np.random.default_rng(0)
     return (common_metadata(rng, QUERY, SEQUENCE, page, BLOCKS) for page in (WINDOW_PAGE, BLOCK))
 
@@ -66,34 +76,14 @@ def commons():
 def spec(ratio):
     from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
-    return MLAAttentionSpec(
-        block_size=BLOCK,
-        num_kv_heads=1,
-        head_size=512,
-        dtype=torch.uint8,
-        tokens_per_state=ratio,
-        cache_dtype_str="fp8_ds_mla",
-        alignment=576,
-        model_version="deepseek_v4",
-        state_content_bytes=584,
-    )
+    return MLAAttentionSpec(block_size=BLOCK, tokens_per_state=ratio, **RECORDS)
 
 
 def metadata(flashmla, seen, ratio):
     from vllm.models.deepseek_v4.sparse_mla import DeepseekV4FlashMLAMetadataBuilder
     from vllm.v1.kv_cache_interface import SlidingWindowMLASpec
 
-    window_spec = SlidingWindowMLASpec(
-        block_size=WINDOW_PAGE,
-        num_kv_heads=1,
-        head_size=512,
-        dtype=torch.uint8,
-        sliding_window=WINDOW,
-        cache_dtype_str="fp8_ds_mla",
-        alignment=576,
-        model_version="deepseek_v4",
-        state_content_bytes=584,
-    )
+    window_spec = SlidingWindowMLASpec(block_size=WINDOW_PAGE, sliding_window=WINDOW, **RECORDS)
     device = torch.device("cpu")
     window, states = commons()
     built = {
