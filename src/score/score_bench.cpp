@@ -1,5 +1,6 @@
 // score: indexer logits over paged keys, alone and with top-k (score_select, the cases with a
-// topk). FLOP: 2 * 128 H_I a token and key; bytes: the record of a key, logits where they are written.
+// topk). FLOP: 2 * 128 H_I a token and key; bytes: the record of a key, logits where they are
+// written.
 #include <fmt/format.h>
 
 #include "harness.h"
