@@ -14,7 +14,7 @@ import pathlib
 import pytest
 import torch
 
-pytest.importorskip("transformers", minversion="5.17")
+pytest.importorskip("transformers", minversion="5.22")
 
 import transformers
 

@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 @pytest.mark.parametrize(("page", "least"), [("python.md", 7), ("layers.md", 3)])
 def test_examples_of_the_docs(page, least):
     pytest.importorskip("ml_dtypes")
-    pytest.importorskip("transformers", minversion="5.17")
+    pytest.importorskip("transformers", minversion="5.22")
     text = (ROOT / "docs" / page).read_text()
     blocks = list(re.finditer(r"```python\n(.*?)```", text, re.S))
     assert len(blocks) >= least
