@@ -41,7 +41,14 @@ def main():
 
     partial = torch.empty(TOKENS, HEADS, 512)
     _, lse = winnow.attend(
-        q, cache, slots, scale=0.1352, lengths=counts, out=partial, lse=True, empty_lse_negative=True
+        q,
+        cache,
+        slots,
+        scale=0.1352,
+        lengths=counts,
+        out=partial,
+        lse=True,
+        empty_lse_negative=True,
     )
     out = winnow.combine(partial, lse, comm=comm)
     print(f"rank {rank} of {world}: attended to {counts.tolist()} of {TOPK}, out {list(out.shape)}")

@@ -272,20 +272,27 @@ TEST_F(Cli, VerbsAgreeWithTheReference) {
       EXPECT_EQ(j.at("digest"), digest) << verb << " by " << kernel;
     }
   }
-  for (const char* call :
-       {"norm --batch 3", "rotate --context 300 --batch 3 --heads 2",
-        "rotate --e4m3 --context 300 --batch 3 --heads 2",
-        "prepare_query --context 300 --batch 3 --heads 2", "index_query --context 300 --batch 3",
-        "prepare_queries --context 300 --batch 3 --heads 2", "norm_write --context 300 --batch 3",
-        "compress --context 300 --batch 2 --s-q 9", "compress --layer c128a --s-q 200 --batch 1",
-        "score --context 200 --index-heads 5 --s-q 2",
-        "score --bf16 --context 200 --select --topk 9", "score --select --topk 9 --context 200",
-        "select --context 900 --topk 9 --blocks 20", "attend --context 200 --heads 5 --topk 70",
-        "attend --model v4 --context 300 --heads 3",
-        "attend --cache bf16 --context 90 --heads 1 --topk 100",
-        "mha --batch 2 --s-q 9 --context 100 --heads 3", "mha --s-q 9 --context 100 --topk 20",
-        "merge --batch 3 --heads 5 --parts 3", "absorb --batch 3 --heads 2",
-        "absorb --output --batch 3 --heads 2"}) {
+  for (const char* call : {"norm --batch 3",
+                           "rotate --context 300 --batch 3 --heads 2",
+                           "rotate --e4m3 --context 300 --batch 3 --heads 2",
+                           "prepare_query --context 300 --batch 3 --heads 2",
+                           "index_query --context 300 --batch 3",
+                           "prepare_queries --context 300 --batch 3 --heads 2",
+                           "norm_write --context 300 --batch 3",
+                           "compress --context 300 --batch 2 --s-q 9",
+                           "compress --layer c128a --s-q 200 --batch 1",
+                           "score --context 200 --index-heads 5 --s-q 2",
+                           "score --bf16 --context 200 --select --topk 9",
+                           "score --select --topk 9 --context 200",
+                           "select --context 900 --topk 9 --blocks 20",
+                           "attend --context 200 --heads 5 --topk 70",
+                           "attend --model v4 --context 300 --heads 3",
+                           "attend --cache bf16 --context 90 --heads 1 --topk 100",
+                           "mha --batch 2 --s-q 9 --context 100 --heads 3",
+                           "mha --s-q 9 --context 100 --topk 20",
+                           "merge --batch 3 --heads 5 --parts 3",
+                           "absorb --batch 3 --heads 2",
+                           "absorb --output --batch 3 --heads 2"}) {
     const json j = run_json(std::string(call) + " --json");
     EXPECT_TRUE(j.at("ok").get<bool>()) << call << j;
     EXPECT_GT(j.at("us"), 0);

@@ -38,7 +38,13 @@ def check_cut(comm, world):
         assert torch.equal(values[ids >= 0], part.gather(1, ids.clamp(min=0).long())[ids >= 0])
         for form in ("auto", "gather", "owner"):
             kept, counts, positions = winnow.cut(
-                ids, values, comm=comm, interleave=interleave, form=form, counts=True, positions=True
+                ids,
+                values,
+                comm=comm,
+                interleave=interleave,
+                form=form,
+                counts=True,
+                positions=True,
             )
             assert torch.equal(positions, want)
             for t in range(TOKENS):
@@ -55,8 +61,10 @@ def check_combine(comm, world):
         outs[comm.rank], lses[comm.rank], comm=comm, sink=sink[mine].contiguous(), lse=True
     )
     want, want_lse = winnow.merge(
-        outs[:, :, mine].contiguous(), lses[:, :, mine].contiguous(),
-        sink=sink[mine].contiguous(), lse=True,
+        outs[:, :, mine].contiguous(),
+        lses[:, :, mine].contiguous(),
+        sink=sink[mine].contiguous(),
+        lse=True,
     )
     assert torch.equal(out, want) and torch.equal(lse, want_lse)  # bit for bit
 
@@ -72,8 +80,18 @@ class Layer:
         self.mine = slice(first, first + self.heads)
         pages = 2 * (CONTEXT // PAGE + 2)
         self.plan = winnow.Plan(
-            heads=self.heads, topk=TOPK, index_heads=2, page=PAGE, pages=pages, max_context=CONTEXT,
-            max_requests=4, max_tokens=8, split="fixed", kernel="simd", comm=comm, spread=spread,
+            heads=self.heads,
+            topk=TOPK,
+            index_heads=2,
+            page=PAGE,
+            pages=pages,
+            max_context=CONTEXT,
+            max_requests=4,
+            max_tokens=8,
+            split="fixed",
+            kernel="simd",
+            comm=comm,
+            spread=spread,
             interleave=interleave,
         )
         self.table = torch.arange(pages, dtype=torch.int32).view(2, -1)
@@ -107,10 +125,19 @@ class Layer:
     def run(self):
         self.plan.refill([0, 1, 2], self.lens)
         return winnow.pipeline(
-            self.plan, numbers(30, 2, HEADS, 576).bfloat16()[:, self.mine].contiguous(), self.kv,
-            self.slots, self.cache, self.table, scale=0.06,
-            index_k=self.k, index_slots=self.slots, index_keys=self.keys, index_table=self.table,
-            index_q=numbers(31, 2, 2, 128).to(torch.float8_e4m3fn), index_weights=numbers(32, 2, 2),
+            self.plan,
+            numbers(30, 2, HEADS, 576).bfloat16()[:, self.mine].contiguous(),
+            self.kv,
+            self.slots,
+            self.cache,
+            self.table,
+            scale=0.06,
+            index_k=self.k,
+            index_slots=self.slots,
+            index_keys=self.keys,
+            index_table=self.table,
+            index_q=numbers(31, 2, 2, 128).to(torch.float8_e4m3fn),
+            index_weights=numbers(32, 2, 2),
         )
 
 

@@ -1,7 +1,7 @@
 """Several ranks over a torch process group: gloo for the CPU, nccl for CUDA.
 
-``Communicator`` moves bytes for ``Plan(comm=..., spread=...)``, ``cut`` and ``combine``; winnow does
-all arithmetic, so results have the same bits over every transport.
+``Communicator`` moves bytes for ``Plan(comm=..., spread=...)``, ``cut`` and ``combine``; winnow
+does all arithmetic, so results have the same bits over every transport.
 """
 
 from __future__ import annotations
