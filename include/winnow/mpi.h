@@ -13,6 +13,7 @@
 #include <chrono>
 #include <climits>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -41,7 +42,7 @@ class MpiCommunicator final : public Communicator {
     ensure(MPI_Comm_rank(data_, &rank_), "MPI_Comm_rank");
     ensure(MPI_Comm_size(data_, &size_), "MPI_Comm_size");
     requests_.resize(2 * static_cast<size_t>(size_), MPI_REQUEST_NULL);
-    buffer_.resize((static_cast<size_t>(size_) + 1) * kExpected);
+    buffer_->resize((static_cast<size_t>(size_) + 1) * kExpected);
   }
   MpiCommunicator(const MpiCommunicator&) = delete;
   MpiCommunicator& operator=(const MpiCommunicator&) = delete;
@@ -51,7 +52,7 @@ class MpiCommunicator final : public Communicator {
     if (finalized) return;
     if (!spent_.empty()) {
       // MPI still writes into what a call left behind; it must stay.
-      new std::vector<std::byte>(std::move(buffer_));
+      [[maybe_unused]] const auto* const left_to_mpi = buffer_.release();
       return;
     }
     MPI_Comm_free(&data_);
@@ -81,13 +82,13 @@ class MpiCommunicator final : public Communicator {
   void exchange(const void* send, void* recv, size_t bytes) override {
     const int count = checked(bytes, "exchange");
     const auto ranks = static_cast<size_t>(size_);
-    if (buffer_.size() < (ranks + 1) * bytes) buffer_.resize((ranks + 1) * bytes);
-    std::byte* const own = buffer_.data() + ranks * bytes;
+    if (buffer_->size() < (ranks + 1) * bytes) buffer_->resize((ranks + 1) * bytes);
+    std::byte* const own = buffer_->data() + ranks * bytes;
     std::memcpy(own, send, bytes);
-    std::memcpy(buffer_.data() + static_cast<size_t>(rank_) * bytes, send, bytes);
+    std::memcpy(buffer_->data() + static_cast<size_t>(rank_) * bytes, send, bytes);
     const std::string missing = meet(count, kExchangeTag, deadline_);
     if (!missing.empty()) fail("exchange: no answer from " + missing + within());
-    std::memcpy(recv, buffer_.data(), ranks * bytes);
+    std::memcpy(recv, buffer_->data(), ranks * bytes);
   }
   void check() override {
     if (!spent_.empty()) throw Error(ErrorCode::kRuntime, spent_);
@@ -150,10 +151,10 @@ class MpiCommunicator final : public Communicator {
   std::string meet(int count, int tag, Clock::duration deadline) {
     const auto ranks = static_cast<size_t>(size_);
     const auto bytes = static_cast<size_t>(count);
-    const std::byte* const own = buffer_.data() + ranks * bytes;
+    const std::byte* const own = buffer_->data() + ranks * bytes;
     for (int r = 0; r < size_; ++r) {
       if (r == rank_) continue;
-      std::byte* const to = buffer_.data() + static_cast<size_t>(r) * bytes;
+      std::byte* const to = buffer_->data() + static_cast<size_t>(r) * bytes;
       ensure(MPI_Irecv(to, count, MPI_BYTE, r, tag, control_, &requests_[static_cast<size_t>(r)]),
              "MPI_Irecv");
       ensure(MPI_Isend(own, count, MPI_BYTE, r, tag, control_,
@@ -183,7 +184,7 @@ class MpiCommunicator final : public Communicator {
   int rank_ = 0, size_ = 1;
   const std::chrono::milliseconds deadline_;
   std::vector<MPI_Request> requests_;
-  std::vector<std::byte> buffer_;
+  std::unique_ptr<std::vector<std::byte>> buffer_ = std::make_unique<std::vector<std::byte>>();
   std::string spent_;
 };
 

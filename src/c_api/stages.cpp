@@ -8,8 +8,6 @@
 
 using winnow::internal::c_api::guarded;
 using winnow::internal::c_api::In;
-using winnow::internal::c_api::norm_of;
-using winnow::internal::c_api::rope_of;
 
 namespace {
 
