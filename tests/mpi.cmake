@@ -1,5 +1,5 @@
 # Ranks as processes, under mpirun: with the MPI that CMake finds, and with MPICH where both are there.
-# MPI is optional; nothing but these tests, the example and the program's `run --ranks` uses it.
+# MPI is optional; nothing but these tests and the example uses it.
 find_package(MPI QUIET COMPONENTS CXX)
 if(NOT MPI_CXX_FOUND OR WINNOW_SANITIZE OR WINNOW_CUDA)
   return()
