@@ -203,7 +203,7 @@ struct Problem {
   Answer expected() {
     Answer r;
     for (int64_t t = 0; t < c.tokens; ++t) {
-      // Decode the token's valid entries once.
+      // Dequantise the token's valid entries once.
       std::vector<float> keys;
       for (const auto& l : lists)
         for (int64_t k = 0; k < l->c.width; ++k)

@@ -5,7 +5,7 @@
 
 #include "testing.h"
 
-namespace winnow::internal::plan {
+namespace winnow::internal::core {
 namespace {
 
 using testing::draw;
@@ -185,4 +185,4 @@ TEST(Schedule, FixedIsShared) {
 }
 
 }  // namespace
-}  // namespace winnow::internal::plan
+}  // namespace winnow::internal::core

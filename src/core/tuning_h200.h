@@ -76,8 +76,8 @@ inline constexpr int kQuartersFewHeads = 3;
 
 }  // namespace wide
 
-// ---- plan: the way of a prefill (src/plan/route.cpp) --------------------------------------------
-// New tokens from which a way is faster than the ones before it, for one request with the row's
+// ---- plan: the route of a prefill (src/plan/route.cpp) ------------------------------------------
+// New tokens from which a route is faster than the ones before it, for one request with the row's
 // context: reading gathered rows, and attention per head. Found between the two measured sizes
 // around the crossing. 591c8b6, measured at cd59a2a with `winnow bench plan --set routes --device
 // cuda --cache cold`, top-k 2,048, one request of 16, 64, 256, 1,024 or 4,096 new tokens;

@@ -1,5 +1,6 @@
 // Vector helpers of the attention kernels: conversions and an exponential. Included once per
 // Highway target, after hwy/highway.h.
+#include "core/arithmetic.h"
 #include "core/formats.h"
 #include "cpu/formats_simd.h"
 
@@ -23,7 +24,7 @@ HWY_INLINE hn::Vec<D> exp_negative(D d, hn::Vec<D> x) {
   const auto low = hn::Set(d, -87.0f);
   const auto tiny = hn::Lt(x, low);
   const auto t = hn::IfThenElse(tiny, low, x);
-  const auto n = hn::NearestInt(hn::Mul(t, hn::Set(d, 1.44269504f)));
+  const auto n = hn::NearestInt(hn::Mul(t, hn::Set(d, kLog2e)));
   const auto fn = hn::ConvertTo(d, n);
   auto r = hn::NegMulAdd(fn, hn::Set(d, 0.693359375f), t);  // ln2 in two steps: the first is exact
   r = hn::NegMulAdd(fn, hn::Set(d, -2.12194440e-4f), r);

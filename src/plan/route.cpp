@@ -1,6 +1,6 @@
-// Which way a prefill goes: crossover points read off measurements.
+// Which route a prefill takes: crossover points read off measurements.
 //
-// `gathered` and `mha` of a row are the new tokens from which that way is faster than the ones
+// `gathered` and `mha` of a row are the new tokens from which that route is faster than the ones
 // before it, with the row's context. The H200's tables stand in core/tuning_h200.h. Between two
 // rows the points are interpolated, or the longer context's where one of the two has none; beyond
 // the last row the cost of gathering grows with the context and is what decides.
@@ -39,14 +39,14 @@ std::span<const Crossover> table_for(const RouteArgs& args) noexcept {
   return tuned::kV32Heads16;
 }
 
-// The new tokens from which this way is taken, between the row before and `row`.
+// The new tokens from which this route is taken, between the row before and `row`.
 int32_t least_tokens(std::span<const Crossover> table, const Crossover& row,
-                     int32_t Crossover::*way, int32_t context) {
+                     int32_t Crossover::*route, int32_t context) {
   const Crossover& before = &row == table.data() ? row : (&row)[-1];
-  if (row.*way == kNever || before.*way == kNever || &before == &row) return row.*way;
+  if (row.*route == kNever || before.*route == kNever || &before == &row) return row.*route;
   const double part =
       static_cast<double>(context - before.context) / (row.context - before.context);
-  return before.*way + static_cast<int32_t>(part * (row.*way - before.*way));
+  return before.*route + static_cast<int32_t>(part * (row.*route - before.*route));
 }
 
 bool reached(int32_t tokens, int32_t from) { return from != kNever && tokens >= from; }
@@ -60,8 +60,8 @@ Route prefill_route(const RouteArgs& args) noexcept {
   const auto row =
       std::ranges::find_if(table, [&](const Crossover& c) { return args.context <= c.context; });
   if (row != table.end()) {
-    const auto takes = [&](int32_t Crossover::*way) {
-      return reached(args.tokens, least_tokens(table, *row, way, args.context));
+    const auto takes = [&](int32_t Crossover::*route) {
+      return reached(args.tokens, least_tokens(table, *row, route, args.context));
     };
     if (args.mha && takes(&Crossover::mha)) return Route::kMha;
     return takes(&Crossover::gathered) ? Route::kGathered : Route::kDirect;

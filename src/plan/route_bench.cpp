@@ -1,18 +1,17 @@
-// plan: what the ways of a prefill cost, end to end, for one request of `context` tokens of which
+// plan: what the routes of a prefill cost, end to end, for one request of `context` tokens of which
 // the last `tokens` are new: the measurements behind plan/route.cpp. V3.2:
 //
 //   direct    absorb_query, attend from the fp8 pages, project_output
 //   gathered  absorb_query, gather the whole sequence, attend from those bf16 rows, project_output
 //   mha       gather, decompress, attend_mha; where the context is beyond the top-k with the bits
-//   of
-//             topk_mask, which are counted too
+//             of topk_mask, which are counted too
 //
 // Every token attends to the top-k of the tokens before it, in ascending order as select() gives
 // them, spread evenly: neighbours share next to none beyond what the context forces. Choosing them
-// (score, select, locate) costs the same on every way and is not counted. FLOP: those that the way
-// has to spend, mha's over the whole of the causal triangle. V4 has no projections and no mha: a
-// window of 128 and 512 or 1,024 compressed states (of 64 and 128 heads), one for four tokens,
-// drawn at random; gathering takes both.
+// (score, select, locate) costs the same on every route and is not counted. FLOP: those that the
+// route has to spend, mha's over the whole of the causal triangle. V4 has no projections and no
+// mha: a window of 128 and 512 or 1,024 compressed states (of 64 and 128 heads), one for four
+// tokens, drawn at random; gathering takes both.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -46,7 +45,8 @@ class Prefill {
     // Weights with the heads outermost, as a loader that reads them once lays them out.
     const auto weight = [&](int i, int64_t columns) {
       Tensor w = placement_.normals(buffers_[i], {s.heads, kLatent, columns}, random, 0.05f);
-      std::swap(w.shape[0], w.shape[1]), std::swap(w.stride[0], w.stride[1]);
+      std::swap(w.shape[0], w.shape[1]);
+      std::swap(w.stride[0], w.stride[1]);
       return w;
     };
     const Tensor w_uk = weight(2, kNope), w_uv = weight(3, kValue);

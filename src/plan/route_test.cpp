@@ -1,4 +1,4 @@
-// The way of a prefill: what the measured points say, and the parts that a plan makes of it.
+// The route of a prefill: what the measured points say, and the parts that a plan makes of it.
 #include "cpu/isa.h"
 #include "plan/plan_cases.h"
 #include "testing.h"
@@ -48,7 +48,7 @@ TEST(Route, AnyNumbers) {
   for (const int32_t tokens : {INT32_MIN, -1, 0})
     for (const int32_t context : {INT32_MIN, -1, 0, INT32_MAX})
       EXPECT_EQ(hopper(128, tokens, context, true), Route::kDirect) << tokens << " " << context;
-  // A way that is never faster is not taken for any number of tokens.
+  // A route that is never faster is not taken for any number of tokens.
   EXPECT_EQ(hopper(128, INT32_MAX, 8192, true), Route::kGathered);
   EXPECT_EQ(hopper(16, INT32_MAX, 8192, false), Route::kDirect);
   EXPECT_EQ(hopper(16, INT32_MAX, INT32_MAX, true), Route::kDirect);

@@ -1,8 +1,8 @@
 // What the bf16 engines share (VDPBF16PS and AMX): packed queries, dequantised keys, and the sum
 // over heads. Include only from files compiled for AVX-512 BF16 and VBMI.
 //
-// Decoded key: 128 bf16 in Bf16Codes' order. Packed query: panels of 16 heads, each [64 pairs of
-// dimensions][16 heads][2] bf16 = 4 KB in the same order; heads beyond the last are zero; behind
+// Dequantised key: 128 bf16 in Bf16Codes' order. Packed query: panels of 16 heads, each [64 pairs
+// of dimensions][16 heads][2] bf16 = 4 KB in the same order; heads beyond the last are zero; behind
 // the panels the weights, padded likewise.
 #pragma once
 

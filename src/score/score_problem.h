@@ -107,15 +107,15 @@ struct Problem {
     if (!key) return {-std::numeric_limits<double>::infinity(), 0};
     // Plain pointers: under sanitizers the loop is most of the test.
     const float* const of_code = values();
-    const auto decoded = [&](const uint8_t* from, double* to) {
+    const auto dequantized = [&](const uint8_t* from, double* to) {
       const auto* wide = reinterpret_cast<const bf16*>(from);
       for (int64_t i = 0; i < kDim; ++i) to[i] = c.bf16 ? to_float(wide[i]) : of_code[from[i]];
     };
     double key_row[kDim], row_q[kDim];
-    decoded(key, key_row);
+    dequantized(key, key_row);
     double sum = 0, loss = 0, coarse = 0;
     for (int64_t h = 0; h < c.heads; ++h) {
-      decoded(q.data() + (t * (c.heads + c.padding) + h) * kDim * value, row_q);
+      dequantized(q.data() + (t * (c.heads + c.padding) + h) * kDim * value, row_q);
       double dot = 0, size = 0, largest = 0;
       for (int64_t i = 0; i < kDim; ++i) {
         const double product = row_q[i] * key_row[i], magnitude = std::fabs(product);

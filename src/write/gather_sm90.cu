@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "core/arithmetic.h"
 #include "cuda/device.h"
 #include "cuda/hopper.h"
 #include "cuda/launch.h"
@@ -61,11 +62,12 @@ __device__ __forceinline__ uint32_t scaled_pair(uint32_t halves, float s) {
 }
 
 template <class R>
-__device__ __forceinline__ uint4 decoded(const Eight<R>& x) {
+__device__ __forceinline__ uint4 dequantized(const Eight<R>& x) {
   if constexpr (R::kQuantized) {
     const float s = get_scale(&x.scale);
     uint32_t h[4];
-    cuda::e4m3x4(x.codes.x, h[0], h[1]), cuda::e4m3x4(x.codes.y, h[2], h[3]);
+    cuda::e4m3x4(x.codes.x, h[0], h[1]);
+    cuda::e4m3x4(x.codes.y, h[2], h[3]);
     return {scaled_pair(h[0], s), scaled_pair(h[1], s), scaled_pair(h[2], s), scaled_pair(h[3], s)};
   } else {
     return x.values;
@@ -128,7 +130,7 @@ __device__ __forceinline__ void gather_rows(const GatherParams& p, int64_t reque
 #pragma unroll
     for (int k = 0; k < kSteps; ++k)
       if (row < run.count)
-        store<kAligned>(decoded<R>(x[row][k]), min(R::kNope - 256 * k, 256), staged,
+        store<kAligned>(dequantized<R>(x[row][k]), min(R::kNope - 256 * k, 256), staged,
                         [&](int i) { return out + row * p.out_stride + 256 * k + i; });
   store<kAligned>(
       rope, R::kRope * static_cast<int>(min(run.count, int64_t{kRows})), staged,
@@ -159,7 +161,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const int64_t through = before + sum_to_here(length);
     int64_t start = through - length;
     const Run run = here ? run_of(p, request, start) : Run{};
-    const int64_t pieces = (run.count + kRows - 1) / kRows, end = sum_to_here(pieces);
+    const int64_t pieces = ceil_div(run.count, kRows);
+    const int64_t end = sum_to_here(pieces);
     const int64_t all = __shfl_sync(~0u, end, 31);
     for (; piece < all; piece += warps) {
       const int r = __popc(__ballot_sync(~0u, end <= piece));
@@ -178,8 +181,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 void gather(const GatherParams& p) noexcept {
   if (p.requests == 0 || p.rows == 0) return;
   const int64_t most = kBlocks * cuda::multiprocessors(p.device.index);
-  const auto blocks = static_cast<unsigned>(std::min(most, (p.rows + kRows - 1) / kRows));
-  const auto stream = static_cast<cudaStream_t>(p.device.stream);
+  const auto blocks = static_cast<unsigned>(std::min(most, ceil_div(p.rows, kRows)));
+  const auto stream = cuda::stream_of(p.device);
   const bool aligned = reinterpret_cast<uintptr_t>(p.out) % 16 == 0 && p.out_stride % 8 == 0;
   with_latent(p.cache.format, [&](auto record) {
     using R = decltype(record);

@@ -30,7 +30,11 @@ def plan_parts_tiles():
         edges.append(x)
     pic.text(left, 114, "decodes", 12, "dim")
     pic.text(
-        edges[4], 114, "prefills: each asks prefill_route() for its way (plan/route.cpp)", 12, "dim"
+        edges[4],
+        114,
+        "prefills: each asks prefill_route() for its route (plan/route.cpp)",
+        12,
+        "dim",
     )
     # Parts.
     pic.text(12, 172, "parts", 14, bold=True)
@@ -48,7 +52,7 @@ def plan_parts_tiles():
     pic.text(
         edges[5],
         222,
-        "consecutive prefills that go one way; their sequences fit the workspace",
+        "consecutive prefills that take one route; their sequences fit the workspace",
         12,
         "dim",
     )
@@ -123,8 +127,8 @@ def plan_parts_tiles():
     notes = [
         "A plan is made once for a capacity. refill() lays out parts and schedules for each "
         "batch; it allocates nothing.",
-        "With a fixed split, tiles end at multiples of split_size and all prefills go one "
-        "way, so that a token's bits do "
+        "With a fixed split, tiles end at multiples of split_size and all prefills take one "
+        "route, so that a token's bits do "
         "not depend on its batch.",
         "On Hopper a part's bf16 rows go to the wide kernel where tokens are many "
         "(docs/prefill-sm90.md).",

@@ -1,5 +1,5 @@
 // Sparse decode and prefill with AMX bf16 tiles. Gathering, softmax and merging are shared:
-// x86_decode.h, x86_pack.h.
+// x86_blocks.h, x86_pack.h.
 //
 // Tiles: scores are S^T[16 keys][16 heads] = K rows (A, as packed) x Q (B, packed once per token);
 // values are O[16 heads][16 dims] = P (A, transposed from the scores) x V pairs (B, as packed). A
@@ -17,7 +17,7 @@
 // softmax about 30 vector operations. Per key: 11 lines gathered, 34 written.
 // Bytes at 128 heads: Q 160 KB, K of 128 keys 160, V of 256 keys 256, P 64, O 256; sums 20, S 16.
 #include "attend/cpu/kernels.h"
-#include "attend/cpu/x86_decode.h"
+#include "attend/cpu/x86_blocks.h"
 #include "attend/cpu/x86_pack.h"
 #include "core/arithmetic.h"
 #include "cpu/amx.h"

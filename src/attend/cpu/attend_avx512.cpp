@@ -1,5 +1,5 @@
 // Sparse decode and prefill with fp32 FMA, for CPUs with AVX-512 but without a fast bf16 product.
-// Everything but the products is shared: x86_decode.h, x86_vector.h.
+// Everything but the products is shared: x86_blocks.h, x86_vector.h.
 //
 // Budget, per key and 16 heads, V3.2: scores 576, values 512 FMAs (two a cycle on Intel servers,
 // one on Zen 4); softmax about 20 vector operations. Per key: 36 conversions and 36 lines written.
@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "attend/cpu/kernels.h"
-#include "attend/cpu/x86_decode.h"
+#include "attend/cpu/x86_blocks.h"
 #include "attend/cpu/x86_vector.h"
 #include "core/formats.h"
 

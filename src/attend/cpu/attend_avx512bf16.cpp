@@ -1,5 +1,5 @@
 // Sparse decode and prefill with VDPBF16PS, for CPUs where it runs at twice the FMA rate (Zen 4 and
-// later). Everything but the products is shared: x86_decode.h, x86_vector.h, x86_pack.h.
+// later). Everything but the products is shared: x86_blocks.h, x86_vector.h, x86_pack.h.
 //
 // Budget, per key and 16 heads, V3.2 (one VDPBF16PS of 512 bits a cycle on Zen 4):
 //   scores 288, values 256 cycles; 14 loads per 24 products in scores, 10 per 24 in values;
@@ -11,7 +11,7 @@
 // The fp32 scales stay out of the bf16 values: they multiply the fp32 sums of 128 dims in the
 // scores and P in the values, so K and V are exact.
 #include "attend/cpu/kernels.h"
-#include "attend/cpu/x86_decode.h"
+#include "attend/cpu/x86_blocks.h"
 #include "attend/cpu/x86_pack.h"
 #include "attend/cpu/x86_vector.h"
 

@@ -2,7 +2,7 @@
 // fp32), and E::dot(acc, a, b) multiplies 16 cells; everything else is the same for all of them.
 #pragma once
 
-#include "attend/cpu/x86_decode.h"
+#include "attend/cpu/x86_blocks.h"
 #include "core/arithmetic.h"
 
 namespace winnow::internal::attend::cpu {

@@ -1,4 +1,4 @@
-// The sparse decode that the AVX-512 and AMX kernels share; an engine says how to multiply.
+// The block loop that the AVX-512 and AMX kernels share; an engine says how to multiply.
 //
 // The keys of a tile are taken in blocks of E::kBlock: gathered, dequantised and packed once for
 // all heads, then for every two blocks of 16 heads scores and softmax, then the values. A vector of
@@ -98,8 +98,12 @@ void pack_q(const Params& p, int64_t token, uint32_t* block, std::span<const Key
         a[i] = E::kPairs ? _mm512_shuffle_i64x2(x, y, 0x88) : x;
         b[i] = E::kPairs ? _mm512_shuffle_i64x2(x, y, 0xdd) : y;
       }
-      transpose(a), transpose(b);
-      for (int i = 0; i < 16; ++i) E::store_q(to, i, a[i]), E::store_q(to, 16 + i, b[i]);
+      transpose(a);
+      transpose(b);
+      for (int i = 0; i < 16; ++i) {
+        E::store_q(to, i, a[i]);
+        E::store_q(to, 16 + i, b[i]);
+      }
     }
   }
 }
