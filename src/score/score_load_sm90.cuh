@@ -126,8 +126,10 @@ template <class C>
 __device__ __forceinline__ void init_barriers(SharedMemory<C>& sm) {
   if (threadIdx.x % 32 == 0) {
 #pragma unroll 1
-    for (int s = 0; s < C::kStages; ++s)
-      cuda::mb_init(&sm.full[s], 1), cuda::mb_init(&sm.empty[s], C::kReaders);
+    for (int s = 0; s < C::kStages; ++s) {
+      cuda::mb_init(&sm.full[s], 1);
+      cuda::mb_init(&sm.empty[s], C::kReaders);
+    }
     cuda::fence_barrier_init();
   }
   __syncwarp();

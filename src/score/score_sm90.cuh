@@ -40,9 +40,8 @@ struct Pass {
 
 // Takes the next pass out of `left` (a bit per token that still wants keys).
 template <class C>
-__device__ Pass next_pass(const SharedMemory<C>& sm, uint32_t& left, int32_t chunk0,
-                          int32_t chunk1) {
-  Pass pass{0, sm.requests[__ffs(left) - 1], chunk1, chunk0};
+__device__ Pass next_pass(const SharedMemory<C>& sm, uint32_t& left, Keys chunk) {
+  Pass pass{0, sm.requests[__ffs(left) - 1], chunk.last, chunk.first};
   for (int u = 0; u < C::kTokens; ++u)
     if ((left >> u & 1) && sm.requests[u] == pass.request) {
       pass.members |= 1u << u;
@@ -113,7 +112,8 @@ __device__ __forceinline__ void add_heads(float (&totals)[2 * C::kGroup],
       y0 = fmaf(even, fmaxf(acc[4 * b + 2], 0.0f), y0);
       y1 = fmaf(odd, fmaxf(acc[4 * b + 3], 0.0f), y1);
     }
-    totals[2 * u] = x0 + x1, totals[2 * u + 1] = y0 + y1;
+    totals[2 * u] = x0 + x1;
+    totals[2 * u + 1] = y0 + y1;
   }
 }
 
@@ -162,104 +162,61 @@ __device__ __forceinline__ void put(const Slot& slot, int32_t j, float value, fl
                  : "memory");
 }
 
-template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
-    score_kernel(const __grid_constant__ Params p, int32_t chunk) {
-  extern __shared__ __align__(1024) unsigned char raw[];
-  SharedMemory<C>& sm = *reinterpret_cast<SharedMemory<C>*>(raw);
-  const int32_t limit = static_cast<int32_t>(p.ranges.limit);
-  const int64_t block = static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y;
-  const int64_t token0 = block * step_of<C>(p);
-  if (token0 >= p.tokens) return cuda::wait_for_previous();
-  const int32_t chunk0 = static_cast<int32_t>(blockIdx.x) * chunk;
-  const int32_t chunk1 = chunk0 + min(chunk, limit - chunk0);
-  cuda::let_next_start();
-  if constexpr (C::kRounds > 1) prefetch<C>(p, token0);
-
-  // All that the block needs before its keys is asked for at once, each by warps of its own: the
-  // tokens' ranges and requests, the pages that a guess at the request gives, the queries. One
-  // after the other they would take 0.7 to 1 us each out of a cold L2.
-  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
-  const int lane = threadIdx.x % 32;
-  Queries<C> queries;
+// What the producer warp knows and has begun before the block meets.
+struct Early {
   Ahead ahead;
-  int begun = 0;  // tiles
-  if (warp < 4 * C::kConsumers) {
-    if constexpr (C::kRounds == 1) queries.load(p, token0, 0);
-  } else if (warp == 4 * C::kConsumers) {
-    ahead = look_ahead(p, block, static_cast<uint32_t>(chunk0) + lane * C::kTile);
-    if constexpr (C::kTokens == 1) {
-      cuda::Asked request(0);
-      if (p.requests) request = cuda::Asked(p.requests + token0 * p.request_stride);
-      cuda::AskedRange range(p.ranges, token0);
-      init_barriers(sm);  // while they are on their way
-      if (request.get() == ahead.request)
-        begun = begin_early<C>(p, ahead, range.get(p.ranges), sm, {chunk0, chunk1});
-    } else {
-      init_barriers(sm);
-    }
-  } else if (warp == 4 * C::kConsumers + 1 && lane < C::kTokens) {
-    const int64_t t = token0 + lane;
-    Range r;
-    int32_t request = 0;
-    if (lane < step_of<C>(p) && t < p.tokens) request = request_of(p, t), r = p.ranges.of(t);
-    sm.begins[lane] = max(static_cast<int32_t>(r.first), chunk0);
-    sm.ends[lane] = min(static_cast<int32_t>(r.last), chunk1);
-    sm.requests[lane] = request;
-    sm.rows[lane] = p.logits + t * p.logit_stride - (p.from_start ? r.first : 0);
-  }
-  __syncthreads();
-  uint32_t wanted = 0;
-  for (int u = 0; u < C::kTokens; ++u)
-    if (sm.begins[u] < sm.ends[u]) wanted |= 1u << u;
-  if (p.clean)
-    for (int u = 0; u < step_of<C>(p) && token0 + u < p.tokens; ++u)
-      for (int32_t j = chunk0 + threadIdx.x; j < chunk1; j += C::kThreads)
-        if (j < sm.begins[u] || j >= sm.ends[u])
-          p.logits[(token0 + u) * p.logit_stride + j] = -INFINITY;
-  if (!wanted) return cuda::wait_for_previous();
+  int tiles = 0;  // of the first pass, in the ring or on their way there
+};
 
-  if (warp >= 4 * C::kConsumers) {
-    if constexpr (C::kBlocks == 1) cuda::give_registers<C::kProducerRegisters>();
-    if (warp > 4 * C::kConsumers) return;
-    // Producer: tiles of every pass, into the ring. Lanes look up 32 tiles at a time, then each
-    // issues its own.
-    const bool bulk = p.guess.bulk;
-    // Of contiguous keys: no copy goes past them.
-    const int64_t rows = p.requests ? INT64_MAX : p.ranges.limit;
-    int stage = 0, lap = 0;
-    for (uint32_t left = wanted; left;) {
-      const Pass pass = next_pass(sm, left, chunk0, chunk1);
-      for (int32_t base = pass.from; base < pass.to; base += 32 * C::kTile) {
-        const int32_t mine = base + lane * C::kTile;
-        Run run;
-        if (bulk && mine < pass.to) {
-          if (base == chunk0 && pass.request == ahead.request) run = ahead.run(p);
-          else run = run_of(p, pass.request, mine, C::kTile);
-        }
-        const int tiles = min(32, ceil_div(pass.to - base, C::kTile));
-        for (int i = 0; i < tiles; ++i) {
-          const int32_t at = base + i * C::kTile;
-          if (begun > 0) {
-            --begun, ++stage;
-            continue;
-          }
-          if (stage == C::kStages) stage = 0, ++lap;
-          if (lap > 0) cuda::mb_wait(&sm.empty[stage], (lap - 1) & 1);
-          if (!bulk || at + C::kTile > rows)
-            produce_by_loads(p, pass.request, at, min(at + C::kTile, pass.to), sm.ring[stage],
-                             &sm.full[stage]);
-          else if (lane == i) produce_by_copy(run, sm.ring[stage], &sm.full[stage]);
-          __syncwarp();
+// The producer warp: tiles of every pass, into the ring. Lanes look up 32 tiles at a time, then
+// each issues its own.
+template <class C>
+__device__ __forceinline__ void produce(const Params& p, SharedMemory<C>& sm, Keys chunk,
+                                        uint32_t wanted, const Early& early) {
+  const int lane = threadIdx.x % 32;
+  const bool bulk = p.guess.bulk;
+  // Of contiguous keys: no copy goes past them.
+  const int64_t rows = p.requests ? INT64_MAX : p.ranges.limit;
+  int begun = early.tiles;
+  int stage = 0;
+  int lap = 0;
+  for (uint32_t left = wanted; left;) {
+    const Pass pass = next_pass(sm, left, chunk);
+    for (int32_t base = pass.from; base < pass.to; base += 32 * C::kTile) {
+      const int32_t mine = base + lane * C::kTile;
+      Run run;
+      if (bulk && mine < pass.to) {
+        if (base == chunk.first && pass.request == early.ahead.request) run = early.ahead.run(p);
+        else run = run_of(p, pass.request, mine, C::kTile);
+      }
+      const int tiles = min(32, ceil_div(pass.to - base, C::kTile));
+      for (int i = 0; i < tiles; ++i) {
+        const int32_t at = base + i * C::kTile;
+        if (begun > 0) {
+          --begun;
           ++stage;
+          continue;
         }
+        if (stage == C::kStages) {
+          stage = 0;
+          ++lap;
+        }
+        if (lap > 0) cuda::mb_wait(&sm.empty[stage], (lap - 1) & 1);
+        if (!bulk || at + C::kTile > rows)
+          produce_by_loads(p, pass.request, at, min(at + C::kTile, pass.to), sm.ring[stage],
+                           &sm.full[stage]);
+        else if (lane == i) produce_by_copy(run, sm.ring[stage], &sm.full[stage]);
+        __syncwarp();
+        ++stage;
       }
     }
-    return;
   }
+}
 
-  if constexpr (C::kBlocks == 1) cuda::take_registers<C::kConsumerRegisters>();
-  // Consumers bring in Q, 16 bytes at a time, in the order of the fragments, and the weights.
+// The consumers bring in Q, 16 bytes at a time, in the order of the fragments, and the weights.
+template <class C>
+__device__ __forceinline__ void store_queries(const Params& p, SharedMemory<C>& sm, int64_t token0,
+                                              Queries<C>& queries) {
   if constexpr (C::kRounds > 1) {
     for (int from = 0; from < Queries<C>::kEach; from += Queries<C>::kBatch) {
       queries.load(p, token0, from);
@@ -270,7 +227,16 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   }
   cuda::fence_async();
   asm volatile("bar.sync %0,%1;" ::"n"(int{kQueriesStored}), "n"(128 * C::kConsumers) : "memory");
+}
 
+// A consumer warpgroup: tiles in turn, or all of them. Before its first a warpgroup of the turn may
+// take one that is not there, the queries instead of keys, and store nothing: that fetches the code
+// while the keys are on their way (180 instructions for one token, about 14 cycles each the first
+// time).
+template <class C>
+__device__ __forceinline__ void consume(SharedMemory<C>& sm, int warp, Keys chunk,
+                                        uint32_t wanted) {
+  const int lane = threadIdx.x % 32;
   // Descriptor of Q: 8 rows of 128 B are 1,024 B apart, 128-byte swizzle.
   const uint64_t q_desc = static_cast<uint64_t>((cuda::s32(sm.q) & 0x3ffff) >> 4) |
                           uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
@@ -281,16 +247,14 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
 #pragma unroll
   for (int b = 0; b < C::kN / 8; ++b) {
     const float2 two = *reinterpret_cast<const float2*>(&sm.weights[round][8 * b + 2 * c]);
-    weights[2 * b] = two.x, weights[2 * b + 1] = two.y;
+    weights[2 * b] = two.x;
+    weights[2 * b + 1] = two.y;
   }
   cuda::wait_for_previous();  // it may still read the logits
-  // Tiles in turn, or all of them. Before its first a warpgroup of the turn may take one that is
-  // not there, the queries instead of keys, and store nothing: that fetches the code while the keys
-  // are on their way (180 instructions for one token, about 14 cycles each the first time).
   constexpr int kTurn = C::kRounds == 1 ? C::kConsumers : 1;
   int n = 0;  // tiles so far
   for (uint32_t left = wanted; left;) {
-    const Pass pass = next_pass(sm, left, chunk0, chunk1);
+    const Pass pass = next_pass(sm, left, chunk);
     constexpr int kMine = C::kGroup >= 4 ? C::kGroup / 4 : 1;  // tokens whose sums this lane gets
     Slot slots[kMine];
 #pragma unroll
@@ -336,6 +300,77 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     }
     if (kTurn > 1) n = last;
   }
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
+    score_kernel(const __grid_constant__ Params p, int32_t chunk) {
+  extern __shared__ __align__(1024) unsigned char raw[];
+  SharedMemory<C>& sm = *reinterpret_cast<SharedMemory<C>*>(raw);
+  const int32_t limit = static_cast<int32_t>(p.ranges.limit);
+  const int64_t index = static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y;
+  const int64_t token0 = index * step_of<C>(p);
+  if (token0 >= p.tokens) return cuda::wait_for_previous();
+  const int32_t chunk0 = static_cast<int32_t>(blockIdx.x) * chunk;
+  const int32_t chunk1 = chunk0 + min(chunk, limit - chunk0);
+  cuda::let_next_start();
+  if constexpr (C::kRounds > 1) prefetch<C>(p, token0);
+
+  // All that the block needs before its keys is asked for at once, each by warps of its own: the
+  // tokens' ranges and requests, the pages that a guess at the request gives, the queries. One
+  // after the other they would take 0.7 to 1 us each out of a cold L2.
+  const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+  const int lane = threadIdx.x % 32;
+  Queries<C> queries;
+  Early early;
+  if (warp < 4 * C::kConsumers) {
+    if constexpr (C::kRounds == 1) queries.load(p, token0, 0);
+  } else if (warp == 4 * C::kConsumers) {
+    early.ahead = look_ahead(p, index, static_cast<uint32_t>(chunk0) + lane * C::kTile);
+    if constexpr (C::kTokens == 1) {
+      cuda::Asked request(0);
+      if (p.requests) request = cuda::Asked(p.requests + token0 * p.request_stride);
+      cuda::AskedRange range(p.ranges, token0);
+      init_barriers(sm);  // while they are on their way
+      if (request.get() == early.ahead.request)
+        early.tiles = begin_early<C>(p, early.ahead, range.get(p.ranges), sm, {chunk0, chunk1});
+    } else {
+      init_barriers(sm);
+    }
+  } else if (warp == 4 * C::kConsumers + 1 && lane < C::kTokens) {
+    const int64_t t = token0 + lane;
+    Range r;
+    int32_t request = 0;
+    if (lane < step_of<C>(p) && t < p.tokens) {
+      request = request_of(p, t);
+      r = p.ranges.of(t);
+    }
+    sm.begins[lane] = max(static_cast<int32_t>(r.first), chunk0);
+    sm.ends[lane] = min(static_cast<int32_t>(r.last), chunk1);
+    sm.requests[lane] = request;
+    sm.rows[lane] = p.logits + t * p.logit_stride - (p.from_start ? r.first : 0);
+  }
+  __syncthreads();
+  // The tokens that want keys of the chunk, a bit each.
+  uint32_t wanted = 0;
+  for (int u = 0; u < C::kTokens; ++u)
+    if (sm.begins[u] < sm.ends[u]) wanted |= 1u << u;
+  // Logits of the chunk outside a token's range.
+  if (p.clean)
+    for (int u = 0; u < step_of<C>(p) && token0 + u < p.tokens; ++u)
+      for (int32_t j = chunk0 + threadIdx.x; j < chunk1; j += C::kThreads)
+        if (j < sm.begins[u] || j >= sm.ends[u])
+          p.logits[(token0 + u) * p.logit_stride + j] = -INFINITY;
+  if (!wanted) return cuda::wait_for_previous();
+
+  if (warp >= 4 * C::kConsumers) {
+    if constexpr (C::kBlocks == 1) cuda::give_registers<C::kProducerRegisters>();
+    if (warp > 4 * C::kConsumers) return;
+    return produce(p, sm, {chunk0, chunk1}, wanted, early);
+  }
+  if constexpr (C::kBlocks == 1) cuda::take_registers<C::kConsumerRegisters>();
+  store_queries(p, sm, token0, queries);
+  consume(sm, warp, {chunk0, chunk1}, wanted);
 }
 
 template <class C>
