@@ -106,7 +106,8 @@ Roofs measure_device_roofs() {
     best = std::min(best, sample({.cold = false}, [&] {
                       check(cudaMemcpyAsync(to, from, kCopy, cudaMemcpyDeviceToDevice, stream()));
                     }));
-  cuda_release(from), cuda_release(to);
+  cuda_release(from);
+  cuda_release(to);
   Roofs r;
   r.read = 2.0 * kCopy / (1e-6 * best);
   r.tensor = cuda_tensor_roof(cuda_stream());

@@ -49,7 +49,8 @@ double cuda_tensor_roof(void* stream_) {
   const auto stream = static_cast<cudaStream_t>(stream_);
   auto* out = static_cast<float*>(cuda_allocate(sizeof(float)));
   cudaEvent_t begin = nullptr, end = nullptr;
-  cudaEventCreate(&begin), cudaEventCreate(&end);
+  cudaEventCreate(&begin);
+  cudaEventCreate(&end);
   const int blocks = internal::cuda::multiprocessors(0);
   float best = 1e30f;
   for (int i = 0; i < 8; ++i) {
@@ -61,7 +62,8 @@ double cuda_tensor_roof(void* stream_) {
     cudaEventElapsedTime(&ms, begin, end);
     if (i > 0) best = std::min(best, ms);
   }
-  cudaEventDestroy(begin), cudaEventDestroy(end);
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
   cuda_release(out);
   const double products = 3.0 * blocks * kRounds * kSteps;
   return products * 2 * 64 * 64 * 16 / (1e-3 * best);

@@ -82,7 +82,10 @@ int main() try {
   std::vector<bf16> out(T * kHeads * kV32.d_v);
   for (int step = 0; step < kSteps; ++step) {
     // The new token of each request goes to the caches first: it may attend to itself.
-    for (int r = 0; r < kRequests; ++r) layer.store(table, r, lens[r], lens[r] + 1), ++lens[r];
+    for (int r = 0; r < kRequests; ++r) {
+      layer.store(table, r, lens[r], lens[r] + 1);
+      ++lens[r];
+    }
 
     const std::vector<int32_t> starts = {0, 1, 2};
     plan.refill({.query_starts = starts, .seq_lens = lens});

@@ -44,11 +44,8 @@ static void write_history(winnow_cache cache, winnow_cache keys) {
   OK(winnow_write(&w));
 }
 
-/* write -> plan -> score -> select -> locate -> attend of one decode token over KEYS keys. */
-static void decode_step(void) {
-  const winnow_cache cache = new_cache(WINNOW_V32_FP8), keys = new_cache(WINNOW_INDEX_KEYS);
-  write_history(cache, keys);
-
+/* A plan refilled for one decode token over KEYS keys, and what it says of that batch. */
+static winnow_plan* plan_of_one_token(void) {
   winnow_plan_options options = WINNOW_PLAN_OPTIONS_INIT;
   options.heads = HEADS;
   options.topk = TOPK;
@@ -59,7 +56,7 @@ static void decode_step(void) {
   options.max_tokens = 16;
   winnow_plan* plan = NULL;
   OK(winnow_plan_create(&options, &plan));
-  if (!plan) return;
+  if (!plan) return NULL;
   const int32_t starts[2] = {0, 1}, lens[1] = {KEYS};
   winnow_batch batch = WINNOW_BATCH_INIT;
   batch.query_starts = (winnow_ints){starts, 2};
@@ -78,7 +75,29 @@ static void decode_step(void) {
   CHECK(winnow_plan_mode(plan) != WINNOW_AUTO);
   CHECK(strlen(winnow_plan_kernel(plan, WINNOW_ATTEND, 0)) > 0);
   CHECK(winnow_plan_kernel(plan, 99, 0) == NULL);
+  return plan;
+}
 
+/* The history comes back as it was written. */
+static void gather_history(winnow_cache cache, winnow_tensor table) {
+  static uint16_t rows[KEYS * 576];
+  const int32_t lens[1] = {KEYS};
+  winnow_gather_args gather = WINNOW_GATHER_ARGS_INIT;
+  gather.cache = cache;
+  gather.block_table = table;
+  gather.lengths = i32(lens, 1, SHAPE(1));
+  gather.out = bf16(rows, 2, SHAPE(KEYS, 576));
+  OK(winnow_gather(&gather));
+  for (int j = 0; j < KEYS; ++j) CHECK(from_bf16(rows[j * 576 + 575]) == latent_of(j));
+}
+
+/* write -> plan -> score -> select -> locate -> attend of one decode token over KEYS keys. */
+static void decode_step(void) {
+  const winnow_cache cache = new_cache(WINNOW_V32_FP8), keys = new_cache(WINNOW_INDEX_KEYS);
+  write_history(cache, keys);
+
+  winnow_plan* plan = plan_of_one_token();
+  if (!plan) return;
   const winnow_tensor requests = i32(winnow_plan_request_ids(plan).data, 1, SHAPE(1));
   const winnow_tensor table = i32(kTable, 2, SHAPE(1, 3));
   uint8_t index_q[INDEX_HEADS * 128];
@@ -160,14 +179,7 @@ static void decode_step(void) {
   attend.plan = NULL;
   OK(winnow_attend_workspace_bytes(&attend, &needed));
 
-  winnow_gather_args gather = WINNOW_GATHER_ARGS_INIT;
-  static uint16_t rows[KEYS * 576];
-  gather.cache = cache;
-  gather.block_table = table;
-  gather.lengths = i32(lens, 1, SHAPE(1));
-  gather.out = bf16(rows, 2, SHAPE(KEYS, 576));
-  OK(winnow_gather(&gather));
-  for (int j = 0; j < KEYS; ++j) CHECK(from_bf16(rows[j * 576 + 575]) == latent_of(j));
+  gather_history(cache, table);
 
   /* The same step as one call: it writes the last token again and must find the same output. */
   static uint16_t kv[576], k[128], again[HEADS * 512];

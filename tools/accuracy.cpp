@@ -84,7 +84,12 @@ Deviation compare(const Tensor& got, const Tensor& want, const Bar& bar, const T
       norms += a * a + b * b;
     }
     r.wrong += !(share < 1);
-    if (r.at < 0 || share > r.worst) r.worst = share, r.at = i, r.got = a, r.want = b;
+    if (r.at < 0 || share > r.worst) {
+      r.worst = share;
+      r.at = i;
+      r.got = a;
+      r.want = b;
+    }
   }
   r.cosine = norms > 0 ? 1 - 2 * dot / norms : 0;
   r.ok = r.wrong == 0 && r.cosine < bar.cosine;

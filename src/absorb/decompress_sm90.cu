@@ -85,7 +85,10 @@ struct Tile {
   }
   __device__ void next() {
     fresh = false;
-    if (++head == end) share += gridDim.x / kBlocks, enter();
+    if (++head == end) {
+      share += gridDim.x / kBlocks;
+      enter();
+    }
   }
 };
 template <int kStages>
@@ -93,7 +96,10 @@ struct Place {
   int stage = 0;
   uint32_t phase = 0;
   __device__ void next() {
-    if (++stage == kStages) stage = 0, phase ^= 1;
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
   }
 };
 

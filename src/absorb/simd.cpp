@@ -178,11 +178,14 @@ void multiply_columns(const Product& p, int64_t task) {
         const bf16* a = p.a + (top + r) * p.a_row + head * p.a_head + k;
         float* sums = s.sums + r * width;
         if (rows - r >= Config::kRows) {
-          run_block<Config::kRows>(a, p.a_row, depth, s, sums), r += Config::kRows;
+          run_block<Config::kRows>(a, p.a_row, depth, s, sums);
+          r += Config::kRows;
         } else if (rows - r >= 4) {
-          run_block<4>(a, p.a_row, depth, s, sums), r += 4;
+          run_block<4>(a, p.a_row, depth, s, sums);
+          r += 4;
         } else {
-          run_block<1>(a, p.a_row, depth, s, sums), r += 1;
+          run_block<1>(a, p.a_row, depth, s, sums);
+          r += 1;
         }
       }
     }

@@ -179,8 +179,11 @@ TEST_P(AttendProperties, TokensDoNotMeet) {
       x = to_bf16(to_float(x) * by);
     }
   };
-  scaled(1, 0x1p-20f), scaled(2, 0x1p15f);
-  scaled(4, 0x1p-5f), scaled(5, 0x1p10f), scaled(6, 0x1p-12f);
+  scaled(1, 0x1p-20f);
+  scaled(2, 0x1p15f);
+  scaled(4, 0x1p-5f);
+  scaled(5, 0x1p10f);
+  scaled(6, 0x1p-12f);
   const auto repeat = [&] {
     for (int64_t t = kKinds; t < c.tokens; ++t) {
       std::copy_n(p.q.data() + t % kKinds * p.q_token, p.q_token, p.q.data() + t * p.q_token);
@@ -246,7 +249,8 @@ struct Logits {
         out(2 * kValueDim),
         lse(2),
         max_logit(2) {
-    q[575] = to_bf16(1), q[576 + 575] = to_bf16(-1);
+    q[575] = to_bf16(1);
+    q[576 + 575] = to_bf16(-1);
     for (size_t i = 0; i < logits.size(); ++i) {
       indices[i] = static_cast<int32_t>(i);
       cache[i * 576] = to_bf16(static_cast<float>(i + 1));
@@ -440,9 +444,11 @@ TEST_P(AttendProperties, NanOfV4) {
   for (const int code : {0x7f, 0xff})
     for (const int power : {100, 120, 127, 130}) {
       const uint8_t before[] = {bytes[row + 70], bytes[scale + 1]};
-      bytes[row + 70] = static_cast<uint8_t>(code), bytes[scale + 1] = static_cast<uint8_t>(power);
+      bytes[row + 70] = static_cast<uint8_t>(code);
+      bytes[scale + 1] = static_cast<uint8_t>(power);
       expect_nan(true);
-      bytes[row + 70] = before[0], bytes[scale + 1] = before[1];
+      bytes[row + 70] = before[0];
+      bytes[scale + 1] = before[1];
     }
   bytes[scale + 1] = 255;
   expect_nan(true);

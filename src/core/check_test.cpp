@@ -208,7 +208,9 @@ TEST(Arena, MeasuresAndTakesTheSame) {
     EXPECT_EQ(reinterpret_cast<uintptr_t>(p.f) % 64, 0u);
     EXPECT_EQ(reinterpret_cast<uintptr_t>(p.c), reinterpret_cast<uintptr_t>(p.f) + 64);
     EXPECT_EQ(reinterpret_cast<uintptr_t>(p.d) % 64, 0u);
-    std::fill_n(p.f, 3, 1.0f), *p.c = 1, std::fill_n(p.d, 100, 1.0);  // the guards stay
+    std::fill_n(p.f, 3, 1.0f);
+    *p.c = 1;
+    std::fill_n(p.d, 100, 1.0);  // the guards stay
   }
 }
 
@@ -223,7 +225,9 @@ TEST(Arena, GivesNullWhenFull) {
     EXPECT_NE(again.take<char>(64), nullptr);
     EXPECT_EQ(again.take<double>(count), nullptr) << count;
     EXPECT_EQ(again.take<char>(1), nullptr) << count;
-    measure.take<char>(64), measure.take<double>(count), measure.take<double>(count);
+    measure.take<char>(64);
+    measure.take<double>(count);
+    measure.take<double>(count);
     EXPECT_GE(measure.bytes(), SIZE_MAX / 2) << count;
   }
 }

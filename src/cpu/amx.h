@@ -20,7 +20,10 @@ struct alignas(64) TileConfig {
 struct TileSession {
   TileSession() {
     TileConfig c;
-    for (int i = 0; i < 8; ++i) c.bytes_per_row[i] = 64, c.rows[i] = 16;
+    for (int i = 0; i < 8; ++i) {
+      c.bytes_per_row[i] = 64;
+      c.rows[i] = 16;
+    }
     asm volatile("ldtilecfg %0" ::"m"(c));
   }
   ~TileSession() { asm volatile("tilerelease"); }

@@ -34,7 +34,9 @@ Isa detect() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   char vendor[13] = {};
   __get_cpuid(0, &a, &b, &c, &d);
-  std::memcpy(vendor, &b, 4), std::memcpy(vendor + 4, &d, 4), std::memcpy(vendor + 8, &c, 4);
+  std::memcpy(vendor, &b, 4);
+  std::memcpy(vendor + 4, &d, 4);
+  std::memcpy(vendor + 8, &c, 4);
   r.intel = std::strcmp(vendor, "GenuineIntel") == 0;
   // __builtin_cpu_supports also checks that the operating system saves the registers.
   r.avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");

@@ -186,7 +186,10 @@ class Passes {
       counts_[c] = HWY_DYNAMIC_DISPATCH(count_keys)(part.values, part.size, b);
     });
     Counts sum;
-    for (int c = 0; c < chunks_; ++c) sum.above += counts_[c].above, sum.from += counts_[c].from;
+    for (int c = 0; c < chunks_; ++c) {
+      sum.above += counts_[c].above;
+      sum.from += counts_[c].from;
+    }
     return sum;
   }
 

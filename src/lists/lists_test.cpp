@@ -128,7 +128,8 @@ TEST_P(Lists, CombinedByHand) {
   ASSERT_TRUE(testing::device_finished());
   Ints first = {12, 15, 16, 19, 20, 21, 22}, second = {1, 2, 7, 8, 9, 10};
   EXPECT_EQ(lengths.values(), (Ints{7, 6}));
-  first.resize(128, -1), second.resize(128, -1);
+  first.resize(128, -1);
+  second.resize(128, -1);
   EXPECT_EQ(Ints(&lists[0], &lists[0] + 128), first);
   EXPECT_EQ(Ints(&lists[128], &lists[128] + 128), second);
 }

@@ -54,9 +54,9 @@ Params checked(const LocateArgs& a) {
   p.id_stride = a.ids.stride[0];
   p.tokens = tokens;
   p.width = a.ids.shape[1];
-  p.requests = static_cast<const int32_t*>(a.requests.data),
+  p.requests = static_cast<const int32_t*>(a.requests.data);
   p.request_stride = a.requests.stride[0];
-  p.table = static_cast<const int32_t*>(a.block_table.data),
+  p.table = static_cast<const int32_t*>(a.block_table.data);
   p.table_stride = a.block_table.stride[0];
   p.table_rows = a.block_table.shape[0];
   p.table_width = a.block_table.shape[1];

@@ -64,7 +64,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   for (int64_t i = threadIdx.x; i < fours; i += kTurns * kThreads) {
 #pragma unroll
     for (int j = 0; j < kTurns; ++j) {
-      set(next[j].x), set(next[j].y), set(next[j].z), set(next[j].w);
+      set(next[j].x);
+      set(next[j].y);
+      set(next[j].z);
+      set(next[j].w);
       next[j] = four(i + (kTurns + j) * kThreads);
     }
   }

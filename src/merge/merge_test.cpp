@@ -68,7 +68,8 @@ struct Problem {
         lse[at] = empty ? (testing::draw(rng, 0, 1) ? kInf : -kInf) : 20 * testing::normal(rng);
         for (int64_t d = 0; d < c.d_v; ++d) {
           const bf16 x = empty ? bf16{0x7fc0} : to_bf16(testing::normal(rng));
-          in16[at * row + d] = x, in32[at * row + d] = to_float(x);
+          in16[at * row + d] = x;
+          in32[at * row + d] = to_float(x);
         }
       }
     const float sinks[] = {1.5f, -kInf, kInf, -30.0f};

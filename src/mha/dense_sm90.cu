@@ -73,14 +73,20 @@ __device__ Place place_of(const Task& task) {
 
 template <class Set>
 __device__ void find_ranges(SharedMemory<Set>& sm, const Params& p, int64_t token) {
-  if (threadIdx.x == 0) sm.low = INT_MAX, sm.high = 0;
+  if (threadIdx.x == 0) {
+    sm.low = INT_MAX;
+    sm.high = 0;
+  }
   __syncthreads();
   if (threadIdx.x < kTokens) {
     const int64_t t = token + threadIdx.x;
     const Range r = t < p.tokens ? range_of(p, t) : Range{0, 0};
     sm.first[threadIdx.x] = r.first;
     sm.last[threadIdx.x] = r.last;
-    if (r.last > r.first) atomicMin(&sm.low, r.first), atomicMax(&sm.high, r.last);
+    if (r.last > r.first) {
+      atomicMin(&sm.low, r.first);
+      atomicMax(&sm.high, r.last);
+    }
   }
   __syncthreads();
 }

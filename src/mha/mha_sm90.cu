@@ -113,7 +113,8 @@ class Loader {
                  keys ? int64_t{step_} * kPiece : column_);
     }
     cuda::copy_commit();
-    ++count_, ++step_;
+    ++count_;
+    ++step_;
   }
   __device__ int blocks() const { return blocks_; }  // found so far
 
@@ -174,7 +175,10 @@ __device__ void weigh(const Task& task, const Place& at, const Block& block, flo
         soft.sum[r] += x;
       }
 #pragma unroll
-    for (int n = 0; n < 16; ++n) out[n][2 * r] *= keep, out[n][2 * r + 1] *= keep;
+    for (int n = 0; n < 16; ++n) {
+      out[n][2 * r] *= keep;
+      out[n][2 * r + 1] *= keep;
+    }
   }
 }
 

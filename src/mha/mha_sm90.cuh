@@ -104,7 +104,10 @@ class Walk {
     const int mine = min(max(n - 32 * half, 0), 32);
     const uint32_t all = mine == 0 ? 0 : ~0u >> (32 - mine);
     const bool partial = __syncthreads_or(wanted != all && first_ + token < p_.tokens);
-    if (threadIdx.x == 0) block.count = n, block.partial = partial;
+    if (threadIdx.x == 0) {
+      block.count = n;
+      block.partial = partial;
+    }
     __syncthreads();
   }
 

@@ -134,7 +134,9 @@ struct Problem {
       for (size_t i = 0; i < x.size(); ++i)
         if (static_cast<int64_t>(i) % (d + gap) < d) x[i] = to_bf16(normal(rng));
     };
-    fill(q, c.d_qk), fill(k, c.d_qk), fill(v, c.d_v);
+    fill(q, c.d_qk);
+    fill(k, c.d_qk);
+    fill(v, c.d_v);
     for (int64_t t = 0; t < c.tokens; ++t) {
       // Two requests, the second from row 30 on; some tokens have no valid row at all.
       const int32_t hostile_starts[] = {INT32_MIN, -20, INT32_MAX};
@@ -346,8 +348,10 @@ TEST_P(MhaProperties, FarRows) {
   Guarded<bf16> q(2 * kKey), k(kRows * kKey, 0), v(kRows * kValue, 0), out(2 * kValue);
   for (bf16& x : q) x = to_bf16(1.0f);
   v[20 * kValue] = v[5000 * kValue] = to_bf16(kInf);
-  v[5 * kValue + 1] = to_bf16(3.0f), v[12288 * kValue + 1] = to_bf16(6.0f);
-  v[65900 * kValue + 1] = to_bf16(9.0f), v[65950 * kValue + 1] = to_bf16(12.0f);
+  v[5 * kValue + 1] = to_bf16(3.0f);
+  v[12288 * kValue + 1] = to_bf16(6.0f);
+  v[65900 * kValue + 1] = to_bf16(9.0f);
+  v[65950 * kValue + 1] = to_bf16(12.0f);
   const int32_t rows[2][4] = {{65900, 5, 12288, INT32_MIN},  // the mean of 9, 3 and 6
                               {65950, 5000, 20, 66000}};     // and of 12, 0 and 0
   Guarded<int32_t> ids(2 * kIds);

@@ -57,7 +57,10 @@ __device__ __forceinline__ void set_four(const Ids& in, const int4& ids, uint32_
   if (most - base < 64) {
     uint32_t first = 0, second = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) first |= bit(row[i] - base), second |= bit(row[i] - base - 32);
+    for (int i = 0; i < 4; ++i) {
+      first |= bit(row[i] - base);
+      second |= bit(row[i] - base - 32);
+    }
     atomicOr(at, first);
     if (second != 0) atomicOr(at + 1, second);
   } else {
@@ -112,11 +115,15 @@ __device__ inline void set_listed(const Params& p, const Tokens& tokens, const I
       if (left + lane <= 0) {  // the next token's
         from += p.id_stride / 4 - (vectors - lane - left);
         left = vectors - lane;
-        ++token, words += tokens.pitch;
+        ++token;
+        words += tokens.pitch;
       }
       load(next, token < count ? left : 0);
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) set_four(in, x[i], at), x[i] = next[i];
+      for (int i = 0; i < kAhead; ++i) {
+        set_four(in, x[i], at);
+        x[i] = next[i];
+      }
     }
   }
 #pragma unroll 1

@@ -99,7 +99,11 @@ struct Problem {
       const auto* begin = reinterpret_cast<const uint8_t*>(values.data());
       all.insert(all.end(), begin, begin + values.size() * sizeof(values[0]));
     };
-    add(q), add(out), add(rows), add(codes), add(out_weights);
+    add(q);
+    add(out);
+    add(rows);
+    add(codes);
+    add(out_weights);
     return all;
   }
 };

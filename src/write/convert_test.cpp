@@ -144,8 +144,10 @@ TEST_P(QuantizeTest, EveryRoundingBoundary) {
   for (uint8_t code = 0; code < 0x7e; ++code) {
     const float low = to_float(e4m3{code}), high = to_float(e4m3{static_cast<uint8_t>(code + 1)});
     const float tie = low + (high - low) / 2;
-    for (float v : {low, tie, std::nextafter(tie, 0.0f), std::nextafter(tie, 500.0f)})
-      x.push_back(v), x.push_back(-v);
+    for (float v : {low, tie, std::nextafter(tie, 0.0f), std::nextafter(tie, 500.0f)}) {
+      x.push_back(v);
+      x.push_back(-v);
+    }
   }
   check_quantize(x, GetParam(), "boundaries");
 }

@@ -28,7 +28,10 @@ uint8_t nearest_code(float x) {
   double distance = INFINITY;
   for (uint8_t code = 0; code < 0x7f; ++code) {
     const double d = std::fabs(std::min<double>(std::fabs(x), 448) - to_float(e4m3{code}));
-    if (d < distance || (d == distance && code % 2 == 0)) best = code, distance = d;
+    if (d < distance || (d == distance && code % 2 == 0)) {
+      best = code;
+      distance = d;
+    }
   }
   return sign | best;
 }

@@ -121,7 +121,8 @@ TEST(StoredParts, FoldAsTheyAre) {
   store(*part, true, stored);
   Partial loaded, a = *part_of(1, 3), b = a;
   load(stored, loaded);
-  fold(a, stored), fold(b, loaded);
+  fold(a, stored);
+  fold(b, loaded);
   EXPECT_EQ(a.l, b.l);
   EXPECT_EQ(a.w, b.w);
   EXPECT_EQ(a.m, b.m);
