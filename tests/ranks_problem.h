@@ -10,6 +10,14 @@
 
 namespace winnow::testing {
 
+// In [-1, 1), from a hash.
+inline float rank_number(uint64_t request, uint64_t position, uint64_t j) {
+  uint64_t x = request * 0x9e3779b97f4a7c15u + position * 0xbf58476d1ce4e5b9u + j + 1;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+  return static_cast<float>((x ^ x >> 31) >> 40) / (1 << 23) - 1;
+}
+
 struct RankRequest {
   int32_t query, seq;
 };
@@ -184,12 +192,8 @@ class RankProblem {
     const int64_t most = shard.local_length(longest) + 1;
     return static_cast<int64_t>(requests.size()) * ((most + kPage - 1) / kPage);
   }
-  // In [-1, 1), from a hash.
   static float number(uint64_t request, uint64_t position, uint64_t j) {
-    uint64_t x = request * 0x9e3779b97f4a7c15u + position * 0xbf58476d1ce4e5b9u + j + 1;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return static_cast<float>((x ^ x >> 31) >> 40) / (1 << 23) - 1;
+    return rank_number(request, position, j);
   }
   static void fill(std::span<bf16> row, uint64_t request, uint64_t position, uint64_t what,
                    float size) {
