@@ -1,6 +1,7 @@
 // winnow bench: times of the stages, with the machine's roofs and the peers' figures beside them.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -9,6 +10,7 @@
 #include "commands.h"
 #include "harness.h"
 #include "report.h"
+#include "start_ranks.h"
 #include "winnow/error.h"
 
 namespace winnow::cli {
@@ -20,7 +22,11 @@ struct BenchOptions {
   bench::Options options;
   std::string cache = "both", after = "nothing", json, save, render, commit;
   bool quick = false;
+  std::vector<int32_t> ranks = {1, 2, 4, 8, 16};
 };
+
+// Not one of a stage's suites: it starts programs of its own.
+constexpr const char* kParallel = "parallel";
 
 void write_file(const std::string& path, const std::string& text,
                 std::ios::openmode mode = std::ios::trunc) {
@@ -59,6 +65,18 @@ void run_bench(BenchOptions o) {
   }
   if (!o.json.empty()) check_place(o.json);
   if (!o.save.empty()) check_place(o.save), check_place(beside(o.save));
+  if (std::find(o.stages.begin(), o.stages.end(), kParallel) != o.stages.end()) {
+    if (o.stages.size() > 1)
+      throw Error(ErrorCode::kInvalidArgument, "bench: parallel runs alone, not with other stages");
+    bench_over_ranks({.ranks = o.ranks,
+                      .filter = o.options.filter,
+                      .kernel = o.options.kernel,
+                      .json = o.json,
+                      .save = o.save,
+                      .commit = o.commit,
+                      .quick = o.quick});
+    return;
+  }
   o.options.cold = o.cache != "warm";
   o.options.warm = o.cache != "cold";
   if (o.quick) o.options.method = {.min_runs = 3, .max_runs = 10, .seconds = 0.05};
@@ -93,10 +111,16 @@ void add_bench(CLI::App& app, Outcome&) {
       "  winnow bench                             every stage\n"
       "  winnow bench attend --filter h128        some cases of one\n"
       "  winnow bench attend --json out.json      an array for programs\n"
-      "  winnow bench --save bench/results/x.json with machine header, and x.md beside it");
+      "  winnow bench --save bench/results/x.json with machine header, and x.md beside it\n"
+      "  winnow bench parallel --ranks 1,2,4      a layer over MPI ranks, and the prediction");
   auto o = std::make_shared<BenchOptions>();
-  cmd->add_option("stage", o->stages, "Stages to time (all)")
-      ->check(CLI::IsMember(bench::stages()));
+  std::vector<std::string> stages = bench::stages();
+  stages.emplace_back(kParallel);
+  cmd->add_option("stage", o->stages, "Stages to time (all); parallel: a layer over MPI ranks")
+      ->check(CLI::IsMember(stages));
+  cmd->add_option("--ranks", o->ranks, "Of parallel: ranks, one thread each")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1024));
   cmd->add_option("--json", o->json, "Write the results as a JSON array");
   cmd->add_option("--save", o->save, "Write results and machine header, .json and .md");
   cmd->add_option("--render", o->render, "Only render a saved .json as .md");

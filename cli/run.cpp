@@ -9,6 +9,7 @@
 #include "commands.h"
 #include "layer.h"
 #include "progress.h"
+#include "start_ranks.h"
 #include "table.h"
 #include "winnow/error.h"
 
@@ -23,6 +24,7 @@ struct RunOptions {
   int64_t steps = 48;
   uint64_t seed = 1;
   bool check = false, json = false;
+  RankedRun ranked;
 };
 
 struct Counts {
@@ -146,7 +148,30 @@ void print_json(const RunOptions& o, const Layer& layer, const Counts& n, bool o
                          .dump(1));
 }
 
+// The same loop over ranks, which winnow-ranks runs.
+int run_ranked(const RunOptions& o) {
+  if (o.model != "v32")
+    throw Error(ErrorCode::kUnsupported, "run: --ranks: expected --model v32, found " + o.model);
+  RankedRun r = o.ranked;
+  r.json = o.json;
+  const auto add = [&](const char* name, int64_t value) {
+    r.options.insert(r.options.end(), {name, std::to_string(value)});
+  };
+  add("--heads", o.heads);
+  add("--index-heads", o.index_heads);
+  add("--topk", o.topk > 0 ? o.topk : kV32.default_topk);
+  add("--requests", o.limits.requests);
+  add("--context", o.limits.context);
+  add("--step-tokens", o.limits.step_tokens);
+  add("--page", o.limits.page);
+  add("--steps", o.steps);
+  add("--seed", static_cast<int64_t>(o.seed));
+  if (!o.kernel.empty()) r.options.insert(r.options.end(), {"--kernel", o.kernel});
+  return run_over_ranks(r);
+}
+
 int run_loop(const RunOptions& o) {
+  if (o.ranked.ranks > 0) return run_ranked(o);
   const LayerOptions options = layer_options(o);
   Requests requests(options.limits, o.seed);
   Layer layer(options, requests);
@@ -200,6 +225,7 @@ void add_run(CLI::App& app, Outcome& outcome) {
       "Examples:\n"
       "  winnow run\n"
       "  winnow run --model v4 --check\n"
+      "  winnow run --ranks 4 --spread queries\n"
       "  winnow run --heads 128 --requests 16 --context 8192 --json");
   auto o = std::make_shared<RunOptions>();
   cmd->add_option("--model", o->model, "Model family")
@@ -231,6 +257,16 @@ void add_run(CLI::App& app, Outcome& outcome) {
   cmd->add_option("--kernel", o->kernel, "Kernel of every stage that has it (the fastest)");
   cmd->add_option("--seed", o->seed, "Of the random inputs")
       ->check(not_negative)
+      ->capture_default_str();
+  cmd->add_option("--ranks", o->ranked.ranks, "Over this many MPI ranks of this machine")
+      ->check(CLI::Range(1, 1024));
+  cmd->add_option("--spread", o->ranked.spread,
+                  "With --ranks: what they share out; sharded: queries, over sharded caches")
+      ->check(CLI::IsMember({"heads", "context", "queries", "sharded"}))
+      ->capture_default_str();
+  cmd->add_option("--interleave", o->ranked.interleave,
+                  "With --ranks: consecutive positions on one rank")
+      ->check(CLI::Range(1, 1 << 16))
       ->capture_default_str();
   cmd->add_flag("--check", o->check, "Compare every step with the reference (else the last)");
   cmd->add_flag("--json", o->json, "Print JSON");

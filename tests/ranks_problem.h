@@ -10,6 +10,14 @@
 
 namespace winnow::testing {
 
+// In [-1, 1), from a hash.
+inline float rank_number(uint64_t request, uint64_t position, uint64_t j) {
+  uint64_t x = request * 0x9e3779b97f4a7c15u + position * 0xbf58476d1ce4e5b9u + j + 1;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+  return static_cast<float>((x ^ x >> 31) >> 40) / (1 << 23) - 1;
+}
+
 struct RankRequest {
   int32_t query, seq;
 };
@@ -28,10 +36,11 @@ class RankProblem {
     tokens = starts.back();
   }
 
-  // What a rank gives: [tokens, its heads, 512], [tokens, its heads].
+  // What a rank gives: [its tokens, its heads, 512], [its tokens, its heads].
   struct Result {
     std::vector<bf16> out;
     std::vector<float> lse;
+    std::vector<std::byte> records;  // what the caches hold afterwards, by request and position
   };
 
   PlanOptions options(const Parallel& parallel, SplitPolicy split = SplitPolicy::kFixed) const {
@@ -40,15 +49,22 @@ class RankProblem {
             .topk = kTopk,
             .index_heads = kIndexHeads,
             .page = kPage,
-            .pages = pages(parallel.shard()),
+            .pages = pages(held(parallel)),
             .max_requests = 8,
             .max_tokens = 64,
             .max_context = longest,
+            .workspace_rows = parallel.sharded ? 8 * longest : 0,
             .split = split,
             .target = {.kernel = kernel},
             .parallel = parallel};
   }
   Batch batch() const { return {starts, seq_lens}; }
+
+  // Where a rank's caches hold a part of every sequence: which.
+  static Shard held(const Parallel& parallel) {
+    const bool whole = parallel.spread == Spread::kQueries && !parallel.sharded;
+    return whole ? Shard{} : parallel.shard();
+  }
 
   // One pipeline() call on caches that hold what came before.
   Result run(const Parallel& parallel, SplitPolicy split = SplitPolicy::kFixed) const {
@@ -58,12 +74,19 @@ class RankProblem {
   }
   Result run(const Plan& plan) const {
     const Parallel& parallel = plan.options().parallel;
-    const Shard shard = parallel.shard();
+    const Shard shard = held(parallel);
     const int32_t ranks = parallel.comm ? parallel.comm->size() : 1;
     const int32_t rank = parallel.comm ? parallel.comm->rank() : 0;
     const bool by_heads = parallel.spread == Spread::kHeads;
+    const bool by_queries = parallel.spread == Spread::kQueries;
     const int64_t q_heads = by_heads ? kHeads / ranks : kHeads;
-    const int64_t own = parallel.spread == Spread::kNone ? kHeads : kHeads / ranks;
+    const bool all_heads = parallel.spread == Spread::kNone || by_queries;
+    const int64_t own = all_heads ? kHeads : kHeads / ranks;
+    // Where each token of the batch stands in this rank's tensors; -1: another rank has it.
+    const BatchShare share = shard_batch(batch(), by_queries ? parallel.shard() : Shard{});
+    const auto count_of_own = static_cast<int64_t>(share.tokens.size());
+    std::vector<int64_t> place(tokens, -1);
+    for (int64_t i = 0; i < count_of_own; ++i) place[share.tokens[i]] = i;
     const int64_t width = pages(shard) / static_cast<int64_t>(requests.size());
 
     std::vector<int32_t> table(requests.size() * static_cast<size_t>(width));
@@ -74,12 +97,12 @@ class RankProblem {
     const Cache latent{cache.data(), CacheFormat::kV32Fp8, count, kPage};
     const Cache index{keys.data(), CacheFormat::kIndexKeys, count, kPage};
 
-    std::vector<bf16> kv(tokens * kDim), k(tokens * kIndexDim), q(tokens * q_heads * kDim);
+    const int64_t n = count_of_own;
+    std::vector<bf16> kv(n * kDim), k(n * kIndexDim), q(n * q_heads * kDim);
     std::vector<int64_t> slots(tokens);
-    std::vector<e4m3> index_q(tokens * kIndexHeads * kIndexDim);
-    std::vector<float> weights(tokens * kIndexHeads), sink(own);
-    for (int64_t h = 0; h < own; ++h)
-      sink[h] = number(99, 0, (parallel.spread == Spread::kNone ? 0 : rank * own) + h);
+    std::vector<e4m3> index_q(n * kIndexHeads * kIndexDim);
+    std::vector<float> weights(n * kIndexHeads), sink(own);
+    for (int64_t h = 0; h < own; ++h) sink[h] = number(99, 0, (all_heads ? 0 : rank * own) + h);
     for (size_t r = 0; r < requests.size(); ++r) {
       const auto [query, seq] = requests[r];
       const auto slot = [&](int64_t p) {
@@ -100,8 +123,9 @@ class RankProblem {
                .cache = index});
       }
       for (int64_t i = 0; i < query; ++i) {
-        const int64_t t = starts[r] + i, p = seq - query + i;
-        slots[t] = slot(p);
+        const int64_t p = seq - query + i, t = place[starts[r] + i];
+        slots[starts[r] + i] = slot(p);
+        if (t < 0) continue;
         fill(std::span(kv).subspan(t * kDim, kDim), r, p, 1, 0.2f);
         fill(std::span(k).subspan(t * kIndexDim, kIndexDim), r, p / 2, 2, 1.0f);
         for (int64_t h = 0; h < q_heads; ++h)
@@ -114,26 +138,27 @@ class RankProblem {
       }
     }
 
-    Result result{std::vector<bf16>(tokens * own * kValue), std::vector<float>(tokens * own)};
+    Result result{std::vector<bf16>(n * own * kValue), std::vector<float>(n * own)};
     std::vector<std::byte> workspace(pipeline_workspace_bytes(plan));
     const auto rows = static_cast<int64_t>(requests.size());
     pipeline({.plan = &plan,
-              .kv = tensor(kv.data(), {tokens, kDim}),
+              .kv = tensor(kv.data(), {n, kDim}),
               .slots = tensor(slots.data(), {tokens}),
               .cache = latent,
               .block_table = tensor(table.data(), {rows, width}),
-              .indexer = {.k = tensor(k.data(), {tokens, kIndexDim}),
+              .indexer = {.k = tensor(k.data(), {n, kIndexDim}),
                           .slots = tensor(slots.data(), {tokens}),
                           .keys = index,
                           .block_table = tensor(table.data(), {rows, width}),
-                          .q = tensor(index_q.data(), {tokens, kIndexHeads, kIndexDim}),
-                          .weights = tensor(weights.data(), {tokens, kIndexHeads})},
-              .q = tensor(q.data(), {tokens, q_heads, kDim}),
+                          .q = tensor(index_q.data(), {n, kIndexHeads, kIndexDim}),
+                          .weights = tensor(weights.data(), {n, kIndexHeads})},
+              .q = tensor(q.data(), {n, q_heads, kDim}),
               .scale = 1.0f / 24,
               .sink = tensor(sink.data(), {own}),
-              .out = tensor(result.out.data(), {tokens, own, kValue}),
-              .lse = tensor(result.lse.data(), {tokens, own}),
+              .out = tensor(result.out.data(), {n, own, kValue}),
+              .lse = tensor(result.lse.data(), {n, own}),
               .workspace = workspace});
+    result.records = records_of(latent, index, table, width, shard);
     return result;
   }
 
@@ -144,16 +169,31 @@ class RankProblem {
   int64_t tokens = 0;
 
  private:
+  // The bytes of every record that this rank holds: 656 and 132 a position.
+  std::vector<std::byte> records_of(const Cache& latent, const Cache& index,
+                                    const std::vector<int32_t>& table, int64_t width,
+                                    const Shard& shard) const {
+    std::vector<std::byte> found;
+    const auto add = [&](const Cache& cache, int64_t page, int64_t at, int64_t bytes) {
+      const std::byte* const from = static_cast<const std::byte*>(cache.data) +
+                                    page * page_bytes(cache.format, kPage) + at;
+      found.insert(found.end(), from, from + bytes);
+    };
+    for (size_t r = 0; r < requests.size(); ++r)
+      for (int64_t i = 0; i < shard.local_length(requests[r].seq); ++i) {
+        const int64_t page = table[static_cast<int64_t>(r) * width + i / kPage], off = i % kPage;
+        add(latent, page, off * 656, 656);
+        add(index, page, off * 128, 128);
+        add(index, page, kPage * 128 + off * 4, 4);
+      }
+    return found;
+  }
   int64_t pages(const Shard& shard) const {
     const int64_t most = shard.local_length(longest) + 1;
     return static_cast<int64_t>(requests.size()) * ((most + kPage - 1) / kPage);
   }
-  // In [-1, 1), from a hash.
   static float number(uint64_t request, uint64_t position, uint64_t j) {
-    uint64_t x = request * 0x9e3779b97f4a7c15u + position * 0xbf58476d1ce4e5b9u + j + 1;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return static_cast<float>((x ^ x >> 31) >> 40) / (1 << 23) - 1;
+    return rank_number(request, position, j);
   }
   static void fill(std::span<bf16> row, uint64_t request, uint64_t position, uint64_t what,
                    float size) {

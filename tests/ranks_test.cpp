@@ -130,12 +130,103 @@ TEST_P(RanksTest, TheWireMayBeBf16) {
   }
 }
 
+// Rows of a whole result that a rank's share of the batch has.
+Result tokens_of(const Result& whole, const std::vector<int32_t>& tokens) {
+  constexpr int64_t kRow = RankProblem::kHeads * RankProblem::kValue;
+  Result r;
+  for (const int32_t t : tokens) {
+    r.out.insert(r.out.end(), whole.out.begin() + t * kRow, whole.out.begin() + (t + 1) * kRow);
+    const auto lse = whole.lse.begin() + t * RankProblem::kHeads;
+    r.lse.insert(r.lse.end(), lse, lse + RankProblem::kHeads);
+  }
+  return r;
+}
+
+// A long prefill behind a prefix, one with fewer tokens than most groups have ranks, one that
+// begins, decodes: some ranks have no token of some requests, and with one token all but one none
+// at all.
+std::vector<std::vector<testing::RankRequest>> prefills() {
+  return {{{40, 150}, {2, 70}, {9, 9}, {1, 33}, {0, 20}}, {{1, 61}}, {{33, 90}}, {{7, 7}}};
+}
+
+// The most tokens of a rank: what every rank's block holds.
+int64_t most_tokens(const RankProblem& problem, int32_t ranks, int32_t interleave) {
+  size_t most = 0;
+  for (int32_t r = 0; r < ranks; ++r)
+    most = std::max(most, shard_batch(problem.batch(), {ranks, r, interleave}).tokens.size());
+  return static_cast<int64_t>(most);
+}
+
+TEST_P(RanksTest, QueriesHaveTheBitsOfOneRank) {
+  const int32_t ranks = GetParam();
+  for (const auto& batch : prefills())
+    for (const int32_t interleave : {1, 7, 64}) {
+      const RankProblem problem(batch);
+      ThreadRanks group(ranks);
+      const auto results =
+          over_ranks(problem, group, ranks, {.spread = Spread::kQueries, .interleave = interleave});
+      const Result whole = problem.run({});
+      for (int32_t r = 0; r < ranks; ++r) {
+        const BatchShare share = shard_batch(problem.batch(), {ranks, r, interleave});
+        const Result want = tokens_of(whole, share.tokens);
+        EXPECT_TRUE(same_bits(results[r].out, want.out)) << "rank " << r;
+        EXPECT_EQ(results[r].lse, want.lse) << "rank " << r;
+        EXPECT_EQ(results[r].records, whole.records) << "rank " << r;
+      }
+      if (ranks == 1) continue;
+      // 788 B of every new token, in blocks of one size.
+      const int64_t most = most_tokens(problem, ranks, interleave);
+      const ThreadRanks::Counted want{
+          .gathers = 1, .exchanges = 2, .gathered_bytes = 788 * most * (ranks - 1)};
+      for (int32_t r = 0; r < ranks; ++r) EXPECT_EQ(group.counted(r), want);
+    }
+}
+
+// Where the positions divide evenly the volume is 788 f a token exactly.
+TEST_P(RanksTest, RecordsTravelQuantised) {
+  const int32_t ranks = GetParam();
+  const RankProblem problem({{48, 144}});
+  ThreadRanks group(ranks);
+  over_ranks(problem, group, ranks, {.spread = Spread::kQueries, .interleave = 2});
+  const int64_t want = ranks == 1 ? 0 : 788 * problem.tokens * (ranks - 1) / ranks;
+  for (int32_t r = 0; r < ranks; ++r) EXPECT_EQ(group.counted(r).gathered_bytes, want);
+}
+
+// Caches hold a shard each; what they hold of the batch's sequences is gathered first.
+TEST_P(RanksTest, QueriesOverShardedCachesHaveTheBitsOfOneRank) {
+  const int32_t ranks = GetParam();
+  for (const auto& batch : prefills())
+    for (const int32_t interleave : {1, 7, 64}) {
+      const RankProblem problem(batch);
+      ThreadRanks group(ranks);
+      const auto results =
+          over_ranks(problem, group, ranks,
+                     {.spread = Spread::kQueries, .interleave = interleave, .sharded = true});
+      const Result whole = problem.run({});
+      for (int32_t r = 0; r < ranks; ++r) {
+        const BatchShare share = shard_batch(problem.batch(), {ranks, r, interleave});
+        const Result want = tokens_of(whole, share.tokens);
+        EXPECT_TRUE(same_bits(results[r].out, want.out)) << "rank " << r;
+        EXPECT_EQ(results[r].lse, want.lse) << "rank " << r;
+      }
+      if (ranks == 1) continue;
+      int64_t prefix = 0;
+      for (const testing::RankRequest& r : problem.requests)
+        if (r.query > 0) prefix += Shard{ranks, 0, interleave}.local_length(r.seq - r.query);
+      const int64_t most = most_tokens(problem, ranks, interleave);
+      const ThreadRanks::Counted want{.gathers = prefix > 0 ? 2 : 1,
+                                      .exchanges = 2,
+                                      .gathered_bytes = 788 * (most + prefix) * (ranks - 1)};
+      for (int32_t r = 0; r < ranks; ++r) EXPECT_EQ(group.counted(r), want);
+    }
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, RanksTest, ::testing::Values(1, 2, 3, 4, 8));
 
 TEST(Ranks, OneRankIsThePlainPath) {
   const RankProblem problem(testing::rank_batch());
   const Result whole = problem.run({});
-  for (const Spread spread : {Spread::kHeads, Spread::kContext}) {
+  for (const Spread spread : {Spread::kHeads, Spread::kContext, Spread::kQueries}) {
     ThreadRanks group(1);
     const Result alone = over_ranks(problem, group, 1, {.spread = spread})[0];
     EXPECT_TRUE(same_bits(alone.out, whole.out));

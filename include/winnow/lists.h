@@ -3,6 +3,7 @@
 // on the stream.
 #pragma once
 
+#include "winnow/parallel.h"
 #include "winnow/tensor.h"
 
 namespace winnow {
@@ -10,7 +11,8 @@ namespace winnow {
 class Plan;
 
 // Every struct's `plan` is optional. It gives kernel and device; `target` then gives only the
-// stream.
+// stream. Where a struct has a `shard`, a list holds what this rank attends to or stores: the
+// compressed states that it owns, by their number, or the window positions that it owns.
 
 struct CompressedSlotsArgs {
   const Plan* plan = nullptr;
@@ -22,6 +24,7 @@ struct CompressedSlotsArgs {
   int64_t pages = 0;   // in the compressed cache, 1 or more
   Tensor slots;        // [N >= T] int64, out
   Target target = {};
+  Shard shard = {};  // of states: block_table holds local ones; those of other ranks get -1
 };
 
 // slot = block_table[request][(pos / ratio) / page] * page + (pos / ratio) % page for tokens that
@@ -41,10 +44,12 @@ struct C128aListsArgs {
   Tensor lists;               // [T, capacity] int32, out: the whole row is written
   Tensor lengths;             // [T] int32, out
   Target target = {};
+  Shard shard = {};  // of states: this rank's own, as local ones
 };
 
 // All compressed states so far, n = (pos + 1) / ratio of them (at most the capacity): decode rows
-// hold the slots of states 0..n-1, prefill rows 0..n-1, then -1. lengths = n, 0 for padding.
+// hold the slots of states 0..n-1, prefill rows 0..n-1, then -1. lengths = n, 0 for padding. With a
+// shard n = shard.local_length((pos + 1) / ratio).
 void c128a_lists(const C128aListsArgs& args);
 
 // Columns that a batch with this largest position (>= -1) uses: (max_position + 1) / ratio, rounded
@@ -62,10 +67,12 @@ struct WindowListsArgs {
   Tensor lists;       // [T, capacity >= window] int32, out: the whole row is written
   Tensor lengths;     // [T] int32, out
   Target target = {};
+  Shard shard = {};  // of positions; cache and block_table hold the whole window on every rank
 };
 
 // Positions [max(pos - window + 1, 0), pos], left-aligned, then -1. lengths = min(pos + 1, window).
-// Padding: length 0, a row of -1.
+// Padding: length 0, a row of -1. With a shard those of the positions that it owns, so that the lists
+// of all ranks hold each position once.
 void window_lists(const WindowListsArgs& args);
 
 struct CombinedListsArgs {

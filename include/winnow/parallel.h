@@ -76,7 +76,13 @@ enum class Spread : uint8_t {
   // shared out as well: its rows if there are as many tokens as ranks, else its keys.
   kHeads,
   // Positions of the context: caches hold this rank's Shard. Every rank has all tokens and heads.
+  // V4: of its compressed states, by their number; the window and the compressor's state are whole
+  // on every rank, and window position p is attended to by rank (p / interleave) % world alone.
   kContext,
+  // Query tokens, for prefill: a rank computes the queries, keys and outputs of the positions that
+  // its Shard has, with all heads. New records travel quantised. Every rank holds whole caches, or
+  // with Parallel::sharded its Shard of them. V3.2 alone.
+  kQueries,
 };
 
 // The number format of partial outputs between ranks.
@@ -91,16 +97,28 @@ struct Parallel {
   // Outlives the plan. None: one rank.
   Communicator* comm = nullptr;
   Spread spread = Spread::kNone;
-  // kContext: consecutive positions on one rank. The page size keeps a page on one rank.
+  // kContext, kQueries: consecutive positions on one rank. The page size keeps a page on one rank.
   int32_t interleave = 1;
   Wire wire = Wire::kF32;
   // Where the ranks agree, if `comm` has no fast way for host memory. None: comm->exchange().
   Communicator* control = nullptr;
+  // kQueries: caches hold this rank's Shard, as with kContext, and what they hold of a batch's
+  // sequences is gathered for every layer (<winnow/gather_prefix.h>). A batch for which
+  // context_is_cheaper() runs over kContext on the same caches.
+  bool sharded = false;
 
+  // kContext, kQueries: the positions of this rank.
   Shard shard() const {
-    return comm && spread == Spread::kContext ? Shard{comm->size(), comm->rank(), interleave}
-                                              : Shard{};
+    const bool by_position = spread == Spread::kContext || spread == Spread::kQueries;
+    return comm && by_position ? Shard{comm->size(), comm->rank(), interleave} : Shard{};
   }
 };
+
+// V3.2 with sharded caches: whether `tokens` new tokens after a context of `context` bring fewer
+// bytes into a rank over kContext (queries, candidates and outputs, 427 KB a token with 128 heads)
+// than over kQueries (788 B for every token of the context).
+constexpr bool context_is_cheaper(int64_t tokens, int64_t context) {
+  return tokens < context / 540;
+}
 
 }  // namespace winnow

@@ -62,7 +62,9 @@ struct LayerSteps {
 
 struct PipelineArgs {
   const Plan* plan = nullptr;  // refilled for this batch; made without `mha`
-  // write: the new tokens (V4: into the sliding-window cache), and V4's new compressed states
+  // write: the new tokens (V4: into the sliding-window cache), and V4's new compressed states.
+  // kQueries: kv, q and out have this rank's tokens; slots, the indexer's too, those of the whole
+  // batch (plan->batch_tokens()), in its order.
   Tensor kv;     // [>= T, d] bf16
   Tensor slots;  // [T] int64
   Cache cache;
@@ -81,6 +83,9 @@ struct PipelineArgs {
   std::span<std::byte> workspace;  // pipeline_workspace_bytes(plan)
   Target target = {};              // the stream, if not the plan's
   LayerSteps steps = {};
+  // kQueries with sharded caches: what gather_prefix() has filled for this layer. Empty: the call
+  // gathers it first, into its workspace.
+  std::span<std::byte> prefix = {};
 };
 
 // write -> score -> select -> locate -> attend over a plan of this batch.

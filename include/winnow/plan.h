@@ -143,7 +143,7 @@ struct PlanOptions {
   Model model = kV32;
   // Of the first list's cache; must belong to the model.
   CacheFormat format = CacheFormat::kV32Fp8;
-  // Query heads that this rank attends with, 1 to 128. Spread::kContext: all heads of the group.
+  // Query heads that this rank attends with, 1 to 128. kContext, kQueries: all heads of the group.
   int32_t heads = 128;
   // Width of the first list (V4: the sliding window). 0 means the model's default.
   int32_t topk = 0;
@@ -156,7 +156,9 @@ struct PlanOptions {
   // Tokens per page, and pages in the cache.
   int32_t page = 64;
   int64_t pages = 0;
-  int32_t max_requests = 256;  // capacities: refill() accepts up to these
+  // Capacities: refill() accepts up to these. kQueries: of the whole batch; in options() max_tokens
+  // is what a rank's share of that may be.
+  int32_t max_requests = 256;
   int32_t max_tokens = 4096;
   // The longest sequence. 0 means pages * page.
   int32_t max_context = 0;
@@ -174,7 +176,8 @@ struct PlanOptions {
   // V3.2: whether `route` may answer kMha. Part::mha says what the caller does then.
   bool mha = false;
   // Rows of kSeparate's workspace. 0 means 5 * max_context; V4: the bound of v4_prefill_chunks()
-  // for max_context and max_tokens.
+  // for max_context and max_tokens. kQueries with sharded caches: tokens of the sequences that a
+  // batch gathers; 0 means max_context.
   int64_t workspace_rows = 0;
   SplitPolicy split = SplitPolicy::kBalanced;
   // List positions between the cuts of kFixed.
@@ -194,6 +197,19 @@ struct Batch {
   // Tokens of the batch, padding included. 0 means query_starts.back().
   int64_t tokens = 0;
 };
+
+// A rank's part of a batch (Spread::kQueries): again a batch, of the same requests. A request's
+// tokens are those whose positions the shard has; its sequence ends behind the last of them.
+struct BatchShare {
+  std::vector<int32_t> query_starts;  // [R + 1]
+  std::vector<int32_t> seq_lens;      // [R]; 0 for a request without tokens here
+  std::vector<int32_t> tokens;        // [T]: number of each token in the whole batch
+  std::vector<int32_t> positions;     // [T]
+};
+
+// What every rank computes of a batch; the shares of all ranks hold each of its tokens once. Padding
+// is nobody's. A request may have fewer tokens than there are ranks, and a share none at all.
+BatchShare shard_batch(const Batch& batch, const Shard& shard);
 
 // One attend() call of a batch: its tokens, the requests they belong to, and what they read.
 struct Part {
@@ -234,15 +250,30 @@ class Plan {
   Device device(const Target& call) const;
   Mode mode() const;
   int32_t request_count() const;  // of the current batch
-  int32_t tokens() const;         // padding included
+  // Padding included. kQueries: those of this rank; the spans below hold its share.
+  int32_t tokens() const;
+  // Of the whole batch: tokens() unless kQueries shares them out.
+  int32_t batch_tokens() const;
+  // kQueries: [W * N], N = the most tokens of a rank: the token of the batch that stands at place i
+  // of rank w, at w * N + i; -1 for none. Others: empty.
+  std::span<const int32_t> token_order() const;
   const BatchSplit& split() const;
   std::span<const int32_t> query_lens() const;   // [requests]
   std::span<const int32_t> seq_lens() const;     // [requests]
   std::span<const int32_t> request_ids() const;  // [tokens]
   std::span<const int32_t> positions() const;    // [tokens]; -1 for padding
   // [tokens]: the indexer's keys that a token may see: (position + 1) / ratio; 0 for padding.
-  // Spread::kContext: those of them that this rank holds.
+  // kContext: those of them that this rank holds. kQueries with sharded caches: one past its last
+  // row in what gather_prefix() fills; its first is in key_starts(), which others leave empty.
   std::span<const int32_t> key_ends() const;
+  std::span<const int32_t> key_starts() const;
+  // kQueries with sharded caches, by request: tokens that the caches hold already, and the first row
+  // of its sequence in what gather_prefix() fills; by token_order(): the row of a token. The rows of
+  // all requests together: gathered_rows().
+  std::span<const int32_t> prefix_lens() const;
+  std::span<const int32_t> row_starts() const;
+  std::span<const int32_t> token_rows() const;
+  int64_t gathered_rows() const;
   // The block of memory that holds all spans by request and by token; pinned for a CUDA plan. One
   // copy of it brings them all to the device, each at its offset (pipeline() does this).
   std::span<const int32_t> arrays() const;

@@ -29,4 +29,5 @@
 #include "winnow/parallel.h"  // several ranks: communicators and shards
 #include "winnow/cut.h"       // top-k of each rank's part -> top-k of the row
 #include "winnow/combine.h"   // attention of each rank's part -> attention
+#include "winnow/gather_prefix.h"  // every rank's records -> rows of whole sequences
 // clang-format on

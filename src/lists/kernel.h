@@ -45,6 +45,7 @@ struct SlotsParams {
   int32_t ratio = 4;
   int64_t* slots = nullptr;
   int64_t slot_count = 0;  // >= tokens
+  Shard shard;             // of states
   Device device;
 };
 
@@ -52,17 +53,21 @@ WINNOW_HD inline int64_t compressed_slot(const SlotsParams& p, int64_t t) {
   if (t >= p.tokens.count || p.tokens.positions[t] < 0) return -1;
   const int64_t position = p.tokens.positions[t];
   if ((position + 1) % p.ratio != 0) return -1;
-  return slot_of(p.table, p.tokens.requests[t], position / p.ratio);
+  const int64_t state = position / p.ratio;
+  if (p.shard.world == 1) return slot_of(p.table, p.tokens.requests[t], state);
+  return p.shard.owns(state) ? slot_of(p.table, p.tokens.requests[t], p.shard.local(state)) : -1;
 }
 
 // Consecutive indices [first, first + length) of each token, as they are or through the table:
-// what window and C128A rows have in common.
+// what window and C128A rows have in common. Over several ranks they count what this one owns; a
+// window's then turn back into positions, since all ranks hold the whole window.
 struct RunParams {
   Tokens tokens;
   Table table;
   int64_t slot_rows = 0;  // the first rows go through the table
   int32_t ratio = 1;      // C128A: tokens per state
   int32_t window = 0;     // 0: all from the first on
+  Shard shard;
   Rows out;
   Device device;
 };
@@ -80,14 +85,21 @@ WINNOW_HD inline Run run_of(const RunParams& p, int64_t t) {
     r.first = r.length - p.window;
     r.length = p.window;
   }
+  if (p.shard.world > 1) {
+    const int64_t end = p.shard.local_length(r.first + r.length);
+    r.first = p.shard.local_length(r.first);
+    r.length = end - r.first;
+  }
   if (r.length > p.out.width) r.length = p.out.width;
   return r;
 }
 
 WINNOW_HD inline int32_t run_entry(const RunParams& p, int64_t t, const Run& r, int64_t k) {
   if (k >= r.length) return -1;
-  return static_cast<int32_t>(t < p.slot_rows ? slot_of(p.table, p.tokens.requests[t], r.first + k)
-                                              : r.first + k);
+  int64_t index = r.first + k;
+  if (p.window > 0 && p.shard.world > 1) index = p.shard.global(index);
+  return static_cast<int32_t>(t < p.slot_rows ? slot_of(p.table, p.tokens.requests[t], index)
+                                              : index);
 }
 
 struct CombinedParams {

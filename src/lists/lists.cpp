@@ -73,6 +73,13 @@ Table table_of(const Check& check, const Tensor& t, const Pages& cache) {
   return {ints(t), t.stride[0], t.shape[0], t.shape[1], cache.page, cache.pages};
 }
 
+Shard shard_of(const Check& check, const Shard& shard) {
+  check.range(shard.interleave, "shard.interleave", 1, INT32_MAX);
+  check.range(shard.world, "shard.world", 1, INT32_MAX);
+  check.range(shard.rank, "shard.rank", 0, shard.world - 1);
+  return shard;
+}
+
 struct Outputs {
   const Tensor& lists;
   const Tensor& lengths;
@@ -101,6 +108,7 @@ void compressed_slots(const CompressedSlotsArgs& a) try {
   check.that(p.slot_count >= p.tokens.count, "slots", cat("at least ", p.tokens.count, " entries"),
              cat(p.slot_count));
   p.slots = static_cast<int64_t*>(a.slots.data);
+  p.shard = internal::lists::shard_of(check, a.shard);
   p.device = internal::lists::device_of(a.plan, a.target);
   internal::lists::run_list(a.plan, a.target, &internal::lists::ListsKernel::slots, p);
 } catch (const std::bad_alloc&) {
@@ -117,6 +125,7 @@ void c128a_lists(const C128aListsArgs& a) try {
   p.table = internal::lists::table_of(check, a.block_table, {a.page, a.pages, INT32_MAX});
   p.ratio = static_cast<int32_t>(check.range(a.ratio, "ratio", 1, INT32_MAX));
   p.out = internal::lists::rows_of(check, {a.lists, a.lengths}, p.tokens.count, 0);
+  p.shard = internal::lists::shard_of(check, a.shard);
   p.device = internal::lists::device_of(a.plan, a.target);
   internal::lists::run_list(a.plan, a.target, &internal::lists::ListsKernel::runs, p);
 } catch (const std::bad_alloc&) {
@@ -146,6 +155,7 @@ void window_lists(const WindowListsArgs& a) try {
   }
   p.window = static_cast<int32_t>(check.range(a.window, "window", 1, INT32_MAX));
   p.out = internal::lists::rows_of(check, {a.lists, a.lengths}, p.tokens.count, a.window);
+  p.shard = internal::lists::shard_of(check, a.shard);
   p.device = internal::lists::device_of(a.plan, a.target);
   internal::lists::run_list(a.plan, a.target, &internal::lists::ListsKernel::runs, p);
 } catch (const std::bad_alloc&) {

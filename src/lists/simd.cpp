@@ -85,7 +85,10 @@ void runs(const RunParams& p) noexcept {
   each_row(p.tokens.count, p.out.width, [&](int64_t t) {
     const Run r = run_of(p, t);
     int32_t* row = p.out.data + t * p.out.stride;
-    if (t >= p.slot_rows) {
+    if (p.window > 0 && p.shard.world > 1) {
+      // A window's positions of one rank: at most 128 of them, in stretches of the interleave.
+      for (int64_t k = 0; k < r.length; ++k) row[k] = run_entry(p, t, r, k);
+    } else if (t >= p.slot_rows) {
       put(r.first, r.length, row);
     } else {
       for (int64_t k = 0; k < r.length;) {

@@ -10,6 +10,7 @@
 #include "core/check.h"
 #include "cuda/device.h"
 #include "pipeline/pipeline_checks.h"
+#include "pipeline/queries.h"
 #include "pipeline/ranks.h"
 
 namespace winnow {
@@ -28,6 +29,7 @@ struct Memory {
   int32_t* arrays;    // CUDA: the plan's arrays; null on the CPU, where they are read in place
   int64_t picked = 0, combined_width = 0;
   RankMemory ranks;
+  QueryMemory queries;
 
   Memory(Arena& arena, const Plan& plan) {
     const PlanOptions& o = plan.options();
@@ -48,6 +50,7 @@ struct Memory {
     const bool on_cpu = o.target.device.kind == DeviceKind::kCpu;
     arrays = on_cpu ? nullptr : arena.take<int32_t>(plan.arrays().size());
     ranks = RankMemory(arena, o, picked);
+    queries = QueryMemory(arena, plan);
   }
 };
 
@@ -71,6 +74,9 @@ class Flow {
         indexed_(uses_indexer(a)),
         shared_(several_ranks(o_)) {
     ids_ = tensor(m.ids, {plan_.tokens(), m.picked});
+    if (!by_sharded_queries(o_)) return;
+    Arena rows(a.prefix.empty() ? m.queries.prefix : a.prefix);
+    prefix_ = PrefixMemory(rows, plan_);
   }
 
   void run() const {
@@ -78,7 +84,8 @@ class Flow {
     // Write the new tokens, compressed states and index keys.
     const LayerSteps& steps = a_.steps;
     if (has_steps(a_)) prepare_query(query_args());
-    write(write_args());
+    if (by_queries(o_)) write_share();
+    else write(write_args());
     if (layer_.compressed && steps.states.rows)
       compress_entries(steps.states, a_.compressed, a_.compressed_table);
     else if (layer_.compressed)
@@ -89,13 +96,13 @@ class Flow {
              .target = a_.target});
     const Indexer& x = a_.indexer;
     if (indexed_ && steps.index.rows) compress_entries(steps.index, x.keys, x.block_table);
-    else if (indexed_)
+    else if (indexed_ && !by_queries(o_))
       write({.plan = &plan_, .kv = x.k, .slots = x.slots, .cache = x.keys, .target = a_.target});
     if (indexed_ && steps.index_query.q) index_query(index_query_args());
 
     // Score and select: the ids that each token attends to.
     if (indexed_) {
-      const ScoreSelectArgs all{.score = {.plan = &plan_,
+      ScoreSelectArgs all{.score = {.plan = &plan_,
                                           .q = x.q,
                                           .weights = x.weights,
                                           .keys = x.keys,
@@ -105,14 +112,19 @@ class Flow {
                                           .target = a_.target},
                                 .ids = ids_,
                                 .workspace = {m_.stage, plan_.workspace_bytes()}};
-      if (shared_) select_over_ranks(plan_, all, m_.ranks);
+      if (by_sharded_queries(o_)) {
+        all.score.starts = view(plan_.key_starts());
+        set_gathered_keys(plan_, prefix_, all.score);
+      }
+      if (shared_ && !by_queries(o_)) select_over_ranks(plan_, all, m_.ranks);
       else score_select(all);
     } else if (layer_.compressed) {
       list_all_states();
     }
 
     // Locate V3.2's ids in the pages, or in the rows that their chunk will be gathered to.
-    if (!layer_.v4)
+    // Over sharded caches an id is the row of its record already.
+    if (!layer_.v4 && !by_sharded_queries(o_))
       locate({.plan = &plan_,
               .ids = ids_,
               .requests = view(plan_.request_ids()),
@@ -139,9 +151,7 @@ class Flow {
                       .lse = tokens(a_.lse, part),
                       .workspace = {m_.stage, plan_.workspace_bytes()},
                       .target = a_.target};
-      if (!layer_.v4)
-        args.lists[0] = {.cache = part.gathered ? gathered() : a_.cache,
-                         .indices = tokens(ids_, part)};
+      if (!layer_.v4) args.lists[0] = v32_list(part);
       else if (part.gathered) args.lists[0] = combined_list(part);
       else args.lists = paged_lists(part, static_cast<int32_t>(p));
       if (by_context(o_)) attend_over_ranks(args, m_.ranks);
@@ -232,7 +242,8 @@ class Flow {
                       .page = cache.page,
                       .pages = cache.pages,
                       .slots = tensor(m_.slots, {plan_.tokens()}),
-                      .target = a_.target});
+                      .target = a_.target,
+                      .shard = shard()});
     compress(compress_args(c, cache));
   }
   IndexQueryArgs index_query_args() const {
@@ -288,6 +299,32 @@ class Flow {
     return {m_.rows, o_.model.bf16, 1, static_cast<int32_t>(o_.workspace_rows)};
   }
 
+  // Over a shared context a list is as long as this rank's part of it.
+  KvList v32_list(const Part& part) const {
+    const bool by_rows = by_sharded_queries(o_);
+    KvList list{.cache = part.gathered ? gathered()
+                         : by_rows     ? gathered_records(plan_, prefix_)
+                                       : a_.cache,
+                .indices = tokens(ids_, part)};
+    if (by_context(o_)) list.lengths = tensor(m_.ranks.counts, {plan_.tokens()});
+    return list;
+  }
+  // The states and window positions of this rank, where the context is shared out.
+  Shard shard() const { return by_context(o_) ? o_.parallel.shard() : Shard{}; }
+
+  // kQueries: new records of all ranks, and over sharded caches those before them.
+  void write_share() const {
+    if (by_sharded_queries(o_) && a_.prefix.empty())
+      gather_prefix({.plan = &plan_,
+                     .cache = a_.cache,
+                     .block_table = a_.block_table,
+                     .keys = a_.indexer.keys,
+                     .key_table = a_.indexer.block_table,
+                     .rows = m_.queries.prefix,
+                     .target = a_.target});
+    write_over_ranks(a_, m_.queries, prefix_);
+  }
+
   // C128A: slots for rows that read pages, state numbers for those of gathered chunks.
   void list_all_states() const {
     c128a_lists({.plan = &plan_,
@@ -299,8 +336,9 @@ class Flow {
                  .pages = a_.compressed.pages,
                  .decode_tokens = plan_.parts()[0].gathered ? 0 : plan_.parts()[0].last_token,
                  .lists = ids_,
-                 .lengths = tensor(m_.lengths, {plan_.tokens()}),
-                 .target = a_.target});
+                 .lengths = tensor(by_context(o_) ? m_.ranks.counts : m_.lengths, {plan_.tokens()}),
+                 .target = a_.target,
+                 .shard = shard()});
   }
 
   // The chunk's pages as contiguous bf16 rows; V4: compressed states first, then window tokens.
@@ -328,6 +366,7 @@ class Flow {
   std::array<KvList, 2> paged_lists(const Part& part, int32_t number) const {
     const Tensor ids = tokens(ids_, part), numbers = tokens(view(plan_.request_ids()), part);
     const Tensor window = tokens(tensor(m_.window, {plan_.tokens(), o_.topk}), part);
+    const Tensor lengths = tokens(tensor(m_.lengths, {plan_.tokens()}), part);
     window_lists({.plan = &plan_,
                   .positions = tokens(view(plan_.positions()), part),
                   .requests = numbers,
@@ -336,9 +375,12 @@ class Flow {
                   .page = a_.cache.page,
                   .pages = a_.cache.pages,
                   .lists = window,
-                  .lengths = tokens(tensor(m_.lengths, {plan_.tokens()}), part),
-                  .target = a_.target});
-    if (!layer_.compressed) return {KvList{.cache = a_.cache, .indices = window}};
+                  .lengths = lengths,
+                  .target = a_.target,
+                  .shard = shard()});
+    KvList near{.cache = a_.cache, .indices = window};
+    if (by_context(o_)) near.lengths = lengths;
+    if (!layer_.compressed) return {near};
     if (indexed_)
       locate({.plan = &plan_,
               .part = number,
@@ -349,8 +391,9 @@ class Flow {
               .pages = a_.compressed.pages,
               .slots = ids,
               .target = a_.target});
-    return {KvList{.cache = a_.cache, .indices = window},
-            KvList{.cache = a_.compressed, .indices = ids}};
+    KvList far{.cache = a_.compressed, .indices = ids};
+    if (by_context(o_)) far.lengths = tokens(tensor(m_.ranks.counts, {plan_.tokens()}), part);
+    return {near, far};
   }
 
   // V4 from a gathered chunk: states and window rows side by side in one list.
@@ -380,6 +423,7 @@ class Flow {
   const PlanOptions& o_;
   const Layer layer_;
   Tensor ids_;
+  PrefixMemory prefix_;  // kQueries over sharded caches
   const bool indexed_;
   const bool shared_;  // with other ranks
 };

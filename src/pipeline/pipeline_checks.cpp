@@ -3,6 +3,7 @@
 #include "pipeline/pipeline_checks.h"
 
 #include "core/check.h"
+#include "pipeline/queries.h"
 #include "winnow/model.h"
 
 namespace winnow {
@@ -15,6 +16,7 @@ struct Insertion {
   const Cache& cache;
   const char *kv_name, *slots_name, *cache_name;
   DeviceKind device;
+  int64_t rows = -1;  // of kv that are read, if not as many as slots
 };
 
 // All that write() could refuse; `tokens` slots, or any number.
@@ -25,7 +27,8 @@ void check_insertion(const Check& check, const Insertion& in, CacheFormat format
   check.tensor(in.slots, in.slots_name, DType::kI64, {tokens});
   check.tensor(in.kv, in.kv_name, DType::kBf16, {Check::kAny, record_dim(format)});
   const int64_t count = in.slots.shape[0], capacity = cache.pages * cache.page;
-  check.that(in.kv.shape[0] >= count, in.kv_name, cat("at least ", count, " rows"),
+  const int64_t rows = in.rows < 0 ? count : in.rows;
+  check.that(in.kv.shape[0] >= rows, in.kv_name, cat("at least ", rows, " rows"),
              cat(in.kv.shape[0]));
   // Slots are contents, but of the one kind that write() refuses on the CPU.
   if (in.device != DeviceKind::kCpu) return;
@@ -118,8 +121,9 @@ void check_indexer(const Check& check, const Indexer& x, const PipelineArgs& a) 
   if (a.steps.index.rows) check_entries(check, x.keys, "indexer.keys", format, device);
   else
     check_insertion(check,
-                    {x.k, x.slots, x.keys, "indexer.k", "indexer.slots", "indexer.keys", device},
-                    format, Layer(o).v4 ? Check::kAny : tokens);
+                    {x.k, x.slots, x.keys, "indexer.k", "indexer.slots", "indexer.keys", device,
+                     by_queries(o) ? tokens : -1},
+                    format, Layer(o).v4 ? Check::kAny : plan.batch_tokens());
   check_table(check, {x.block_table, "indexer.block_table", x.keys}, plan.request_count());
 }
 
@@ -135,11 +139,16 @@ void check_compressed(const Check& check, const PipelineArgs& a) {
   check_table(check, {a.compressed_table, "compressed_table", a.compressed},
               a.plan->request_count());
   if (a.indexer.q) return;
-  // All states are attended to: a list that is too narrow would drop some silently.
-  for (const int32_t states : a.plan->key_ends())
+  // All states are attended to: a list that is too narrow would drop some silently. Of several ranks
+  // the first has most of them; all refuse what that one must.
+  const Shard most = by_context(o) ? Shard{o.parallel.comm->size(), 0, o.parallel.interleave}
+                                   : Shard{};
+  for (const int32_t position : a.plan->positions()) {
+    const int64_t states = most.local_length((int64_t{position} + 1) / o.ratio);
     check.that(states <= o.extra_topk, "plan",
                cat("extra_topk of at least ", states, ", all states of a token (no indexer.q)"),
                cat(o.extra_topk));
+  }
 }
 
 }  // namespace
@@ -151,8 +160,16 @@ void check_pipeline(const PipelineArgs& a) {
   check.that(!o.mha, "plan", "one made without mha", "one whose parts may be for attend_mha()");
   const Layer layer(o);
   const int64_t tokens = a.plan->tokens(), heads = o.heads;
-  check_insertion(check, {a.kv, a.slots, a.cache, "kv", "slots", "cache", o.target.device.kind},
-                  o.format, tokens);
+  check_insertion(check,
+                  {a.kv, a.slots, a.cache, "kv", "slots", "cache", o.target.device.kind,
+                   by_queries(o) ? tokens : -1},
+                  o.format, a.plan->batch_tokens());
+  check.that(a.prefix.empty() || by_sharded_queries(o), "prefix",
+             "none but for kQueries with sharded caches", cat(a.prefix.size(), " bytes"));
+  if (!a.prefix.empty())
+    check.that(a.prefix.size() >= gather_prefix_bytes(*a.plan), "prefix",
+               cat("at least ", gather_prefix_bytes(*a.plan), " bytes"),
+               cat(a.prefix.size(), " bytes"));
   check_table(check, {a.block_table, "block_table", a.cache}, a.plan->request_count());
   if (layer.compressed) check_compressed(check, a);
   else check.that(!a.compressed, "compressed", "none (the plan's extra_topk is 0)", "a cache");

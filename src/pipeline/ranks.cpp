@@ -82,7 +82,7 @@ void select_shard(const Plan& plan, const ScoreSelectArgs& all, const RankMemory
 }  // namespace
 
 RankMemory::RankMemory(Arena& arena, const PlanOptions& o, int64_t picked) {
-  if (!several_ranks(o)) return;
+  if (!several_ranks(o) || o.parallel.spread == Spread::kQueries) return;
   const int32_t ranks = o.parallel.comm->size();
   const bool context = by_context(o);
   const int64_t tokens = o.max_tokens, d_v = o.model.d_v;
@@ -117,7 +117,6 @@ void attend_over_ranks(AttendArgs args, const RankMemory& m) {
   args.lse = tensor(m.partial_lse, {tokens, heads});
   args.sink = {};
   args.empty_lse_negative = true;
-  args.lists[0].lengths = tensor(m.counts, {tokens});
   attend(args);
   combine({.plan = args.plan,
            .partial_out = args.out,

@@ -24,7 +24,7 @@ struct RankMemory {
 // their counts in memory.counts.
 void select_over_ranks(const Plan& plan, const ScoreSelectArgs& all, const RankMemory& memory);
 
-// kContext: attend() over this rank's entries, then combine().
+// kContext: attend() over this rank's entries, as long as the lists' lengths say, then combine().
 void attend_over_ranks(AttendArgs args, const RankMemory& memory);
 
 }  // namespace winnow

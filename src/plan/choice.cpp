@@ -18,6 +18,7 @@
 #include "locate/kernel.h"
 #include "plan/batch.h"
 #include "plan/ranks.h"
+#include "plan/share.h"
 #include "score/kernel.h"
 #include "select/kernel.h"
 #include "write/kernel.h"
@@ -115,6 +116,8 @@ bool chooses_routes(const PlanOptions& o) noexcept {
   // A token's bits may not depend on its batch: not on how many tokens come with it, nor (V4) on
   // the requests before it.
   if (o.split == SplitPolicy::kFixed) return false;
+  // A rank that holds a part of the context has no whole sequence in its pages to gather.
+  if (holds_shard(o.parallel)) return false;
   const bool cuda = o.target.device.kind == DeviceKind::kCuda;
   const int32_t from = o.model.lists == 2 ? tuned::kV4RoutedHeads : tuned::kNear64Heads;
   return o.mha || (cuda && o.heads >= from) || o.route != prefill_route;
@@ -157,8 +160,9 @@ PlanOptions resolve(PlanOptions o) {
   check.range(o.max_tokens, "max_tokens", 1, kMaxCapacity);
   check.that(o.pages > 0 || o.max_context != 0, "pages", "1 or more, or a max_context", "0");
   if (o.max_context == 0) {
-    // The cache of a rank of kContext holds its shard of every sequence.
-    const int64_t held = o.pages * o.page * o.parallel.shard().world;
+    // The cache of a rank may hold its shard of every sequence.
+    const int32_t ranks = holds_shard(o.parallel) ? o.parallel.comm->size() : 1;
+    const int64_t held = o.pages * o.page * ranks;
     o.max_context = static_cast<int32_t>(std::min<int64_t>(held, INT32_MAX));
   }
   check.range(o.max_context, "max_context (0: pages * page)", 1, v4 ? kMaxV4Context : INT32_MAX);
@@ -170,6 +174,10 @@ PlanOptions resolve(PlanOptions o) {
   if (o.mode == Mode::kSeparate && o.workspace_rows == 0) o.workspace_rows = default_rows(o);
   check.range(o.workspace_rows, "workspace_rows", 0, INT32_MAX);  // rows are int32
   check_parallel(o);
+  if (control_of(o.parallel) && o.parallel.spread == Spread::kQueries) {
+    o.max_tokens = most_tokens(o.max_tokens, o.max_requests, o.parallel.shard());
+    if (o.parallel.sharded && o.workspace_rows == 0) o.workspace_rows = o.max_context;
+  }
   return o;
 }
 

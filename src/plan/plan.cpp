@@ -6,61 +6,10 @@
 #include "core/check.h"
 #include "core/schedule.h"
 #include "plan/batch.h"
-#include "plan/choice.h"
-#include "plan/ranks.h"
-#include "plan/staging.h"
+#include "plan/share.h"
+#include "plan/state.h"
 
 namespace winnow {
-
-namespace {
-// A batch that fits a plan.
-struct CheckedBatch {
-  int32_t requests = 0;
-  int64_t tokens = 0;
-  BatchSplit split;
-};
-}  // namespace
-
-// Everything is allocated here, for the capacity; refill() only writes into it.
-struct Plan::State {
-  PlanOptions options;
-  std::string kernel_asked;  // what options.target.kernel points to
-  internal::plan::Choice choice;
-  internal::plan::Ranks ranks;
-  Shard shard;  // of the keys that this rank holds
-  size_t gather_bytes = 0;
-
-  // The current batch. Vectors keep their capacity's size; the counts say how much of them counts.
-  int32_t requests = 0, tokens = 0;
-  BatchSplit split;
-  internal::plan::Staging staging;                      // what the spans point into
-  std::span<int32_t> query_lens, seq_lens;              // by request
-  std::span<int32_t> request_ids, positions, key_ends;  // by token
-  std::span<int32_t> prefill_requests;                  // by token, kSeparate alone
-  int32_t leading = 0;  // prefills that read the pages before the first that does not
-  // By prefill request, kSeparate alone:
-  std::span<int32_t> starts, compressed_lens, gather_starts, gather_lens, gather_rows;
-  std::vector<int32_t> ends;  // by token, for the schedule alone
-  std::vector<Part> parts;
-  std::vector<Chunk> chunks;
-  size_t part_count = 0, chunk_count = 0;
-  std::vector<Tile> tiles;
-  std::vector<int32_t> worker_starts, split_starts;
-  std::vector<Schedule> schedules;  // by part
-
-  void allocate();
-  CheckedBatch checked(const Batch& batch) const;
-  void fill(const Batch& batch) noexcept;
-  void fill_parts(std::span<const int32_t> query_starts) noexcept;
-  int32_t fill_chunk(int32_t first, int32_t last, std::span<const int32_t> query_starts,
-                     bool mha) noexcept;
-  void fill_gather(const Part& part) noexcept;
-  bool separate() const { return options.mode == Mode::kSeparate; }
-  bool routed = false;  // prefills of kSeparate have a way each
-  Route route(int32_t query_len, int32_t seq_len) const noexcept;
-  Route way(int32_t prefill) const noexcept;
-  bool v4() const { return options.model.lists == 2; }
-};
 
 void Plan::State::allocate() {
   const PlanOptions& o = options;
@@ -73,10 +22,26 @@ void Plan::State::allocate() {
       most_tiles <= INT32_MAX, "max_tokens", "at most 2147483647 tiles",
       cat(most_tiles, " (max_tokens ", o.max_tokens, ", split_size ", o.split_size, ")"));
   const size_t by_request = o.max_requests, by_token = o.max_tokens;
+  const size_t shared = by_queries() ? queried.world * by_token : 0;
+  const size_t gathering =
+      sharded() ? shared + by_token + 2 * by_request : by_queries() ? by_request : 0;
   staging = internal::plan::Staging(
-      o.target.device, separate() ? 7 * by_request + 4 * by_token : 2 * by_request + 3 * by_token);
+      o.target.device,
+      (separate() ? 7 * by_request + 4 * by_token : 2 * by_request + 3 * by_token) + shared +
+          gathering);
   for (auto* v : {&query_lens, &seq_lens}) *v = staging.take(by_request);
   for (auto* v : {&request_ids, &positions, &key_ends}) *v = staging.take(by_token);
+  if (by_queries()) {
+    token_order = staging.take(shared);
+    prefix_lens = staging.take(by_request);
+    own_starts.resize(by_request + 1);
+    own_lens.resize(by_request);
+  }
+  if (sharded()) {
+    row_starts = staging.take(by_request);
+    token_rows = staging.take(shared);
+    key_starts = staging.take(by_token);
+  }
   ends.resize(by_token);
   if (separate()) {
     prefill_requests = staging.take(by_token);
@@ -96,6 +61,10 @@ Plan::Plan(const PlanOptions& asked) try : state_(std::make_unique<State>()) {
   internal::parallel::telling(internal::plan::control_of(asked.parallel), "plan", [&] {
     s.routed = internal::plan::chooses_routes(asked);
     s.options = internal::plan::resolve(asked);
+    s.batch_capacity = asked.max_tokens;
+    const Parallel& p = s.options.parallel;
+    if (p.spread == Spread::kContext) s.held = p.shard();
+    if (p.spread == Spread::kQueries) s.queried = p.shard();
     if (asked.target.kernel) {
       s.kernel_asked = asked.target.kernel;
       s.options.target.kernel = s.kernel_asked.c_str();
@@ -104,7 +73,6 @@ Plan::Plan(const PlanOptions& asked) try : state_(std::make_unique<State>()) {
     s.allocate();
   });
   s.ranks = internal::plan::Ranks(s.options, s.choice);
-  s.shard = s.options.parallel.shard();
   const int32_t no_requests[1] = {0};
   s.fill({no_requests, {}, 0});
 } catch (const std::bad_alloc&) {
@@ -141,20 +109,25 @@ Route Plan::State::way(int32_t prefill) const noexcept {
 // All checks come first, so that a batch that is refused changes nothing.
 void Plan::refill(const Batch& batch) try {
   State& s = state();
-  const CheckedBatch checked = internal::parallel::telling(
+  const internal::plan::CheckedBatch checked = internal::parallel::telling(
       internal::plan::control_of(s.options.parallel), "refill", [&] { return s.checked(batch); });
   s.ranks.agree_on(batch, checked.tokens);
   // Nothing below can fail.
   s.staging.settle();
   s.requests = checked.requests;
-  s.tokens = static_cast<int32_t>(checked.tokens);
+  s.batch_tokens = static_cast<int32_t>(checked.tokens);
+  if (s.by_queries()) {
+    s.share(batch);
+    return;
+  }
+  s.tokens = s.batch_tokens;
   s.split = checked.split;
   s.fill(batch);
 } catch (const std::bad_alloc&) {
   out_of_memory("plan");
 }
 
-CheckedBatch Plan::State::checked(const Batch& batch) const {
+internal::plan::CheckedBatch Plan::State::checked(const Batch& batch) const {
   const PlanOptions& o = options;
   const Check check("plan");
   const int32_t requests = internal::plan::checked_requests(batch.query_starts);
@@ -162,14 +135,16 @@ CheckedBatch Plan::State::checked(const Batch& batch) const {
   check.that(batch.seq_lens.size() == static_cast<size_t>(requests), "seq_lens",
              cat(requests, " entries (requests of query_starts)"),
              std::to_string(batch.seq_lens.size()));
-  check.range(batch.query_starts.back(), "query_starts (tokens)", 0, o.max_tokens);
+  check.range(batch.query_starts.back(), "query_starts (tokens)", 0, batch_capacity);
   const int64_t tokens = batch.tokens == 0 ? batch.query_starts.back() : batch.tokens;
-  check.range(tokens, "tokens", batch.query_starts.back(), o.max_tokens);
+  check.range(tokens, "tokens", batch.query_starts.back(), batch_capacity);
   const BatchSplit split =
       split_batch(batch.query_starts, tokens, o.decode_threshold, o.uniform_decode);
+  int64_t rows_of_all = 0;
   for (int32_t r = 0; r < requests; ++r) {
     const int32_t length = batch.seq_lens[r];
     const int32_t query = batch.query_starts[r + 1] - batch.query_starts[r];
+    if (query > 0) rows_of_all += std::max(length, 0);
     if (length < 0 || length > o.max_context)
       check.fail("seq_lens", cat("0 to ", o.max_context, " (max_context)"),
                  cat(length, " at entry ", r));
@@ -178,7 +153,8 @@ CheckedBatch Plan::State::checked(const Batch& batch) const {
                  cat(length, " at entry ", r));
     // Only prefills of kSeparate are gathered; where each has its way, what is too long is not, but
     // for V4, where that would depend on the requests before.
-    if (!separate() || (routed && !v4()) || r < split.decodes) continue;
+    if (!separate() || (routed && !v4())) continue;
+    if (r < split.decodes && !by_queries()) continue;
     const int64_t rows =
         v4() ? int64_t{o.extra_topk > 0 ? internal::plan::compressed_len(length, o.ratio) : 0} +
                    internal::plan::gather_len(query, length, o.topk)
@@ -187,7 +163,38 @@ CheckedBatch Plan::State::checked(const Batch& batch) const {
       check.fail("seq_lens", cat("at most ", o.workspace_rows, " workspace rows a prefill"),
                  cat(rows, " at entry ", r));
   }
+  if (sharded())
+    check.that(rows_of_all <= o.workspace_rows, "seq_lens",
+               cat("at most ", o.workspace_rows, " tokens together (workspace_rows)"),
+               cat(rows_of_all));
   return {requests, tokens, split};
+}
+
+// kQueries: the share of this rank is its batch.
+void Plan::State::share(const Batch& batch) {
+  int32_t row = 0;
+  for (int32_t r = 0; r < requests; ++r) {
+    const int32_t query = batch.query_starts[r + 1] - batch.query_starts[r];
+    const int32_t seq = batch.seq_lens[r];
+    prefix_lens[r] = seq == 0 || query == 0 ? 0 : seq - query;
+    if (!sharded()) continue;
+    row_starts[r] = row;
+    row += query > 0 ? seq : 0;
+  }
+  gathered_rows = row;
+  most = internal::plan::tokens_of_a_rank(batch, queried);
+  const auto places = static_cast<size_t>(queried.world) * static_cast<size_t>(most);
+  internal::plan::share_out(batch, queried,
+                            {.query_starts = own_starts,
+                             .seq_lens = own_lens,
+                             .order = token_order.first(places),
+                             .rows = token_rows.first(sharded() ? places : 0),
+                             .row_starts = row_starts,
+                             .most = most});
+  const std::span starts = std::span(own_starts).first(static_cast<size_t>(requests) + 1);
+  tokens = starts.back();
+  split = split_batch(starts, tokens, options.decode_threshold, options.uniform_decode);
+  fill({starts, std::span(own_lens).first(static_cast<size_t>(requests)), tokens});
 }
 
 void Plan::State::fill(const Batch& batch) noexcept {
@@ -216,13 +223,19 @@ void Plan::State::fill(const Batch& batch) noexcept {
   for (int32_t r = 0; r < requests; ++r) {
     const bool gathered =
         separate() && r >= split.decodes && way(r - split.decodes) != Route::kDirect;
+    const int64_t before = by_queries() ? queried.local_length(prefix_lens[r]) : 0;
     for (int32_t i = 0; i < query_lens[r]; ++i) {
       const int32_t t = query_starts[r] + i;
       request_ids[t] = r;
       if (seq_lens[r] == 0) continue;  // a padded request: computed positions would be negative
-      positions[t] = seq_lens[r] - query_lens[r] + i;
+      positions[t] = by_queries() ? static_cast<int32_t>(queried.global(before + i))
+                                  : seq_lens[r] - query_lens[r] + i;
       ends[t] = positions[t] + 1;
-      key_ends[t] = static_cast<int32_t>(shard.local_length(ends[t] / options.ratio));
+      key_ends[t] = static_cast<int32_t>(held.local_length(ends[t] / options.ratio));
+      if (sharded()) {
+        key_starts[t] = row_starts[r];
+        key_ends[t] += row_starts[r];
+      }
       if (gathered) prefill_requests[t] = r - split.decodes;
     }
   }
@@ -332,91 +345,6 @@ void Plan::State::fill_gather(const Part& part) noexcept {
 Plan::State& Plan::state() const {
   Check("plan").that(state_ != nullptr, "plan", "a plan", "one that was moved from");
   return *state_;
-}
-
-const PlanOptions& Plan::options() const { return state().options; }
-Device Plan::device(const Target& call) const {
-  const Device &own = state().options.target.device, &other = call.device;
-  Check("plan").that(own.kind != DeviceKind::kCpu || other.kind == own.kind, "target.device.kind",
-                     "the CPU, for which the plan was made", "another device");
-  const bool same = own.kind == DeviceKind::kCuda && other.kind == own.kind;
-  return same && other.index == own.index ? other : own;
-}
-Mode Plan::mode() const { return state().options.mode; }
-int32_t Plan::request_count() const { return state().requests; }
-int32_t Plan::tokens() const { return state().tokens; }
-const BatchSplit& Plan::split() const { return state().split; }
-
-namespace {
-// The part of an array that counts; empty where the mode does not have it.
-std::span<const int32_t> front(std::span<const int32_t> v, int32_t count) {
-  return v.empty() ? v : v.first(count);
-}
-}  // namespace
-
-std::span<const int32_t> Plan::query_lens() const {
-  return front(state().query_lens, state().requests);
-}
-std::span<const int32_t> Plan::seq_lens() const {
-  return front(state().seq_lens, state().requests);
-}
-std::span<const int32_t> Plan::request_ids() const {
-  return front(state().request_ids, state().tokens);
-}
-std::span<const int32_t> Plan::positions() const {
-  return front(state().positions, state().tokens);
-}
-std::span<const int32_t> Plan::key_ends() const { return front(state().key_ends, state().tokens); }
-std::span<const int32_t> Plan::prefill_requests() const {
-  return front(state().prefill_requests, state().tokens);
-}
-std::span<const int32_t> Plan::workspace_starts() const {
-  return front(state().starts, state().split.prefills);
-}
-std::span<const int32_t> Plan::compressed_lens() const {
-  return front(state().compressed_lens, state().split.prefills);
-}
-std::span<const int32_t> Plan::gather_starts() const {
-  return front(state().gather_starts, state().split.prefills);
-}
-std::span<const int32_t> Plan::gather_lens() const {
-  return front(state().gather_lens, state().split.prefills);
-}
-std::span<const int32_t> Plan::gather_rows() const {
-  return front(state().gather_rows, state().split.prefills);
-}
-std::span<const int32_t> Plan::arrays() const { return state().staging.all(); }
-void Plan::upload(void* to, const Device& device) const { state().staging.send(to, device); }
-std::span<const Part> Plan::parts() const {
-  return std::span(state().parts).first(state().part_count);
-}
-std::span<const Chunk> Plan::chunks() const {
-  return std::span(state().chunks).first(state().chunk_count);
-}
-Schedule Plan::schedule(int32_t part) const {
-  return part >= 0 && static_cast<size_t>(part) < state().part_count ? state().schedules[part]
-                                                                     : Schedule{};
-}
-size_t Plan::workspace_bytes() const { return state().choice.workspace_bytes; }
-size_t Plan::gather_bytes() const { return state().gather_bytes; }
-
-const char* Plan::kernel(Stage stage, int32_t part) const {
-  Check("plan").choice(stage, "stage", Stage::kLists);
-  const State& s = state();
-  const bool filled = part >= 0 && static_cast<size_t>(part) < s.part_count && s.tokens > 0;
-  const Part& p = s.parts[filled ? part : 0];
-  if (stage == Stage::kAttend && filled && p.mha) return "";
-  int64_t tokens = s.tokens > 0 ? s.tokens : s.options.max_tokens;
-  if (stage == Stage::kAttend && filled) tokens = p.last_token - p.first_token;
-  return internal::plan::kernel_for(s.choice, s.options, stage, tokens, filled && p.gathered);
-}
-const std::string& Plan::reasons(Stage stage) const {
-  Check("plan").choice(stage, "stage", Stage::kLists);
-  return state().choice.reasons[static_cast<size_t>(stage)];
-}
-const Usable& Plan::usable(Stage stage) const {
-  Check("plan").choice(stage, "stage", Stage::kLists);
-  return state().choice.usable[static_cast<size_t>(stage)];
 }
 
 }  // namespace winnow

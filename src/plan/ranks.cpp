@@ -24,10 +24,17 @@ Communicator* control_of(const Parallel& p) noexcept {
   return p.control ? p.control : p.comm;
 }
 
+bool holds_shard(const Parallel& p) noexcept {
+  const bool sharded = p.spread == Spread::kQueries && p.sharded;
+  return control_of(p) && (p.spread == Spread::kContext || sharded);
+}
+
 void check_parallel(const PlanOptions& o) {
   const Check check("plan");
   const Parallel& p = o.parallel;
-  check.choice(p.spread, "parallel.spread", Spread::kContext);
+  check.choice(p.spread, "parallel.spread", Spread::kQueries);
+  check.that(!p.sharded || p.spread == Spread::kQueries, "parallel.sharded",
+             "false unless the spread is kQueries", "true");
   check.choice(p.wire, "parallel.wire", Wire::kBf16);
   check.range(p.interleave, "parallel.interleave", 1, INT32_MAX);
   check.that(p.comm || p.spread == Spread::kNone, "parallel.comm", "a communicator", "none");
@@ -43,13 +50,23 @@ void check_parallel(const PlanOptions& o) {
     throw Error(ErrorCode::kUnsupported,
                 "plan: parallel.spread: expected kNone on CUDA (cut has no kernel there), found "
                 "another");
-  if (p.spread != Spread::kContext) return;
-  check.that(o.heads % ranks == 0, "heads", cat("a multiple of ", ranks, " (ranks)"), cat(o.heads));
-  check.that(o.mode != Mode::kSeparate, "mode", "one without a gathered workspace (kContext)",
-             "kSeparate");
+  if (p.spread == Spread::kHeads) return;
+  check.that(o.mode != Mode::kSeparate || !holds_shard(p), "mode",
+             "one without a gathered workspace (caches are sharded)", "kSeparate");
+  if (p.spread == Spread::kContext) {
+    check.that(o.heads % ranks == 0, "heads", cat("a multiple of ", ranks, " (ranks)"),
+               cat(o.heads));
+    return;
+  }
+  check.that(!o.mha, "mha", "false with kQueries", "true");
+  if (o.target.device.kind == DeviceKind::kCuda)
+    throw Error(ErrorCode::kUnsupported,
+                "plan: parallel.spread: expected kNone, kHeads or kContext on CUDA (records have no "
+                "kernel there), found kQueries");
+  // V4's compressor takes rows of tokens that another rank has.
   if (o.model.lists == 2)
     throw Error(ErrorCode::kUnsupported,
-                "plan: parallel.spread: expected kNone or kHeads for V4, found kContext");
+                "plan: parallel.spread: expected kNone, kHeads or kContext for V4, found kQueries");
 }
 
 Ranks::Ranks(const PlanOptions& o, const Choice& choice) : control_(control_of(o.parallel)) {
@@ -63,10 +80,11 @@ Ranks::Ranks(const PlanOptions& o, const Choice& choice) : control_(control_of(o
   offer.number("parallel.spread", static_cast<int64_t>(p.spread));
   offer.number("parallel.interleave", p.interleave);
   offer.number("parallel.wire", static_cast<int64_t>(p.wire));
+  offer.number("parallel.sharded", p.sharded);
   offer.number("model.lists", o.model.lists);
   offer.number("format", static_cast<int64_t>(o.format));
-  // Heads of a rank differ where they do not divide evenly; those of kContext are all of them.
-  offer.number("heads", p.spread == Spread::kContext ? o.heads : 0);
+  // Heads of a rank differ where they do not divide evenly; other spreads have all of them.
+  offer.number("heads", p.spread == Spread::kHeads ? 0 : o.heads);
   offer.number("topk", o.topk);
   offer.number("extra_topk", o.extra_topk);
   offer.number("ratio", o.ratio);

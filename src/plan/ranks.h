@@ -14,6 +14,9 @@ namespace winnow::internal::plan {
 // Where the ranks of these options agree; null where a rank works alone.
 Communicator* control_of(const Parallel& parallel) noexcept;
 
+// Whether a rank's caches hold a part of every sequence.
+bool holds_shard(const Parallel& parallel) noexcept;
+
 // Throws what the options cannot do over several ranks.
 void check_parallel(const PlanOptions& options);
 

@@ -1,0 +1,203 @@
+// winnow bench parallel: a layer over MPI ranks, timed, beside what a model predicts for it.
+//
+// The prediction is rank 0's own work, timed while the other ranks wait, and the time of each
+// collective by a table that was measured before (Open MPI 4.1.6, 16 cores of a Xeon 8570 in one
+// machine; MPI_Iallgather and MPI_Ialltoall with MPI_Test, as winnow/mpi.h calls them).
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <numeric>
+
+#include "ranks/layer.h"
+#include "ranks/ranks.h"
+
+namespace winnow::cli {
+
+namespace {
+
+struct Case {
+  const char *name, *spread;
+  int32_t requests, tokens, context;  // new tokens of each request; its length with them
+};
+constexpr int32_t k1024 = 1024;
+constexpr Case kCases[] = {
+    {"context_1x32k", "context", 1, 1, 32 * k1024},
+    {"context_1x128k", "context", 1, 1, 128 * k1024},
+    {"context_1x1m", "context", 1, 1, 1024 * k1024},
+    {"context_8x32k", "context", 8, 1, 32 * k1024},
+    {"heads_1x128k", "heads", 1, 1, 128 * k1024},
+    {"heads_16x16k", "heads", 16, 1, 16 * k1024},
+    {"queries_256_of_16k", "queries", 1, 256, 16 * k1024},
+    {"sharded_256_of_16k", "sharded", 1, 256, 16 * k1024},
+};
+constexpr int32_t kHeads = 128, kIndexHeads = 64, kTopk = 2048, kPage = 64;
+
+// Microseconds of a collective by ranks (2, 4, 8, 16) and bytes: of a rank's block for all_gather,
+// of all blocks that a rank sends for all_to_all.
+constexpr std::array<double, 5> kBytes = {64, 16384, 131072, 1048576, 8388608};
+constexpr double kAllGather[4][5] = {{1.3, 7.5, 33.3, 331.5, 2765.2},
+                                     {2.8, 21.6, 92.9, 848.9, 7838.8},
+                                     {5.9, 46.1, 323.0, 1962.1, 19008.1},
+                                     {11.5, 107.8, 714.5, 6732.5, 50791.9}};
+constexpr double kAllToAll[4][5] = {{1.3, 5.7, 20.5, 158.6, 1371.2},
+                                    {2.6, 12.2, 29.2, 229.6, 1885.1},
+                                    {5.6, 13.9, 45.1, 269.8, 2150.7},
+                                    {10.0, 24.0, 75.3, 442.4, 2960.1}};
+
+double of_table(const double (&table)[4][5], int32_t ranks, double bytes) {
+  const int row = std::clamp(static_cast<int>(std::ceil(std::log2(ranks))) - 1, 0, 3);
+  const double x = std::max(bytes, kBytes.front());
+  size_t i = 1;
+  while (i + 1 < kBytes.size() && x > kBytes[i]) ++i;
+  const double f = std::log(x / kBytes[i - 1]) / std::log(kBytes[i] / kBytes[i - 1]);
+  return table[row][i - 1] * std::pow(table[row][i] / table[row][i - 1], f);
+}
+
+// Rank 0 of a group whose other ranks send what it sends: its own work without waiting for anyone.
+// The top-k of a row then keeps an even share of its candidates, as in a group.
+class Alone final : public Communicator {
+ public:
+  explicit Alone(int32_t ranks) : ranks_(ranks) {}
+  int32_t rank() const noexcept override { return 0; }
+  int32_t size() const noexcept override { return ranks_; }
+  const char* name() const noexcept override { return "alone"; }
+  bool takes(DeviceKind kind) const noexcept override { return kind == DeviceKind::kCpu; }
+  void all_gather(const void* send, void* recv, size_t bytes, const Device&) override {
+    predicted_us += of_table(kAllGather, ranks_, static_cast<double>(bytes));
+    copy(send, recv, bytes);
+  }
+  void all_to_all(const void* send, void* recv, size_t bytes, const Device&) override {
+    predicted_us += of_table(kAllToAll, ranks_, static_cast<double>(bytes) * ranks_);
+    copy(send, recv, bytes);
+  }
+  void exchange(const void* send, void* recv, size_t bytes) override {
+    for (int32_t r = 0; r < ranks_; ++r)
+      std::memcpy(static_cast<std::byte*>(recv) + static_cast<size_t>(r) * bytes, send, bytes);
+  }
+  void check() override {}
+
+  double predicted_us = 0, copied_seconds = 0;
+
+ private:
+  void copy(const void* send, void* recv, size_t bytes) {
+    const double began = seconds_now();
+    exchange(send, recv, bytes);
+    copied_seconds += seconds_now() - began;
+  }
+  int32_t ranks_;
+};
+
+RankLayerOptions options_of(const Case& c, Communicator* comm, const std::string& kernel) {
+  const bool sharded = std::strcmp(c.spread, "sharded") == 0;
+  RankLayerOptions o{.parallel = {.comm = comm,
+                                  .spread = spread_of(c.spread),
+                                  .interleave = kPage,
+                                  .sharded = sharded},
+                     .heads = kHeads,
+                     .index_heads = kIndexHeads,
+                     .topk = kTopk,
+                     .page = kPage,
+                     .max_requests = c.requests,
+                     .max_tokens = c.requests * c.tokens,
+                     .max_context = c.context,
+                     .kernel = kernel};
+  const bool split = sharded || o.parallel.spread == Spread::kContext;
+  const int64_t held = split ? Shard{comm->size(), 0, kPage}.local_length(c.context) : c.context;
+  o.pages = c.requests * ((held + kPage - 1) / kPage);
+  return o;
+}
+
+// A layer with the case's batch.
+struct Prepared {
+  RankLayer layer;
+  std::vector<int32_t> pages;
+  Prepared(const Case& c, const RankLayerOptions& o) : layer(o), pages(o.pages) {
+    std::iota(pages.begin(), pages.end(), 0);
+    layer.fill_caches(7);
+    const auto each = pages.size() / static_cast<size_t>(c.requests);
+    std::vector<Sequence> batch;
+    for (int32_t r = 0; r < c.requests; ++r)
+      batch.push_back({std::span(pages).subspan(static_cast<size_t>(r) * each, each), c.tokens,
+                       c.context});
+    layer.prepare(batch, 11);
+  }
+};
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v.empty() ? 0 : v[v.size() / 2];
+}
+
+int runs_for(double seconds, double limit) {
+  return std::clamp(static_cast<int>(limit / std::max(seconds, 1e-6)), 3, 200);
+}
+
+struct Predicted {
+  double local_us = 0, collectives_us = 0;
+};
+Predicted predict(const Case& c, int32_t ranks, const std::string& kernel, double limit) {
+  Alone alone(ranks);
+  Prepared p(c, options_of(c, &alone, kernel));
+  const auto one = [&] {
+    alone.predicted_us = alone.copied_seconds = 0;
+    const double began = seconds_now();
+    p.layer.run();
+    return seconds_now() - began - alone.copied_seconds;
+  };
+  one();
+  const int runs = runs_for(one(), limit);
+  std::vector<double> times;
+  for (int i = 0; i < runs; ++i) times.push_back(one());
+  return {1e6 * median(times), alone.predicted_us};
+}
+
+}  // namespace
+
+int bench_ranks(const Words& words, Communicator& base) {
+  CountedRanks comm(base);
+  const std::string kernel = words.text("kernel", ""), filter = words.text("filter", "");
+  const double limit = static_cast<double>(words.number("milliseconds", 400)) * 1e-3;
+  std::vector<double> all(static_cast<size_t>(comm.size()));
+  for (const Case& c : kCases) {
+    if (std::string(c.name).find(filter) == std::string::npos) continue;
+    Predicted predicted;
+    if (comm.rank() == 0) predicted = predict(c, comm.size(), kernel, limit);
+    double mine = 0;
+    comm.exchange(&mine, all.data(), sizeof mine);
+
+    Prepared p(c, options_of(c, &comm, kernel));
+    const auto one = [&] {
+      comm.exchange(&mine, all.data(), sizeof mine);
+      comm.bytes = comm.calls = 0;
+      const double began = seconds_now();
+      p.layer.run();
+      mine = seconds_now() - began;
+      comm.exchange(&mine, all.data(), sizeof mine);
+      return *std::max_element(all.begin(), all.end());
+    };
+    one();
+    const int runs = runs_for(one(), limit);  // of the slowest rank: the same number everywhere
+    std::vector<double> times;
+    comm.seconds = 0;
+    for (int i = 0; i < runs; ++i) times.push_back(one());
+    if (comm.rank() != 0) continue;
+    const double measured = 1e6 * median(times);
+    std::printf("{\"case\": \"%s\", \"spread\": \"%s\", \"ranks\": %d, \"requests\": %d, "
+                "\"tokens\": %d, \"context\": %d, \"heads\": %d, \"runs\": %d, "
+                "\"measured_us\": %.1f, \"predicted_us\": %.1f, \"local_us\": %.1f, "
+                "\"predicted_collectives_us\": %.1f, \"collectives_us\": %.1f, "
+                "\"collectives\": %lld, \"bytes_in\": %lld, \"score\": \"%s\", "
+                "\"attend\": \"%s\"}\n",
+                c.name, c.spread, comm.size(), c.requests, c.requests * c.tokens, c.context, kHeads,
+                runs, measured, predicted.local_us + predicted.collectives_us, predicted.local_us,
+                predicted.collectives_us, 1e6 * comm.seconds / runs,
+                static_cast<long long>(comm.calls), static_cast<long long>(comm.bytes),
+                p.layer.plan().kernel(Stage::kScore), p.layer.plan().kernel(Stage::kAttend));
+    std::fflush(stdout);
+  }
+  return 0;
+}
+
+}  // namespace winnow::cli
