@@ -132,9 +132,11 @@ add_test(NAME promises_of_documents
 find_package(Python3 3.10 REQUIRED COMPONENTS Interpreter)
 add_test(NAME pictures_of_documents
          COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/tools/draw_docs.py --check)
+# The rules of design.md that text alone can break: who includes whom, namespaces, lengths of functions.
+add_test(NAME rooms_of_sources COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/rooms.py ${PROJECT_SOURCE_DIR})
 # README's plot and its tables of speed are what the script makes of the stored results.
 add_test(NAME speeds_of_readme
          COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/tools/plot_readme.py --check)
 set_tests_properties(${docs_tests} links_of_documents promises_of_documents files_under_500_lines pictures_of_documents
-                     speeds_of_readme
+                     rooms_of_sources speeds_of_readme
                      PROPERTIES LABELS docs)
