@@ -76,7 +76,7 @@ clean:  ## removes every build
 	rm -rf build
 
 help:  ## this list
-	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
 setup:
 	@tools/setup.sh
