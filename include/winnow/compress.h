@@ -34,18 +34,21 @@ struct CompressArgs {
   Norm norm = {};              // of the pooled d values
   Rope rope = {};              // last or first 64 of d, at the position of the entry's first token
   bool hadamard = false;       // d = 128: behind RoPE
-  Tensor slots = {};  // [T] int64: where the entry that token t closes is stored; negative:
-                      // nowhere (compressed_slots() fills it)
-  Cache cache = {};   // kV4Fp8, kV4Bf16 or index keys; optional with latent
+  // [T] int64: where the entry that token t closes is stored; negative: nowhere.
+  // compressed_slots() fills it.
+  Tensor slots = {};
+  Cache cache = {};  // kV4Fp8, kV4Bf16 or index keys; optional with latent
   ScaleMode scale = ScaleMode::kDefault;
-  Tensor latent = {};  // [T, d] bf16, out, optional: entries before RoPE, in the rows of the tokens
-                       // that close them; other rows stay as they are
+  // [T, d] bf16, out, optional: entries before RoPE, in the rows of the tokens that close them;
+  // other rows stay as they are.
+  Tensor latent = {};
   Target target = {};
 };
 
 // Token t at position p closes entry w = p / ratio if (p + 1) % ratio = 0:
-//   rows j = ratio * w .. p:            u_j = values (overlap: the last d), z_j = their scores +
-//   bias overlap, the `ratio` rows before:   u_j = the first d values, z_j = their scores + bias
+//   rows j = ratio * w .. p:  u_j = their values (overlap: the last d)
+//   overlap, the `ratio` rows before:  u_j = the first d of their values
+//   z_j = the scores that belong to u_j, + bias
 //   pooled = sum_j softmax_j(z_j) * u_j, per value, fp32, j ascending; rows before 0 do not count
 //   latent = bf16(norm(pooled)); entry = hadamard(rope(latent, ratio * w)) -> write() into slots[t]
 // so that a call gives the bits of norm(), rotate() and write() on its latents.

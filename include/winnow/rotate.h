@@ -19,8 +19,9 @@ enum class RopePairs : uint8_t {
 enum class RopeSlice : uint8_t { kLast, kFirst };
 
 struct Rope {
-  Tensor table = {};  // [P, 2, 32] f32: cosines, then sines of position p. Any strides: vLLM's
-                      // tables [P, 64] are {64, 32, 1}, SGLang's pairs (cos, sin) are {64, 1, 2}
+  // [P, 2, 32] f32: cosines, then sines of position p. Any strides: vLLM's tables [P, 64] are
+  // {64, 32, 1}, SGLang's pairs (cos, sin) are {64, 1, 2}.
+  Tensor table = {};
   RopePairs pairs = RopePairs::kInterleaved;
   RopeSlice slice = RopeSlice::kLast;
   bool inverse = false;  // turns back: sines change their sign
