@@ -3,9 +3,10 @@
 import contextlib
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
-from batches import PADDING, QUERY, SEQUENCE, padded_metadata
+from batches import PADDING, QUERY, SEQUENCE, i32, padded_metadata
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import (
     cleanup_dist_env_and_memory,
@@ -100,13 +101,33 @@ def test_drafts(config):
     assert drafting.num_decode_tokens == drafting.num_actual_tokens == sum(QUERY) + PADDING
 
 
-def test_requests_without_tokens(config):
-    from winnow.engines.vllm.sparse_mla import requests_of_tokens
+@pytest.mark.parametrize("by", ["_by_torch", "_by_triton"])
+def test_tokens(by):
+    """Requests and visible contexts, on a CPU and by the kernel that a GPU takes: requests without
+    tokens, one request only, tokens that pad, several blocks of the kernel."""
+    from winnow.engines.vllm import tokens
 
-    starts = torch.tensor([0, 0, 2, 2, 3], dtype=torch.int32)
-    common = SimpleNamespace(num_actual_tokens=3, num_reqs=4, query_start_loc=starts)
-    got = requests_of_tokens(common, torch.zeros(8, dtype=torch.int32))
-    assert got.tolist() == [1, 1, 3]
+    rng = np.random.default_rng(7)
+    for count in (1, 2, 3, 4, 7, 33):
+        query = rng.integers(0, 4, count) if count < 33 else rng.integers(0, 30, count)
+        context, padding = rng.integers(0, 50, count), int(rng.integers(0, 3))
+        starts = np.concatenate([[0], np.cumsum(query)])
+        total = int(starts[-1]) + padding
+        want = [(r, context[r] + i + 1) for r in range(count) for i in range(query[r])]
+        want += [(count - 1, 0)] * padding
+        common = SimpleNamespace(
+            num_actual_tokens=total,
+            num_reqs=count,
+            query_start_loc=i32(starts),
+            seq_lens=i32(context + query),
+        )
+        requests, ends = (torch.full((total + 2,), -7, dtype=torch.int32) for _ in range(2))
+        if total:
+            getattr(tokens, by)(common, requests[:total], ends[:total])
+        assert list(zip(requests.tolist(), ends.tolist(), strict=True)) == want + [(-7, -7)] * 2
+        alone = torch.full((total + 2,), -7, dtype=torch.int32)
+        tokens.fill_tokens(common, alone)
+        assert torch.equal(alone, requests)
 
 
 @pytest.mark.parametrize("joined", [False, True])

@@ -176,6 +176,31 @@ def _replace_v4_cache(attention, changes: Changes) -> None:
     cache = attention.DeepseekV4IndexerCache
     for name, method in indexer.cache_methods(cache, indexer.WinnowV4IndexerBackend).items():
         changes.set(cache, name, method)
+    if _layers_refused():
+        return
+    from winnow.engines.vllm import v4, v4_layer
+
+    layer = attention.DeepseekV4Attention
+    for name, method in v4_layer.attention_methods(layer, v4.causal).items():
+        changes.set(layer, name, method)
+    function = v4_layer.index_query_function(attention.fused_indexer_q_rope_quant)
+    changes.set(attention, "fused_indexer_q_rope_quant", function)
+    compressor = attention.DeepseekCompressor
+    changes.set(compressor, "forward", v4_layer.compressor_method(compressor))
+
+
+def _layers_refused() -> str:
+    """Why what stands around V4's attention stays vLLM's; "" if winnow's takes its place. On a CPU
+    vLLM has classes of its own for it, which are replaced as a whole."""
+    from vllm.platforms import current_platform
+
+    from winnow.engines.vllm.sparse_mla import refused
+
+    if not current_platform.is_cuda():
+        return "another platform"
+    if os.environ.get("WINNOW_VLLM_LAYERS") == "0":
+        return "switched off"
+    return refused()
 
 
 def _replace_v4_layer(flashmla, changes: Changes) -> None:

@@ -22,8 +22,9 @@ from vllm.v1.attention.backends.mla.indexer import (
 )
 
 import winnow
-from winnow.engines.vllm.sparse_mla import planar_pages, requests_of_tokens
+from winnow.engines.vllm.sparse_mla import planar_pages
 from winnow.engines.vllm.sparse_mla import refused as attention_refused
+from winnow.engines.vllm.tokens import fill_tokens
 
 _log = logging.getLogger("vllm.winnow")
 
@@ -87,19 +88,12 @@ class WinnowIndexerMetadataBuilder(AttentionMetadataBuilder):
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
         common = common_attn_metadata
         tokens = common.num_actual_tokens
-        requests = requests_of_tokens(common, self.requests)
-        starts = common.query_start_loc[: common.num_reqs + 1]
-        # A token sees what its request had before this step, and this step up to itself. What
-        # pads the batch of a CUDA graph sees nothing.
-        context = common.seq_lens[: common.num_reqs] - starts[1:]
-        position = torch.arange(1, tokens + 1, dtype=torch.int32, device=starts.device)
-        ends = torch.where(position <= starts[-1], context[requests.long()] + position, 0)
-        self.ends[:tokens].copy_(ends)
+        fill_tokens(common, self.requests, self.ends)
         return WinnowIndexerMetadata(
             num_actual_tokens=tokens,
             slot_mapping=common.slot_mapping,
             block_table=common.block_table_tensor,
-            requests=requests,
+            requests=self.requests[:tokens],
             ends=self.ends[:tokens],
         )
 

@@ -24,6 +24,7 @@ from vllm.v1.attention.backend import (
 )
 
 import winnow
+from winnow.engines.vllm.tokens import fill_tokens
 
 # Bytes of a V3.2 fp8 record: 512 e4m3 values, 4 f32 scales, 64 bf16 RoPE values.
 _FP8_RECORD = 656
@@ -53,18 +54,6 @@ def refused() -> str:
     if getattr(config.attention_config, "hisparse_config", None) is not None:
         return "winnow reads no cache in host memory (HiSparse)"
     return ""
-
-
-def requests_of_tokens(common, out: torch.Tensor) -> torch.Tensor:
-    """The request of each token, computed where query_start_loc lives, into out's first elements.
-
-    Tokens behind the last request pad a CUDA graph's batch; they get the last request.
-    """
-    tokens = torch.arange(common.num_actual_tokens, dtype=torch.int32, device=out.device)
-    out = out[: common.num_actual_tokens]
-    ends = common.query_start_loc[1 : common.num_reqs + 1]
-    torch.searchsorted(ends, tokens, right=True, out_int32=True, out=out)
-    return out.clamp_(max=common.num_reqs - 1)
 
 
 @dataclasses.dataclass
@@ -101,13 +90,17 @@ class WinnowSparseMetadataBuilder(AttentionMetadataBuilder):
 
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        self.topk_tokens = vllm_config.model_config.hf_text_config.index_topk
+        model = vllm_config.model_config
+        # vLLM's own builders read the one or the other, by version.
+        text = model.hf_text_config
+        self.topk_tokens = (text if hasattr(text, "index_topk") else model.hf_config).index_topk
         self.interleave = vllm_config.parallel_config.cp_kv_cache_interleave_size
         tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self.requests = torch.zeros(tokens, dtype=torch.int32, device=device)
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
         common = common_attn_metadata
+        fill_tokens(common, self.requests)
         return WinnowSparseMetadata(
             num_reqs=common.num_reqs,
             max_query_len=common.max_query_len,
@@ -116,7 +109,7 @@ class WinnowSparseMetadataBuilder(AttentionMetadataBuilder):
             query_start_loc=common.query_start_loc,
             slot_mapping=common.slot_mapping,
             block_table=common.block_table_tensor,
-            req_id_per_token=requests_of_tokens(common, self.requests),
+            req_id_per_token=self.requests[: common.num_actual_tokens],
             seq_lens=common.seq_lens,
             block_size=self.kv_cache_spec.block_size,
             topk_tokens=self.topk_tokens,

@@ -16,19 +16,9 @@ from vllm.forward_context import get_forward_context
 import winnow
 from winnow.engines.vllm.sparse_mla import planar_pages
 from winnow.engines.vllm.sparse_mla import refused as attention_refused
+from winnow.engines.vllm.v4_layer import int32, once_a_step
 
 _log = logging.getLogger("vllm.winnow")
-
-
-def _once_a_step(name: str, device: torch.device, make):
-    """make(), or what it gave an earlier layer of the same step. What was made outside a CUDA
-    graph is made again inside of it, where a replay has to make it."""
-    made = vars(get_forward_context()).setdefault("made_by_winnow", {})
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    key = (name, capturing)
-    if key not in made:
-        made[key] = make()
-    return made[key]
 
 
 def attend(layer, q: torch.Tensor, positions: torch.Tensor, output: torch.Tensor) -> None:
@@ -39,9 +29,9 @@ def attend(layer, q: torch.Tensor, positions: torch.Tensor, output: torch.Tensor
     requests = window.token_to_req_indices[:tokens]
 
     def once(name, make):
-        return _once_a_step(name, q.device, make)
+        return once_a_step(name, q.device, make)
 
-    at = once("positions", lambda: positions[:tokens].int())
+    at = int32(positions)[:tokens]
     lists, lengths = once("windows", lambda: winnow.window_lists(at, window=layer.window_size))
     states = {}
     if layer.compress_ratio > 1:
@@ -103,7 +93,7 @@ def layer_methods(cls: type) -> dict:
 
     def forward_mqa(self, q, kv, positions, output):
         metadata = get_forward_context().attn_metadata
-        if not self.by_winnow or (metadata is not None and not _causal(self, metadata)):
+        if not self.by_winnow or (metadata is not None and not causal(self, metadata)):
             return forward(self, q, kv, positions, output)
         if metadata is None:
             # vLLM measures how much memory a step takes: none of its workspace, here.
@@ -114,7 +104,7 @@ def layer_methods(cls: type) -> dict:
     return {"__init__": __init__, "forward_mqa": forward_mqa}
 
 
-def _causal(layer, metadata: dict) -> bool:
+def causal(layer, metadata: dict) -> bool:
     """Whether a token sees its window and nothing behind itself: DSpark's drafts see more."""
     width = metadata[layer.swa_cache_layer.prefix].decode_swa_width
     return width in (0, layer.window_size)

@@ -23,16 +23,14 @@ from vllm.models.deepseek_v4.cpu import cpu_compressor, cpu_mla, cpu_sparse
 import winnow
 from winnow.engines.hooks import Changes
 from winnow.engines.vllm.indexer import WinnowV4IndexerBackend
-from winnow.engines.vllm.sparse_mla import planar_pages
 from winnow.engines.vllm.v4 import attend
-
-# As vLLM scales V4's records and its index keys.
-_RECORD_SCALE, _KEY_SCALE = "pow2_floor_amax", "pow2"
-
-
-def _table(rotary) -> torch.Tensor:
-    """vLLM's cosines and sines of each position, which its layer keeps in f32, as winnow's."""
-    return rotary.cos_sin_cache.view(-1, 2, 32)
+from winnow.engines.vllm.v4_layer import (
+    compress,
+    int32,
+    prepare_index_query,
+    prepare_query_and_write,
+    table,
+)
 
 
 def keep_output_weight(self) -> None:
@@ -51,26 +49,10 @@ def keep_output_weight(self) -> None:
 def project_output(self, o, positions):
     if get_forward_context().attn_metadata is None:
         return o.new_zeros(o.shape[0], self.hidden_size)
-    o = winnow.rotate(o, positions.int(), _table(self.rotary_emb), inverse=True)
+    o = winnow.rotate(o, int32(positions), table(self.rotary_emb), inverse=True)
     groups = o.view(o.shape[0], self.n_local_groups, -1).transpose(0, 1)
     projected = torch.bmm(groups, self._wo_a_packed.transpose(1, 2))
     return self.wo_b(projected.transpose(0, 1).flatten(1))
-
-
-def prepare_query_and_write(self, q, kv, positions, attn_metadata):
-    if not isinstance(attn_metadata, dict):
-        return q
-    slots = attn_metadata[self.swa_cache_layer.prefix].slot_mapping
-    tokens, at, table = slots.shape[0], positions.int(), _table(self.rotary_emb)
-    winnow.write(
-        kv[:tokens],
-        slots,
-        planar_pages(self.swa_cache_layer.kv_cache, "v4_fp8"),
-        scale=_RECORD_SCALE,
-        positions=at[:tokens],
-        table=table,
-    )
-    return winnow.prepare_query(q, at, table, norm="rms", eps=self.eps)
 
 
 def forward_mqa(self, q, kv, positions, output):
@@ -78,43 +60,6 @@ def forward_mqa(self, q, kv, positions, output):
         output.zero_()
     else:
         attend(self, q, positions, output)
-
-
-def prepare_index_query(positions, index_q, cos_sin_cache, weights, softmax_scale, head_scale):
-    return winnow.index_query(
-        index_q,
-        weights,
-        positions.int(),
-        cos_sin_cache.view(-1, 2, 32),
-        factor=softmax_scale * head_scale,
-        scale=_KEY_SCALE,
-    )
-
-
-def compress(self, kv_score, positions, rotary_emb):
-    metadata = get_forward_context().attn_metadata
-    if not isinstance(metadata, dict):
-        return
-    state = metadata[self.state_cache.prefix]
-    tokens = state.slot_mapping.shape[0]
-    layer = self._static_forward_context[self.k_cache_prefix]
-    keys = self.head_dim == 128
-    winnow.compress(
-        kv_score[:tokens],
-        positions[:tokens].int(),
-        requests=state.token_to_req_indices[:tokens],
-        ratio=self.compress_ratio,
-        overlap=self.overlap,
-        bias=self.ape,
-        state=self.state_cache.kv_cache,
-        state_table=state.block_table,
-        norm_weight=self._norm_weight_fp32,
-        eps=self.rms_norm_eps,
-        table=_table(rotary_emb),
-        slots=metadata[self.k_cache_prefix].slot_mapping[:tokens],
-        cache=planar_pages(layer.kv_cache, "index_keys" if keys else "v4_fp8"),
-        scale=_KEY_SCALE if keys else _RECORD_SCALE,
-    )
 
 
 def no_schedules(self, num_decode_tokens):
