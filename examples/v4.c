@@ -17,7 +17,8 @@ static void must(winnow_status status) {
   exit(EXIT_FAILURE);
 }
 
-static winnow_tensor view(const void* data, winnow_dtype dtype, int64_t n0, int64_t n1, int64_t n2) {
+static winnow_tensor view(const void* data, winnow_dtype dtype, int64_t n0, int64_t n1,
+                          int64_t n2) {
   const int64_t shape[3] = {n0, n1, n2};
   return winnow_tensor_of(data, dtype, n2 > 0 ? 3 : n1 > 0 ? 2 : 1, shape);
 }

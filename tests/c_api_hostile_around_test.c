@@ -153,13 +153,13 @@ static void sweep_mha(void) {
 }
 
 /* A rank that is alone. */
-#define CUT_FIELDS(T)                                                                    \
-  AT(SIZE, T, struct_size), AT(INT32, T, shard.world), AT(INT32, T, shard.rank),         \
-      AT(INT32, T, shard.interleave), AT(TENSOR, T, ids), AT(TENSOR, T, values),         \
-      AT(TENSOR, T, kept), AT(TENSOR, T, counts), AT(TENSOR, T, positions),              \
-      AT(ENUM, T, form), AT(TARGET, T, target)
-#define COMBINE_FIELDS(T)                                                                \
-  AT(SIZE, T, struct_size), AT(ENUM, T, wire), AT(TENSOR, T, partial_out),               \
+#define CUT_FIELDS(T)                                                                          \
+  AT(SIZE, T, struct_size), AT(INT32, T, shard.world), AT(INT32, T, shard.rank),               \
+      AT(INT32, T, shard.interleave), AT(TENSOR, T, ids), AT(TENSOR, T, values),               \
+      AT(TENSOR, T, kept), AT(TENSOR, T, counts), AT(TENSOR, T, positions), AT(ENUM, T, form), \
+      AT(TARGET, T, target)
+#define COMBINE_FIELDS(T)                                                                      \
+  AT(SIZE, T, struct_size), AT(ENUM, T, wire), AT(TENSOR, T, partial_out),                     \
       AT(TENSOR, T, partial_lse), AT(TENSOR, T, sink), AT(TENSOR, T, out), AT(TENSOR, T, lse), \
       AT(TARGET, T, target)
 static void sweep_ranks(void) {

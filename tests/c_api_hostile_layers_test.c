@@ -75,7 +75,7 @@ static void sweep_rotate(void) {
         AT(DOUBLE, T, beta_slow), FREE(1, T, table), AT(TARGET, T, target));
 }
 
-#define INDEX_FIELDS(I)                                                                 \
+#define INDEX_FIELDS(I)                                                                         \
   AT(SIZE, I, struct_size), AT(TENSOR, I, q), AT(TENSOR, I, weights), AT(TENSOR, I, positions), \
       ROPE_FIELDS(I, rope), AT(ENUM, I, scale), AT(FLOAT, I, factor), AT(TENSOR, I, out),       \
       AT(TENSOR, I, out_weights)
@@ -112,9 +112,9 @@ static void sweep_queries(void) {
         AT(TARGET, Q, target));
 }
 
-#define PROLOGUE_FIELDS(W)                                                                \
-  AT(SIZE, W, struct_size), FREE(1, W, kv), AT(TENSOR, W, slots), AT(CACHE, W, cache),    \
-      AT(ENUM, W, scale), NORM_FIELDS(W, prologue.norm), ROPE_FIELDS(W, prologue.rope),   \
+#define PROLOGUE_FIELDS(W)                                                              \
+  AT(SIZE, W, struct_size), FREE(1, W, kv), AT(TENSOR, W, slots), AT(CACHE, W, cache),  \
+      AT(ENUM, W, scale), NORM_FIELDS(W, prologue.norm), ROPE_FIELDS(W, prologue.rope), \
       AT(TENSOR, W, prologue.positions)
 static void sweep_compress(void) {
   static const int64_t slots[TOKENS] = {1, -1, 9};

@@ -109,10 +109,10 @@ static void read_all(winnow_ints all) {
 /* What a plan tells of itself can be read, whatever it is asked for. */
 static void sweep_accessors(const winnow_plan* plan) {
   winnow_ints (*const lists[])(const winnow_plan*) = {
-      winnow_plan_query_lens,      winnow_plan_seq_lens,     winnow_plan_request_ids,
-      winnow_plan_positions,       winnow_plan_key_ends,     winnow_plan_arrays,
+      winnow_plan_query_lens,       winnow_plan_seq_lens,         winnow_plan_request_ids,
+      winnow_plan_positions,        winnow_plan_key_ends,         winnow_plan_arrays,
       winnow_plan_workspace_starts, winnow_plan_prefill_requests, winnow_plan_compressed_lens,
-      winnow_plan_gather_starts,   winnow_plan_gather_lens,  winnow_plan_gather_rows};
+      winnow_plan_gather_starts,    winnow_plan_gather_lens,      winnow_plan_gather_rows};
   for (size_t i = 0; i < sizeof lists / sizeof *lists; ++i) read_all(lists[i](plan));
   int64_t parts = 0, chunks = 0;
   const winnow_part* part = winnow_plan_parts(plan, &parts);

@@ -81,7 +81,7 @@ static void sweep_score(void) {
   SWEEP(score, "score", score, SCORE_FIELDS(C), FREE(2, C, logits));
 }
 
-#define BOTH_FIELDS(B)                                                                 \
+#define BOTH_FIELDS(B)                                                                     \
   AT(SIZE, B, struct_size), AT(POINTER, B, score), FREE(2, B, ids), AT(TENSOR, B, values), \
       AT(POINTER, B, workspace)
 static void sweep_score_select(void) {
@@ -106,8 +106,9 @@ static void sweep_select(void) {
   select.blocks.best = out(1, WINNOW_I32, 2, SHAPE(TOKENS, 2));
   typedef winnow_select_args S;
   SWEEP(select, "select", select, AT(SIZE, S, struct_size), FREE(2, S, logits),
-        AT(TENSOR, S, starts), AT(TENSOR, S, ends), FREE(2, S, ids), AT(TENSOR, S, values), AT(INT32, S, blocks.size),
-        FREE(2, S, blocks.within), FREE(2, S, blocks.best), AT(TARGET, S, target));
+        AT(TENSOR, S, starts), AT(TENSOR, S, ends), FREE(2, S, ids), AT(TENSOR, S, values),
+        AT(INT32, S, blocks.size), FREE(2, S, blocks.within), FREE(2, S, blocks.best),
+        AT(TARGET, S, target));
 }
 
 static void sweep_locate(void) {
@@ -127,13 +128,13 @@ static void sweep_locate(void) {
         AT(TENSOR, L, counts), AT(TARGET, L, target));
 }
 
-#define ATTEND_FIELDS(A) \
-  AT(SIZE, A, struct_size), AT(INT32, A, part), AT(TENSOR, A, q), \
-        AT(TENSOR, A, q_rope), AT(CACHE, A, lists[0].cache), FREE(2, A, lists[0].indices), \
-        AT(TENSOR, A, lists[0].lengths), FREE(3, A, lists[0].block_table), \
-        AT(CACHE, A, lists[1].cache), AT(TENSOR, A, lists[1].indices), AT(TENSOR, A, requests), \
-        AT(FLOAT, A, scale), AT(TENSOR, A, sink), AT(TENSOR, A, out), AT(TENSOR, A, lse), \
-        AT(TENSOR, A, max_logit), AT(POINTER, A, workspace), AT(TARGET, A, target)
+#define ATTEND_FIELDS(A)                                                                           \
+  AT(SIZE, A, struct_size), AT(INT32, A, part), AT(TENSOR, A, q), AT(TENSOR, A, q_rope),           \
+      AT(CACHE, A, lists[0].cache), FREE(2, A, lists[0].indices), AT(TENSOR, A, lists[0].lengths), \
+      FREE(3, A, lists[0].block_table), AT(CACHE, A, lists[1].cache),                              \
+      AT(TENSOR, A, lists[1].indices), AT(TENSOR, A, requests), AT(FLOAT, A, scale),               \
+      AT(TENSOR, A, sink), AT(TENSOR, A, out), AT(TENSOR, A, lse), AT(TENSOR, A, max_logit),       \
+      AT(POINTER, A, workspace), AT(TARGET, A, target)
 static void sweep_attend(void) {
   winnow_attend_args attend = WINNOW_ATTEND_ARGS_INIT;
   attend.q = in_bf16(3, SHAPE(TOKENS, HEADS, 576));

@@ -130,7 +130,8 @@ static inline winnow_tensor in_bf16(int32_t rank, const int64_t* shape) {
 static inline winnow_tensor in_i32(int32_t rank, const int64_t* shape) {
   return view(ints, WINNOW_I32, rank, shape);
 }
-static inline winnow_tensor out(int number, winnow_dtype dtype, int32_t rank, const int64_t* shape) {
+static inline winnow_tensor out(int number, winnow_dtype dtype, int32_t rank,
+                                const int64_t* shape) {
   return view(outputs[number], dtype, rank, shape);
 }
 static inline winnow_cache cache_of(winnow_format format) {
@@ -191,10 +192,10 @@ static inline void sweep(const subject* s) {
 #define CALL(verb, type) \
   static winnow_status call_##verb(const void* args) { return winnow_##verb((const type*)args); }
 /* The workspace of the same call. */
-#define BYTES(verb, type)                                              \
+#define BYTES(verb, type)                                                \
   static winnow_status call_##verb##_workspace_bytes(const void* args) { \
-    size_t needed = 0;                                                 \
-    return winnow_##verb##_workspace_bytes((const type*)args, &needed); \
+    size_t needed = 0;                                                   \
+    return winnow_##verb##_workspace_bytes((const type*)args, &needed);  \
   }
 #define AT(kind, type, member) \
   { kind, offsetof(type, member), 0 }

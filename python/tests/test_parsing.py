@@ -3,13 +3,13 @@ positions and keywords mean the same."""
 
 import re
 
-import hostile
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import hostile
 import winnow
 
 MADE = {

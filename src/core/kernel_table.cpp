@@ -112,8 +112,8 @@ size_t choose(const char* stage, std::span<const Candidate> candidates, const Ta
   if (!found || told || reasons) {
     std::string skipped;
     for (const Candidate& c : candidates.first(chosen))
-      skipped += cat(skipped.empty() ? " " : "; ", c.entry->name, " (", why_not(c, forced, device),
-                     ")");
+      skipped +=
+          cat(skipped.empty() ? " " : "; ", c.entry->name, " (", why_not(c, forced, device), ")");
     if (!found) throw Error(ErrorCode::kUnsupported, cat(stage, ": no kernel fits:", skipped));
     if (told)
       std::fprintf(stderr, "winnow: %s: chose %s%s%s\n", stage, candidates[chosen].entry->name,

@@ -1,6 +1,6 @@
 // pipeline(), bit for bit what the single verbs give one after the other, with slots that are left
-// out and hostile block tables: V3.2 against write, score_select, locate and attend; V4 from a layer's projections
-// on (LayerSteps).
+// out and hostile block tables: V3.2 against write, score_select, locate and attend; V4 from a
+// layer's projections on (LayerSteps).
 #include "winnow/pipeline.h"
 
 #include <numeric>
@@ -90,7 +90,9 @@ struct FuzzLayer {
             .max_requests = 3,
             .max_tokens = 9,
             .max_context = 12,
-            .mode = !fp8 ? Mode::kAuto : chance(s, 50) ? Mode::kMixed : Mode::kDirect,
+            .mode = !fp8            ? Mode::kAuto
+                    : chance(s, 50) ? Mode::kMixed
+                                    : Mode::kDirect,
             .split = chance(s, 50) ? SplitPolicy::kBalanced : SplitPolicy::kFixed,
             .split_size = draw32(s, 1, 8)};
   }

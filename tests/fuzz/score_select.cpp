@@ -1,5 +1,5 @@
-// score_select: the ids, values and blocks that score() and select() of the references give, bit for
-// bit.
+// score_select: the ids, values and blocks that score() and select() of the references give, bit
+// for bit.
 #include "score_problem.h"
 #include "winnow/select.h"
 
