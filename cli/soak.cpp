@@ -34,7 +34,9 @@ struct SoakOptions {
 
 // What a process holds. Linux only; elsewhere all zero, and flat.
 struct Held {
-  int64_t resident = 0, device = 0;  // bytes
+  // Bytes. `heap`: allocated and not given back, without what the allocator keeps; 0 where it does
+  // not tell.
+  int64_t resident = 0, device = 0, heap = 0;
   int64_t files = 0, threads = 0;
 
   static Held now() {
@@ -42,6 +44,10 @@ struct Held {
     h.device = device_bytes_used();
 #ifdef __GLIBC__
     malloc_trim(0);  // what is free in the arenas of threads that have ended is no leak
+#if __GLIBC_PREREQ(2, 33)
+    const struct mallinfo2 info = mallinfo2();
+    h.heap = static_cast<int64_t>(info.uordblks + info.hblkhd);
+#endif
 #endif
     std::ifstream statm("/proc/self/statm");
     int64_t total = 0, pages = 0;
@@ -62,11 +68,17 @@ struct Held {
 // The allocator keeps what threads gave back, so resident memory may grow a little and then stops;
 // a leak of one small object a step is more than this after 10^5 steps.
 constexpr int64_t kSlack = int64_t{8} << 20;
+// The heap holds the lanes' requests, whose number changes, but nothing that grows with the steps.
+// On CUDA the driver's own is among it.
+constexpr int64_t kHeapSlack = int64_t{2} << 20;
 
 std::string leak(const Held& before, const Held& after) {
   if (after.resident > before.resident + kSlack)
     return fmt::format("resident memory grew by {:.1f} MiB",
                        static_cast<double>(after.resident - before.resident) / (1 << 20));
+  if (after.heap > before.heap + (after.device > 0 ? kSlack : kHeapSlack))
+    return fmt::format("the heap grew by {:.1f} MiB",
+                       static_cast<double>(after.heap - before.heap) / (1 << 20));
   if (after.device > before.device + kSlack)
     return fmt::format("device memory grew by {:.1f} MiB",
                        static_cast<double>(after.device - before.device) / (1 << 20));
@@ -162,6 +174,7 @@ void print(const Soak& soak, const Held& before, const Held& after, double secon
     return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20));
   };
   held.add({"resident memory", mib(before.resident), mib(after.resident)});
+  if (after.heap > 0) held.add({"heap in use", mib(before.heap), mib(after.heap)});
   if (soak.options.device == "cuda")
     held.add({"device memory", mib(before.device), mib(after.device)});
   held.add({"open files", std::to_string(before.files), std::to_string(after.files)});

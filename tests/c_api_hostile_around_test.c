@@ -1,5 +1,5 @@
 /* What stands around the flow with damaged structs: V4's lists, masked MHA, merging, projections,
- * conversions (c_hostile.h says what must hold). */
+ * conversions, what ranks do together (c_hostile.h says what must hold). */
 #include "c_hostile.h"
 
 CALL(join, winnow_join_args)
@@ -11,6 +11,10 @@ CALL(combined_lists, winnow_combined_lists_args)
 CALL(attend_mha, winnow_mha_args)
 CALL(topk_mask, winnow_topk_mask_args)
 CALL(merge, winnow_merge_args)
+CALL(cut, winnow_cut_args)
+CALL(combine, winnow_combine_args)
+BYTES(cut, winnow_cut_args)
+BYTES(combine, winnow_combine_args)
 CALL(dequantize_weight, winnow_dequantize_weight_args)
 CALL(split_kv_b, winnow_split_kv_b_args)
 CALL(absorb_query, winnow_absorb_query_args)
@@ -148,6 +152,38 @@ static void sweep_mha(void) {
         AT(TARGET, G, target));
 }
 
+/* A rank that is alone. */
+#define CUT_FIELDS(T)                                                                          \
+  AT(SIZE, T, struct_size), AT(INT32, T, shard.world), AT(INT32, T, shard.rank),               \
+      AT(INT32, T, shard.interleave), AT(TENSOR, T, ids), AT(TENSOR, T, values),               \
+      AT(TENSOR, T, kept), AT(TENSOR, T, counts), AT(TENSOR, T, positions), AT(ENUM, T, form), \
+      AT(TARGET, T, target)
+#define COMBINE_FIELDS(T)                                                                      \
+  AT(SIZE, T, struct_size), AT(ENUM, T, wire), AT(TENSOR, T, partial_out),                     \
+      AT(TENSOR, T, partial_lse), AT(TENSOR, T, sink), AT(TENSOR, T, out), AT(TENSOR, T, lse), \
+      AT(TARGET, T, target)
+static void sweep_ranks(void) {
+  winnow_cut_args cut = WINNOW_CUT_ARGS_INIT;
+  cut.ids = in_i32(2, SHAPE(TOKENS, WIDTH));
+  cut.values = view(bytes, WINNOW_F32, 2, SHAPE(TOKENS, WIDTH));
+  cut.kept = out(0, WINNOW_I32, 2, SHAPE(TOKENS, WIDTH));
+  cut.counts = out(1, WINNOW_I32, 1, SHAPE(TOKENS));
+  cut.positions = out(2, WINNOW_I32, 2, SHAPE(TOKENS, WIDTH));
+  typedef winnow_cut_args C;
+  SWEEP(cut, "cut", cut, CUT_FIELDS(C));
+  SWEEP(cut_workspace_bytes, "cut", cut, CUT_FIELDS(C));
+
+  winnow_combine_args combine = WINNOW_COMBINE_ARGS_INIT;
+  combine.partial_out = view(bytes, WINNOW_F32, 3, SHAPE(TOKENS, HEADS, 16));
+  combine.partial_lse = view(bytes, WINNOW_F32, 2, SHAPE(TOKENS, HEADS));
+  combine.sink = view(bytes, WINNOW_F32, 1, SHAPE(HEADS));
+  combine.out = out(0, WINNOW_F32, 3, SHAPE(TOKENS, HEADS, 16));
+  combine.lse = out(1, WINNOW_F32, 2, SHAPE(TOKENS, HEADS));
+  typedef winnow_combine_args B;
+  SWEEP(combine, "merge", combine, COMBINE_FIELDS(B));
+  SWEEP(combine_workspace_bytes, "combine", combine, COMBINE_FIELDS(B));
+}
+
 enum { LATENT = 24, NOPE = 10, ROPE = 4, HEAD_VALUE = 6 };
 static void sweep_projections(void) {
   winnow_dequantize_weight_args whole = WINNOW_DEQUANTIZE_WEIGHT_ARGS_INIT;
@@ -199,6 +235,7 @@ int main(void) {
   sweep_conversions();
   sweep_lists();
   sweep_mha();
+  sweep_ranks();
   sweep_projections();
   return end();
 }

@@ -12,6 +12,8 @@ CALL(select, winnow_select_args)
 CALL(locate, winnow_locate_args)
 CALL(attend, winnow_attend_args)
 CALL(pipeline, winnow_pipeline_args)
+BYTES(score_select, winnow_score_select_args)
+BYTES(attend, winnow_attend_args)
 static winnow_status call_plan(const void* args) {
   winnow_plan* plan = NULL;
   const winnow_status status = winnow_plan_create((const winnow_plan_options*)args, &plan);
@@ -79,6 +81,9 @@ static void sweep_score(void) {
   SWEEP(score, "score", score, SCORE_FIELDS(C), FREE(2, C, logits));
 }
 
+#define BOTH_FIELDS(B)                                                                     \
+  AT(SIZE, B, struct_size), AT(POINTER, B, score), FREE(2, B, ids), AT(TENSOR, B, values), \
+      AT(POINTER, B, workspace)
 static void sweep_score_select(void) {
   winnow_score_args score = score_args();
   winnow_score_select_args both = WINNOW_SCORE_SELECT_ARGS_INIT;
@@ -87,8 +92,8 @@ static void sweep_score_select(void) {
   both.workspace = workspace;
   both.workspace_bytes = sizeof workspace;
   typedef winnow_score_select_args B;
-  SWEEP(score_select, "score_select", both, AT(SIZE, B, struct_size), AT(POINTER, B, score),
-        FREE(2, B, ids), AT(POINTER, B, workspace));
+  SWEEP(score_select, "score_select", both, BOTH_FIELDS(B));
+  SWEEP(score_select_workspace_bytes, "score_select", both, BOTH_FIELDS(B));
 }
 
 static void sweep_select(void) {
@@ -96,12 +101,14 @@ static void sweep_select(void) {
   select.logits = view(bytes, WINNOW_F32, 2, SHAPE(TOKENS, 20));
   select.ends = in_i32(1, SHAPE(TOKENS));
   select.ids = out(0, WINNOW_I32, 2, SHAPE(TOKENS, WIDTH));
+  select.values = out(2, WINNOW_F32, 2, SHAPE(TOKENS, WIDTH));
   select.blocks.within = in_i32(2, SHAPE(TOKENS, 2));
   select.blocks.best = out(1, WINNOW_I32, 2, SHAPE(TOKENS, 2));
   typedef winnow_select_args S;
   SWEEP(select, "select", select, AT(SIZE, S, struct_size), FREE(2, S, logits),
-        AT(TENSOR, S, starts), AT(TENSOR, S, ends), FREE(2, S, ids), AT(INT32, S, blocks.size),
-        FREE(2, S, blocks.within), FREE(2, S, blocks.best), AT(TARGET, S, target));
+        AT(TENSOR, S, starts), AT(TENSOR, S, ends), FREE(2, S, ids), AT(TENSOR, S, values),
+        AT(INT32, S, blocks.size), FREE(2, S, blocks.within), FREE(2, S, blocks.best),
+        AT(TARGET, S, target));
 }
 
 static void sweep_locate(void) {
@@ -121,6 +128,13 @@ static void sweep_locate(void) {
         AT(TENSOR, L, counts), AT(TARGET, L, target));
 }
 
+#define ATTEND_FIELDS(A)                                                                           \
+  AT(SIZE, A, struct_size), AT(INT32, A, part), AT(TENSOR, A, q), AT(TENSOR, A, q_rope),           \
+      AT(CACHE, A, lists[0].cache), FREE(2, A, lists[0].indices), AT(TENSOR, A, lists[0].lengths), \
+      FREE(3, A, lists[0].block_table), AT(CACHE, A, lists[1].cache),                              \
+      AT(TENSOR, A, lists[1].indices), AT(TENSOR, A, requests), AT(FLOAT, A, scale),               \
+      AT(TENSOR, A, sink), AT(TENSOR, A, out), AT(TENSOR, A, lse), AT(TENSOR, A, max_logit),       \
+      AT(POINTER, A, workspace), AT(TARGET, A, target)
 static void sweep_attend(void) {
   winnow_attend_args attend = WINNOW_ATTEND_ARGS_INIT;
   attend.q = in_bf16(3, SHAPE(TOKENS, HEADS, 576));
@@ -134,12 +148,8 @@ static void sweep_attend(void) {
   attend.workspace = workspace;
   attend.workspace_bytes = sizeof workspace;
   typedef winnow_attend_args A;
-  SWEEP(attend, "attend", attend, AT(SIZE, A, struct_size), AT(INT32, A, part), AT(TENSOR, A, q),
-        AT(TENSOR, A, q_rope), AT(CACHE, A, lists[0].cache), FREE(2, A, lists[0].indices),
-        AT(TENSOR, A, lists[0].lengths), FREE(3, A, lists[0].block_table),
-        AT(CACHE, A, lists[1].cache), AT(TENSOR, A, lists[1].indices), AT(TENSOR, A, requests),
-        AT(FLOAT, A, scale), AT(TENSOR, A, sink), AT(TENSOR, A, out), AT(TENSOR, A, lse),
-        AT(TENSOR, A, max_logit), AT(POINTER, A, workspace), AT(TARGET, A, target));
+  SWEEP(attend, "attend", attend, ATTEND_FIELDS(A));
+  SWEEP(attend_workspace_bytes, "attend", attend, ATTEND_FIELDS(A));
 }
 
 static void sweep_plan(void) {

@@ -124,13 +124,14 @@ static winnow_tensor view(const void* data, winnow_dtype dtype, int32_t rank,
                           const int64_t* shape) {
   return winnow_tensor_of(data, dtype, rank, shape);
 }
-static winnow_tensor in_bf16(int32_t rank, const int64_t* shape) {
+static inline winnow_tensor in_bf16(int32_t rank, const int64_t* shape) {
   return view(bytes, WINNOW_BF16, rank, shape);
 }
-static winnow_tensor in_i32(int32_t rank, const int64_t* shape) {
+static inline winnow_tensor in_i32(int32_t rank, const int64_t* shape) {
   return view(ints, WINNOW_I32, rank, shape);
 }
-static winnow_tensor out(int number, winnow_dtype dtype, int32_t rank, const int64_t* shape) {
+static inline winnow_tensor out(int number, winnow_dtype dtype, int32_t rank,
+                                const int64_t* shape) {
   return view(outputs[number], dtype, rank, shape);
 }
 static inline winnow_cache cache_of(winnow_format format) {
@@ -157,7 +158,7 @@ static int64_t rounds(void) {
   return asked ? atoll(asked) : 2000;
 }
 
-static void sweep(const subject* s) {
+static inline void sweep(const subject* s) {
   const int64_t count = rounds();
   static uint64_t copy[8192 / sizeof(uint64_t)];
   int64_t succeeded = 0;
@@ -190,18 +191,25 @@ static void sweep(const subject* s) {
 
 #define CALL(verb, type) \
   static winnow_status call_##verb(const void* args) { return winnow_##verb((const type*)args); }
+/* The workspace of the same call. */
+#define BYTES(verb, type)                                                \
+  static winnow_status call_##verb##_workspace_bytes(const void* args) { \
+    size_t needed = 0;                                                   \
+    return winnow_##verb##_workspace_bytes((const type*)args, &needed);  \
+  }
 #define AT(kind, type, member) \
   { kind, offsetof(type, member), 0 }
 #define FREE(dims, type, member) \
   { TENSOR, offsetof(type, member), dims }
-#define SWEEP(name, table, args, ...)                                \
+#define SWEEP(name, table, args, ...) SWEEP_AS(#name, call_##name, table, args, __VA_ARGS__)
+#define SWEEP_AS(stage, call, table, args, ...)                      \
   do {                                                               \
     static const field fields[] = {__VA_ARGS__};                     \
-    const subject s = {#name,                                        \
+    const subject s = {stage,                                        \
                        table,                                        \
                        &(args),                                      \
                        sizeof(args),                                 \
-                       call_##name,                                  \
+                       call,                                         \
                        fields,                                       \
                        (int64_t)(sizeof fields / sizeof fields[0])}; \
     sweep(&s);                                                       \

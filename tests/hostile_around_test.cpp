@@ -203,7 +203,7 @@ std::shared_ptr<void> make_cut(Subject& s) {
                          .positions = s.output<int32_t>({kTokens, kWidth})},
                  cut);
   s.damages(a->ids, a->values, a->kept, a->counts, a->positions, a->shard.world, a->shard.rank,
-            a->shard.interleave, a->target);
+            a->shard.interleave, a->form, a->target);
   return a;
 }
 
@@ -215,11 +215,61 @@ std::shared_ptr<void> make_combine(Subject& s) {
                              .out = s.output<float>({kTokens, kHeads, 16}),
                              .lse = s.output<float>({kTokens, kHeads})},
                  combine);
-  s.damages(a->partial_out, a->partial_lse, a->sink, a->out, a->lse, a->target);
+  s.damages(a->partial_out, a->partial_lse, a->sink, a->out, a->lse, a->wire, a->target);
   return a;
 }
 
+// One of two ranks: the other one's bytes are what this one sends.
+class Mirror final : public Communicator {
+ public:
+  int32_t rank() const noexcept override { return 0; }
+  int32_t size() const noexcept override { return 2; }
+  const char* name() const noexcept override { return "mirror"; }
+  bool takes(DeviceKind kind) const noexcept override { return kind == DeviceKind::kCpu; }
+  void all_gather(const void* send, void* recv, size_t bytes, const Device&) override {
+    exchange(send, recv, bytes);
+  }
+  void all_to_all(const void* send, void* recv, size_t bytes, const Device&) override {
+    std::memcpy(recv, send, 2 * bytes);
+  }
+  void exchange(const void* send, void* recv, size_t bytes) override {
+    for (int i = 0; i < 2; ++i) std::memcpy(static_cast<std::byte*>(recv) + i * bytes, send, bytes);
+  }
+  void check() override {}
+};
+
+std::shared_ptr<void> make_gather_prefix(Subject& s) {
+  struct Prefix {
+    Mirror ranks;
+    Plan plan{{.heads = kHeads,
+               .topk = kWidth,
+               .index_heads = kHeads,
+               .page = kPage,
+               .pages = kPages,
+               .max_requests = 2,
+               .max_tokens = 8,
+               .parallel = {.comm = &ranks, .spread = Spread::kQueries, .sharded = true}}};
+    GatherPrefixArgs args;
+  };
+  auto p = std::make_shared<Prefix>();
+  const int32_t starts[] = {0, 2, kTokens}, lens[] = {9, 7};
+  p->plan.refill({starts, lens});
+  const auto bytes = static_cast<int64_t>(gather_prefix_bytes(p->plan));
+  p->args = {.plan = &p->plan,
+             .cache = s.cache(CacheFormat::kV32Fp8, kPages, kPage),
+             .block_table = s.numbers<int32_t>({kRows, 3}, 0, kPages - 1),
+             .keys = s.cache(CacheFormat::kIndexKeys, kPages, kPage),
+             .key_table = s.numbers<int32_t>({kRows, 3}, 0, kPages - 1),
+             .rows = {s.memory<std::byte>(bytes, true), static_cast<size_t>(bytes)}};
+  s.call = [p] { gather_prefix(p->args); };
+  GatherPrefixArgs& a = p->args;
+  s.damages(a.cache, unpinned(a.block_table, 3), a.keys, unpinned(a.key_table, 3), a.rows,
+            a.target);
+  return p;
+}
+
 const testing::Verb kVerbs[] = {
+    {"gather_prefix", {"gather_prefix", "plan"}, make_gather_prefix},
     {"cut", {"cut"}, make_cut},
     {"combine", {"combine", "merge"}, make_combine},
     {"join", {"join"}, make_join},

@@ -109,7 +109,7 @@ if(TARGET winnow-cli AND NOT WINNOW_CUDA)
 endif()
 
 if(WINNOW_EXAMPLES)
-  foreach(name decode v4 prefill c)
+  foreach(name decode v4 prefill c v4_c)
     add_test(NAME example_${name} COMMAND example_${name})
   endforeach()
   if(TARGET example_parallel AND NOT WINNOW_SANITIZE)
@@ -128,6 +128,9 @@ add_test(NAME links_of_documents
 add_test(NAME promises_of_documents
          COMMAND ${CMAKE_COMMAND} -Droot=${PROJECT_SOURCE_DIR}
                  -P ${CMAKE_CURRENT_SOURCE_DIR}/promises.cmake)
+add_test(NAME every_function_is_swept
+         COMMAND ${CMAKE_COMMAND} -Droot=${PROJECT_SOURCE_DIR}
+                 -P ${CMAKE_CURRENT_SOURCE_DIR}/swept.cmake)
 # The stored pictures are what the script draws of the sources' sizes.
 find_package(Python3 3.10 REQUIRED COMPONENTS Interpreter)
 add_test(NAME pictures_of_documents
@@ -137,6 +140,6 @@ add_test(NAME rooms_of_sources COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_
 # README's plot and its tables of speed are what the script makes of the stored results.
 add_test(NAME speeds_of_readme
          COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/tools/plot_readme.py --check)
-set_tests_properties(${docs_tests} links_of_documents promises_of_documents files_under_500_lines pictures_of_documents
-                     rooms_of_sources speeds_of_readme
+set_tests_properties(${docs_tests} links_of_documents promises_of_documents files_under_500_lines
+                     every_function_is_swept pictures_of_documents rooms_of_sources speeds_of_readme
                      PROPERTIES LABELS docs)

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "accuracy.h"
+#include "layer_steps_problem.h"
 #include "pipeline_problem.h"
 #include "winnow/error.h"
 
@@ -208,6 +209,23 @@ TEST(PipelineCost, AllocatesNothing) {
       pipeline(args);
       EXPECT_EQ(allocations - before, 0) << s.name << " " << kernel;
     }
+}
+
+// From a V4 layer's projections on, too, and where kernels are passed over.
+TEST(PipelineCost, StepsAllocateNothing) {
+  for (const char* kernel : {static_cast<const char*>(nullptr), "reference"}) {
+    const testing::steps::Kind kind{
+        .name = "", .extra = 8, .overlap = true, .indexed = true, .kernel = kernel};
+    testing::steps::Layer layer(kind);
+    testing::steps::Side side(kind);
+    layer.draw({{9, 5}, {9, 5}});
+    Guarded<bf16> out(layer.tokens * testing::steps::kHeads * testing::steps::kDim);
+    const PipelineArgs args = layer.fused(side, out.data());
+    pipeline(args);  // starts the workers
+    const int64_t before = allocations;
+    pipeline(args);
+    EXPECT_EQ(allocations - before, 0) << (kernel ? kernel : "");
+  }
 }
 
 TEST(PipelineCost, LogitsAreNotKept) {

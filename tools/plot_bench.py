@@ -39,6 +39,13 @@ COLOURS = {
     "lists": "#d62728",
     "merge": "#393b79",
     "mask": "#637939",
+    "norm": "#aec7e8",
+    "rotate": "#ffbb78",
+    "prepare_query": "#98df8a",
+    "index_query": "#c5b0d5",
+    "compress": "#ff9896",
+    "norm_write": "#5254a3",
+    "prepare_queries": "#8ca252",
 }
 OTHER = "#7f7f7f"
 

@@ -102,6 +102,8 @@ def calls() -> dict:
     for name in ("score", "score_select"):
         c = plain(name)
         c["keys"] = latent("index_keys", c["keys"], c.pop("page"))
+    compress = plain("compress_")
+    compress["cache"] = latent("v4_fp8", compress["cache"], compress.pop("page"))
     plain("score")["clean"] = True
     plain("locate")["counts"] = True
     plain("select")["out"] = torch.zeros(3, 4, dtype=INT)

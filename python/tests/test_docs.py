@@ -33,6 +33,14 @@ def test_example_of_the_readme():
     assert (names["out"] == 1).all()
 
 
+def test_example_of_v4():
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "v4.py"], check=True, capture_output=True, text=True
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 6 and "64 of 126 states" in lines[-1]
+
+
 ROW = {"stage": "attend", "case": "v32 h128", "kernel": "amx", "us": 9.5, "roof_share": 0.5}
 
 
@@ -61,6 +69,20 @@ def test_plot(tmp_path, ending):
     assert only.stdout.strip().endswith("1 bars")
     head = out.read_bytes()[:200]
     assert (b"<?xml" in head) if ending == "svg" else head.startswith(b"\x89PNG")
+
+
+def test_plot_has_a_colour_for_every_stage():
+    pytest.importorskip("matplotlib")
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        import plot_bench
+    finally:
+        sys.path.pop(0)
+    stored = [json.loads(p.read_text()) for p in (ROOT / "bench" / "results").glob("*.json")]
+    stages = {row["stage"] for file in stored if "header" in file for row in file["results"]}
+    assert len(stages) > 10 and stages <= plot_bench.COLOURS.keys()
+    colours = [*plot_bench.COLOURS.values(), plot_bench.OTHER]
+    assert len(colours) == len(set(colours))
 
 
 def test_plot_without_matplotlib(tmp_path):

@@ -198,3 +198,4 @@ def test_metadata():
     schedule, splits = flash_mla.get_mla_metadata(None, 1, 1)
     assert splits is None and not schedule.have_initialized
     assert schedule.tile_scheduler_metadata is None and schedule.num_splits is None
+    assert schedule.config is None

@@ -26,6 +26,13 @@ def test_every_public_function_is_called():
     assert {f"ops.{n}" for n in operators} <= set(made)
 
 
+def test_undamaged_calls_are_served():
+    """A call that is refused as it stands would hide what its damage does."""
+    for function, good in hostile.calls().values():
+        guarded = hostile.Guarded()
+        function(**{k: hostile.copied(v, guarded) for k, v in good.items()})
+
+
 def test_hostile_calls(tmp_path):
     seconds = float(os.environ.get("WINNOW_HOSTILE_SECONDS", 8))
     seed = int(os.environ.get("WINNOW_HOSTILE_SEED", 0))

@@ -36,6 +36,7 @@ class FlashMLASchedMeta:
     """
 
     have_initialized: bool = False
+    config: object | None = None
     tile_scheduler_metadata: torch.Tensor | None = None
     num_splits: torch.Tensor | None = None
 

@@ -36,10 +36,11 @@ void check_rows(const Check& check, const CompressArgs& a, Params& p) {
              cat("at least ", p.tokens, " rows, one for each position"), cat(a.rows.shape[0]));
   const int64_t parts = (a.gate ? 2 : 1) * (a.overlap ? 2 : 1);
   p.width = a.rows.shape[1] / parts;
-  check.that(p.width >= 16 && p.width <= kMaxWidth && p.width % 16 == 0 &&
-                 p.width * parts == a.rows.shape[1],
-             "rows", cat(parts, " x d columns, d a multiple of 16 up to ", kMaxWidth),
-             shape_of(a.rows));
+  // shape_of() allocates, and a pipeline's calls must not: only where the check fails.
+  if (p.width < 16 || p.width > kMaxWidth || p.width % 16 != 0 ||
+      p.width * parts != a.rows.shape[1])
+    check.fail("rows", cat(parts, " x d columns, d a multiple of 16 up to ", kMaxWidth),
+               shape_of(a.rows));
   p.rows = a.rows.data;
   p.row_stride = a.rows.stride[0];
   p.positions = static_cast<const int32_t*>(a.positions.data);
@@ -48,7 +49,7 @@ void check_rows(const Check& check, const CompressArgs& a, Params& p) {
   p.overlap = a.overlap;
   p.gate = a.gate;
   if (!a.bias) return;
-  check.that(a.gate, "bias", "nothing without a gate", shape_of(a.bias));
+  if (!a.gate) check.fail("bias", "nothing without a gate", shape_of(a.bias));
   check.tensor(a.bias, "bias", DType::kF32, {a.ratio, values_of(p)});
   p.bias = static_cast<const float*>(a.bias.data);
   p.bias_stride = a.bias.stride[0];
@@ -60,7 +61,7 @@ void check_state(const Check& check, const CompressArgs& a, Params& p) {
     check.that(window == 1, "state.rows", "a state: an entry takes more than one row", "nothing");
     return;
   }
-  check.that(a.gate, "state.rows", "nothing without a gate", shape_of(a.state.rows));
+  if (!a.gate) check.fail("state.rows", "nothing without a gate", shape_of(a.state.rows));
   check.output_rows(a.state.rows, "state.rows", DType::kF32,
                     {Check::kAny, Check::kAny, 2 * values_of(p)});
   const int64_t least = a.state.ring && window > 1 ? window - 1 : 1;

@@ -78,31 +78,50 @@ std::string_view request_of(const char* stage, std::span<const Candidate> candid
                        : forced_by_environment(stage, candidates, target.device.kind);
 }
 
+namespace {
+
+// Why a candidate is passed over; "" if it is not. Allocates only for the words.
+std::string why_not(const Candidate& c, std::string_view forced, DeviceKind device) {
+  const KernelEntry& k = *c.entry;
+  if (k.device != device) return k.device == DeviceKind::kCpu ? "runs on the CPU" : "runs on CUDA";
+  if (!forced.empty() && !means(forced, k.name)) return cat("'", forced, "' was asked for");
+  if (forced != k.name && k.on_request) return "runs on request only";
+  if (std::string why = k.machine(); !why.empty()) return why;
+  if (c.misfit) return c.misfit;
+  return c.slower && forced != k.name ? c.slower : "";
+}
+
+// The same without words: a call without a plan, a step of a pipeline's among them, chooses its
+// kernel and allocates nothing.
+bool fits(const Candidate& c, std::string_view forced, DeviceKind device) {
+  const KernelEntry& k = *c.entry;
+  return k.device == device && (forced.empty() || means(forced, k.name)) &&
+         (forced == k.name || !k.on_request) && k.machine().empty() && !c.misfit &&
+         (!c.slower || forced == k.name);
+}
+
+}  // namespace
+
 size_t choose(const char* stage, std::span<const Candidate> candidates, const Target& target,
               std::string* reasons) {
   const std::string_view forced = request_of(stage, candidates, target);
-  std::string skipped;
-  for (size_t i = 0; i < candidates.size(); ++i) {
-    const KernelEntry& k = *candidates[i].entry;
-    std::string why;
-    if (k.device != target.device.kind)
-      why = cat("runs on ", k.device == DeviceKind::kCpu ? "the CPU" : "CUDA");
-    else if (!forced.empty() && !means(forced, k.name)) why = cat("'", forced, "' was asked for");
-    else if (forced != k.name && k.on_request) why = "runs on request only";
-    else if (why = k.machine(); !why.empty()) {
-    } else if (candidates[i].misfit) why = candidates[i].misfit;
-    else if (candidates[i].slower && forced != k.name) why = candidates[i].slower;
-    if (why.empty()) {
-      if (verbose())
-        std::fprintf(stderr, "winnow: %s: chose %s%s%s\n", stage, k.name,
-                     skipped.empty() ? "" : "; passed over", skipped.c_str());
-      if (reasons) *reasons = std::move(skipped);
-      set_last_chosen(k.name);
-      return i;
-    }
-    skipped += cat(skipped.empty() ? " " : "; ", k.name, " (", why, ")");
+  const DeviceKind device = target.device.kind;
+  size_t chosen = 0;
+  while (chosen < candidates.size() && !fits(candidates[chosen], forced, device)) ++chosen;
+  const bool found = chosen < candidates.size(), told = found && verbose();
+  if (!found || told || reasons) {
+    std::string skipped;
+    for (const Candidate& c : candidates.first(chosen))
+      skipped +=
+          cat(skipped.empty() ? " " : "; ", c.entry->name, " (", why_not(c, forced, device), ")");
+    if (!found) throw Error(ErrorCode::kUnsupported, cat(stage, ": no kernel fits:", skipped));
+    if (told)
+      std::fprintf(stderr, "winnow: %s: chose %s%s%s\n", stage, candidates[chosen].entry->name,
+                   skipped.empty() ? "" : "; passed over", skipped.c_str());
+    if (reasons) *reasons = std::move(skipped);
   }
-  throw Error(ErrorCode::kUnsupported, cat(stage, ": no kernel fits:", skipped));
+  set_last_chosen(candidates[chosen].entry->name);
+  return chosen;
 }
 
 }  // namespace winnow::internal::core::detail

@@ -22,8 +22,8 @@ namespace {
 
 // f32 or bf16; the dtype to check against.
 DType either(const Check& check, const Tensor& t, const char* argument) {
-  check.that(!t || t.dtype == DType::kF32 || t.dtype == DType::kBf16, argument, "f32 or bf16",
-             shape_of(t));
+  if (t && t.dtype != DType::kF32 && t.dtype != DType::kBf16)
+    check.fail(argument, "f32 or bf16", shape_of(t));
   return t && t.dtype == DType::kBf16 ? DType::kBf16 : DType::kF32;
 }
 

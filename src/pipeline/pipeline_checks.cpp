@@ -75,8 +75,8 @@ void check_steps(const Check& check, const PipelineArgs& a) {
   check.that(has_steps(a) || !any, "steps.rope.table", "a table", "nothing");
   if (!has_steps(a)) return;
   check.that(layer.v4, "steps", "none for V3.2, whose queries are absorbed in between", "some");
-  check.that(!s.states.rows || layer.compressed, "steps.states.rows",
-             "none (the plan's extra_topk is 0)", shape_of(s.states.rows));
+  if (s.states.rows && !layer.compressed)
+    check.fail("steps.states.rows", "none (the plan's extra_topk is 0)", shape_of(s.states.rows));
   check.that(uses_indexer(a) || !(s.index.rows || s.index_query.q), "steps.index",
              "none without indexer.q", "some");
   check.output(a.q, "q", DType::kBf16, {tokens, o.heads, o.model.d_qk});

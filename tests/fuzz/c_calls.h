@@ -53,9 +53,10 @@ inline void quantize_call(DamagedCall& c) {
 
 inline winnow_score_args score_args(DamagedCall& c) {
   winnow_score_args a = WINNOW_SCORE_ARGS_INIT;
-  a.q = c.in(WINNOW_E4M3, {T, H, 128});
+  const bool wide = c.choose(4) == 0;  // queries and keys in bf16
+  a.q = c.in(wide ? WINNOW_BF16 : WINNOW_E4M3, {T, H, 128});
   a.weights = c.in(WINNOW_F32, {T, H});
-  a.keys = c.cache(WINNOW_INDEX_KEYS, 4, 3);
+  a.keys = c.cache(wide ? WINNOW_INDEX_KEYS_BF16 : WINNOW_INDEX_KEYS, 4, 3);
   a.block_table = c.in(WINNOW_I32, {R, W});
   a.requests = c.in(WINNOW_I32, {T});
   a.ends = c.in(WINNOW_I32, {T});
@@ -91,7 +92,14 @@ inline void select_call(DamagedCall& c) {
   a.starts = c.in(WINNOW_I32, {T});
   a.ends = c.in(WINNOW_I32, {T});
   a.ids = c.out(WINNOW_I32, {T, K});
-  c.tensors({&a.logits, &a.starts, &a.ends, &a.ids});
+  a.values = c.out(WINNOW_F32, {T, K});
+  if (c.choose(2) == 1) {
+    a.blocks.size = 4;
+    a.blocks.within = c.in(WINNOW_I32, {T, 2});
+    a.blocks.best = c.out(WINNOW_I32, {T, 3});
+  }
+  c.tensors({&a.logits, &a.starts, &a.ends, &a.ids, &a.values, &a.blocks.within, &a.blocks.best});
+  c.ints({&a.blocks.size});
   c.run(a, winnow_select);
 }
 
@@ -173,6 +181,30 @@ inline void merge_call(DamagedCall& c) {
   a.lse = c.out(WINNOW_F32, {T, H});
   c.tensors({&a.partial_out, &a.partial_lse, &a.sink, &a.out, &a.lse});
   c.run(a, winnow_merge);
+}
+
+// One rank, which has nobody to agree with.
+inline void cut_call(DamagedCall& c) {
+  winnow_cut_args a = WINNOW_CUT_ARGS_INIT;
+  a.ids = c.in(WINNOW_I32, {T, K});
+  a.values = c.in(WINNOW_F32, {T, K});
+  a.kept = c.out(WINNOW_I32, {T, K});
+  a.counts = c.out(WINNOW_I32, {T});
+  a.positions = c.out(WINNOW_I32, {T, K});
+  c.tensors({&a.ids, &a.values, &a.kept, &a.counts, &a.positions});
+  c.ints({&a.shard.world, &a.shard.rank, &a.shard.interleave, &a.form});
+  c.run(a, winnow_cut);
+}
+inline void combine_call(DamagedCall& c) {
+  winnow_combine_args a = WINNOW_COMBINE_ARGS_INIT;
+  a.partial_out = c.in(WINNOW_F32, {T, H, 8});
+  a.partial_lse = c.in(WINNOW_F32, {T, H});
+  a.sink = c.in(WINNOW_F32, {H});
+  a.out = c.out(WINNOW_BF16, {T, H, 8});
+  a.lse = c.out(WINNOW_F32, {T, H});
+  c.tensors({&a.partial_out, &a.partial_lse, &a.sink, &a.out, &a.lse});
+  c.ints({&a.wire});
+  c.run(a, winnow_combine);
 }
 
 inline void dequantize_call(DamagedCall& c) {
@@ -321,6 +353,8 @@ inline constexpr NamedCall kCalls[] = {
     {"mha", mha_call},
     {"mask", mask_call},
     {"merge", merge_call},
+    {"cut", cut_call},
+    {"combine", combine_call},
     {"dequantize", dequantize_call},
     {"split", split_call},
     {"query", query_call},
@@ -336,9 +370,12 @@ inline constexpr NamedCall kCalls[] = {
     {"rope_table", rope_table_call},
     {"prepare_query", prepare_query_call},
     {"index_query", index_query_call},
+    {"prepare_queries", prepare_queries_call},
     {"compress", compress_call},
     {"write_prologue", prologue_call},
+    {"norm_write", norm_write_call},
     {"pipeline", pipeline_call},
+    {"pipeline_steps", steps_call},
 };
 
 }  // namespace winnow::testing::c_calls

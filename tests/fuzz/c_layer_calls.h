@@ -75,7 +75,7 @@ inline void prepare_query_call(DamagedCall& c) {
   c.run(a, winnow_prepare_query);
 }
 
-inline void index_query_call(DamagedCall& c) {
+inline winnow_index_query_args index_query_args(DamagedCall& c) {
   winnow_index_query_args a = WINNOW_INDEX_QUERY_ARGS_INIT;
   a.q = c.in(WINNOW_BF16, {3, 2, 128});
   a.weights = c.in(WINNOW_F32, {3, 2});
@@ -84,10 +84,37 @@ inline void index_query_call(DamagedCall& c) {
   a.hadamard = true;
   a.out = c.out(WINNOW_E4M3, {3, 2, 128});
   a.out_weights = c.out(WINNOW_F32, {3, 2});
+  return a;
+}
+inline void damage_index_query(DamagedCall& c, winnow_index_query_args& a) {
   c.tensors({&a.q, &a.weights, &a.positions, &a.out, &a.out_weights});
   c.ints({&a.scale});
   damage_rope(c, a.rope);
+}
+inline void index_query_call(DamagedCall& c) {
+  winnow_index_query_args a = index_query_args(c);
+  damage_index_query(c, a);
   c.run(a, winnow_index_query);
+}
+
+// Both queries in one call; that of the indexer is damaged.
+inline void prepare_queries_call(DamagedCall& c) {
+  static thread_local winnow_prepare_queries_args both;
+  both = WINNOW_PREPARE_QUERIES_ARGS_INIT;
+  winnow_prepare_query_args query = WINNOW_PREPARE_QUERY_ARGS_INIT;
+  query.q = c.in(WINNOW_BF16, {3, 2, 70});
+  query.norm = norm_step(c, 70);
+  query.positions = c.in(WINNOW_I32, {3});
+  query.rope = rope(c);
+  query.out = c.out(WINNOW_BF16, {3, 2, 70});
+  winnow_index_query_args a = index_query_args(c);
+  both.query = &query;
+  both.index = &a;
+  c.tensors({&query.q, &query.positions, &query.out});
+  damage_norm(c, query.norm);
+  damage_index_query(c, a);
+  c.run(
+      a, +[](const winnow_index_query_args*) { return winnow_prepare_queries(&both); });
 }
 
 inline void compress_call(DamagedCall& c) {
@@ -113,7 +140,7 @@ inline void compress_call(DamagedCall& c) {
   c.run(a, winnow_compress);
 }
 
-inline void prologue_call(DamagedCall& c) {
+inline winnow_write_args prologue_args(DamagedCall& c) {
   winnow_write_args a = WINNOW_WRITE_ARGS_INIT;
   a.kv = c.in(WINNOW_BF16, {3, 128});
   a.slots = c.in(WINNOW_I64, {3});
@@ -122,21 +149,44 @@ inline void prologue_call(DamagedCall& c) {
   a.prologue.rope = rope(c);
   a.prologue.positions = c.in(WINNOW_I32, {3});
   a.prologue.hadamard = true;
+  return a;
+}
+inline void damage_prologue(DamagedCall& c, winnow_write_args& a) {
   c.tensors({&a.kv, &a.rope, &a.slots, &a.prologue.positions});
   c.caches({&a.cache});
   c.ints({&a.scale});
   damage_norm(c, a.prologue.norm);
   damage_rope(c, a.prologue.rope);
+}
+inline void prologue_call(DamagedCall& c) {
+  winnow_write_args a = prologue_args(c);
+  damage_prologue(c, a);
   c.run(a, winnow_write);
 }
 
-// A V3.2 layer without an indexer over a plan of its own.
-inline void pipeline_call(DamagedCall& c) {
-  winnow_plan_options options = WINNOW_PLAN_OPTIONS_INIT;
-  options.format = WINNOW_V32_FP8;
+// A norm and a write in one call; both are damaged.
+inline void norm_write_call(DamagedCall& c) {
+  static thread_local winnow_norm_write_args both;
+  both = WINNOW_NORM_WRITE_ARGS_INIT;
+  winnow_norm_args norm = WINNOW_NORM_ARGS_INIT;
+  norm.rows[0].x = c.in(WINNOW_BF16, {3, 9});
+  norm.rows[0].out = c.out(WINNOW_BF16, {3, 9});
+  norm.rows[0].norm = norm_step(c, 9);
+  winnow_write_args a = prologue_args(c);
+  both.norm = &norm;
+  both.write[c.choose(2)] = &a;
+  c.tensors({&norm.rows[0].x, &norm.rows[0].out});
+  damage_norm(c, norm.rows[0].norm);
+  damage_prologue(c, a);
+  c.run(
+      a, +[](const winnow_write_args*) { return winnow_norm_write(&both); });
+}
+
+// Runs `call` with a plan of a small batch, and workspace for its pipeline.
+template <class F>
+void with_plan(winnow_plan_options options, const F& call) {
   options.heads = 2;
   options.index_heads = 2;
-  options.topk = 4;
   options.pages = 4;
   options.page = 4;
   options.max_requests = 2;
@@ -154,6 +204,27 @@ inline void pipeline_call(DamagedCall& c) {
     std::vector<std::byte> workspace(bytes);
     winnow_pipeline_args a = WINNOW_PIPELINE_ARGS_INIT;
     a.plan = plan;
+    a.scale = 0.1f;
+    a.workspace = workspace.data();
+    a.workspace_bytes = workspace.size();
+    call(a);
+  }
+  winnow_plan_destroy(plan);
+}
+inline void run_pipeline(DamagedCall& c, winnow_pipeline_args& a) {
+  c.tensors({&a.kv, &a.slots, &a.block_table, &a.indexer.k, &a.indexer.slots,
+             &a.indexer.block_table, &a.indexer.q, &a.indexer.weights, &a.q, &a.sink, &a.out,
+             &a.lse, &a.compressed_kv, &a.compressed_slots, &a.compressed_table});
+  c.caches({&a.cache, &a.indexer.keys, &a.compressed});
+  c.run(a, winnow_pipeline);
+}
+
+// A layer of V3.2.
+inline void pipeline_call(DamagedCall& c) {
+  winnow_plan_options options = WINNOW_PLAN_OPTIONS_INIT;
+  options.format = WINNOW_V32_FP8;
+  options.topk = 4;
+  with_plan(options, [&](winnow_pipeline_args& a) {
     a.kv = c.in(WINNOW_BF16, {3, 576});
     a.slots = c.in(WINNOW_I64, {3});
     a.cache = c.cache(WINNOW_V32_FP8, 4, 4, true);
@@ -165,18 +236,64 @@ inline void pipeline_call(DamagedCall& c) {
     a.indexer.q = c.in(WINNOW_E4M3, {3, 2, 128});
     a.indexer.weights = c.in(WINNOW_F32, {3, 2});
     a.q = c.in(WINNOW_BF16, {3, 2, 576});
-    a.scale = 0.1f;
     a.out = c.out(WINNOW_BF16, {3, 2, 512});
     a.lse = c.out(WINNOW_F32, {3, 2});
-    a.workspace = workspace.data();
-    a.workspace_bytes = workspace.size();
-    c.tensors({&a.kv, &a.slots, &a.block_table, &a.indexer.k, &a.indexer.slots,
-               &a.indexer.block_table, &a.indexer.q, &a.indexer.weights, &a.q, &a.sink, &a.out,
-               &a.lse, &a.compressed_kv, &a.compressed_slots, &a.compressed_table});
-    c.caches({&a.cache, &a.indexer.keys, &a.compressed});
-    c.run(a, winnow_pipeline);
-  }
-  winnow_plan_destroy(plan);
+    run_pipeline(c, a);
+  });
+}
+
+inline winnow_compressor compressor(DamagedCall& c, int64_t width) {
+  winnow_compressor s{};
+  s.rows = c.in(WINNOW_F32, {3, 2 * width});
+  s.gate = true;
+  s.state_rows = c.out(WINNOW_F32, {4, 4, 2 * width});
+  s.state_table = c.in(WINNOW_I32, {2, 3});
+  s.norm = norm_step(c, width);
+  return s;
+}
+inline void damage_compressor(DamagedCall& c, winnow_compressor& s) {
+  c.tensors({&s.rows, &s.bias, &s.state_rows, &s.state_table});
+  c.ints({&s.scale});
+  damage_norm(c, s.norm);
+}
+
+// A layer of V4 from its projections on.
+inline void steps_call(DamagedCall& c) {
+  winnow_plan_options options = WINNOW_PLAN_OPTIONS_INIT;
+  options.model = "v4";
+  options.format = WINNOW_V4_FP8;
+  options.topk = 4;
+  options.extra_topk = 2;
+  options.ratio = 4;
+  with_plan(options, [&](winnow_pipeline_args& a) {
+    a.kv = c.in(WINNOW_BF16, {3, 512});
+    a.slots = c.in(WINNOW_I64, {3});
+    a.cache = c.cache(WINNOW_V4_FP8, 4, 4, true);
+    a.block_table = c.in(WINNOW_I32, {2, 3});
+    a.compressed = c.cache(WINNOW_V4_FP8, 4, 4, true);
+    a.compressed_table = c.in(WINNOW_I32, {2, 1});
+    a.indexer.keys = c.cache(WINNOW_INDEX_KEYS, 4, 4, true);
+    a.indexer.block_table = c.in(WINNOW_I32, {2, 1});
+    a.indexer.q = c.out(WINNOW_E4M3, {3, 2, 128});
+    a.indexer.weights = c.out(WINNOW_F32, {3, 2});
+    a.q = c.out(WINNOW_BF16, {3, 2, 512});  // prepared in place
+    a.out = c.out(WINNOW_BF16, {3, 2, 512});
+    a.steps.rope.table = c.in(WINNOW_F32, {12, 2, 32});
+    a.steps.kv_norm = norm_step(c, 512);
+    a.steps.states = compressor(c, 512);
+    a.steps.index = compressor(c, 128);
+    a.steps.index_q = c.in(WINNOW_BF16, {3, 2, 128});
+    a.steps.index_weights = c.in(WINNOW_F32, {3, 2});
+    a.steps.index_factor = 0.5f;
+    damage_rope(c, a.steps.rope);
+    damage_norm(c, a.steps.kv_norm);
+    damage_norm(c, a.steps.q_norm);
+    damage_compressor(c, a.steps.states);
+    damage_compressor(c, a.steps.index);
+    c.tensors({&a.steps.index_q, &a.steps.index_weights});
+    c.ints({&a.steps.scale, &a.steps.index_scale});
+    run_pipeline(c, a);
+  });
 }
 
 }  // namespace winnow::testing::c_calls

@@ -17,6 +17,8 @@ class DamagedCall {
   using Repeat = std::function<void(DamagedCall&, const std::function<winnow_status()>&)>;
   DamagedCall(Source& s, Repeat repeat) : s_(s), repeat_(std::move(repeat)) {}
 
+  // One of `count` forms of a call.
+  int64_t choose(int64_t count) { return s_.draw(0, count - 1); }
   // Views of memory of their own. Numbers inside are small, now and then hostile.
   winnow_tensor in(winnow_dtype dtype, std::initializer_list<int64_t> shape) {
     return view(dtype, shape, false);

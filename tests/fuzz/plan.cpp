@@ -9,6 +9,10 @@
 namespace winnow::testing {
 namespace {
 
+// Capacity of the plans. Small, so that many fit into a second: a plan's memory and a check's time
+// grow with tokens times list positions.
+constexpr int32_t kRequests = 6, kTokens = 64, kContext = 40;
+
 // A batch of decodes first, then anything, with empty requests among them.
 struct FuzzBatch {
   std::vector<int32_t> starts = {0}, lens;
@@ -16,9 +20,9 @@ struct FuzzBatch {
   FuzzBatch(Source& s, int64_t requests, int32_t threshold) {
     const int64_t decodes = draw(s, 0, requests);
     for (int64_t r = 0; r < requests; ++r) {
-      const int32_t n = draw32(s, 0, r < decodes ? threshold : 20);
+      const int32_t n = draw32(s, 0, r < decodes ? threshold : kTokens / kRequests);
       starts.push_back(starts.back() + n);
-      lens.push_back(n + draw32(s, n == 0 ? 1 : 0, 60));
+      lens.push_back(n + draw32(s, n == 0 ? 1 : 0, kContext - kTokens / kRequests));
     }
   }
   int32_t query_len(int64_t r) const { return starts[r + 1] - starts[r]; }
@@ -122,6 +126,9 @@ void check_plan(const Plan& plan, const FuzzBatch& b, int64_t tokens) {
 
 Route by_lengths(const RouteArgs& a) noexcept { return static_cast<Route>(a.context % 3); }
 
+// Of a list; few are longer than two tiles of 128.
+int32_t width(Source& s) { return chance(s, 90) ? draw32(s, 1, 16) : draw32(s, 1, 300); }
+
 PlanOptions any_options(Source& s) {
   const bool v4 = chance(s, 50), fp8 = chance(s, 80);
   const Model& model = v4 ? kV4 : kV32;
@@ -129,38 +136,38 @@ PlanOptions any_options(Source& s) {
   return {.model = model,
           .format = fp8 ? model.fp8 : model.bf16,
           .heads = draw32(s, 1, 128),
-          .topk = draw32(s, 1, 300),
-          .extra_topk = v4 ? draw32(s, 0, 300) : 0,
+          .topk = width(s),
+          .extra_topk = v4 ? width(s) - 1 : 0,
           .ratio = v4 ? draw32(s, 1, 8) : 1,
           .page = page_size(s),
-          .pages = draw(s, 80, 200),
-          .max_requests = 12,
-          .max_tokens = 400,
-          .max_context = 80,
+          .pages = draw(s, kContext, 200),
+          .max_requests = kRequests,
+          .max_tokens = kTokens,
+          .max_context = kContext,
           .decode_threshold = draw32(s, 1, 4),
           .mode = fp8 ? modes[draw(s, 0, 3)] : Mode::kAuto,
           .route = chance(s, 50) ? by_lengths : prefill_route,
           .mha = !v4 && chance(s, 50),
           .split = chance(s, 50) ? SplitPolicy::kBalanced : SplitPolicy::kFixed,
-          .split_size = draw32(s, 1, 200)};
+          .split_size = chance(s, 80) ? draw32(s, 1, 16) : draw32(s, 1, 200)};
 }
 
 // One option that no plan can have, or one that few have.
 void damage(Source& s, PlanOptions& o) {
-  const int32_t odd[] = {INT32_MIN, -1, 0, 1, 129, 4097, INT32_MAX};
+  const int32_t odd[] = {INT32_MIN, -1, 0, 1, 129, 513, INT32_MAX};
   const int32_t value = odd[draw(s, 0, 6)];
   switch (draw(s, 0, 12)) {
     case 0: o.heads = value; break;
-    case 1: o.topk = std::min(value, 4097); break;
-    case 2: o.extra_topk = std::min(value, 4097); break;
+    case 1: o.topk = std::min(value, 513); break;
+    case 2: o.extra_topk = std::min(value, 513); break;
     case 3: o.ratio = value; break;
     case 4: o.page = value; break;
     case 5: o.pages = chance(s, 50) ? INT64_MAX : value; break;
-    case 6: o.max_requests = std::min(value, 4097); break;
-    case 7: o.max_tokens = std::min(value, 4097); break;
+    case 6: o.max_requests = std::min(value, 513); break;
+    case 7: o.max_tokens = std::min(value, 513); break;
     case 8: o.max_context = value; break;
     case 9: o.decode_threshold = value; break;
-    case 10: o.workspace_rows = chance(s, 50) ? INT64_MIN : std::min(value, 4097); break;
+    case 10: o.workspace_rows = chance(s, 50) ? INT64_MIN : std::min(value, 513); break;
     case 11: o.split_size = value; break;
     default: o.index_heads = value;
   }
@@ -168,7 +175,7 @@ void damage(Source& s, PlanOptions& o) {
 
 // A batch that refill() must refuse, or at least not fall for.
 void damage(Source& s, FuzzBatch& b) {
-  const int32_t odd[] = {INT32_MIN, -1000, -1, 401, INT32_MAX};
+  const int32_t odd[] = {INT32_MIN, -1000, -1, kTokens + 1, INT32_MAX};
   std::vector<int32_t>& some = chance(s, 50) ? b.starts : b.lens;
   if (chance(s, 20)) some.pop_back();
   else some[draw(s, 0, std::ssize(some) - 1)] = odd[draw(s, 0, 4)];
@@ -177,7 +184,7 @@ void damage(Source& s, FuzzBatch& b) {
 void check_refills(Source& s, Plan& plan) {
   const int32_t* address = plan.request_ids().data();
   for (int refill = 0; refill < 3; ++refill) {
-    const FuzzBatch b(s, draw(s, 1, 12), plan.options().decode_threshold);
+    const FuzzBatch b(s, draw(s, 1, kRequests), plan.options().decode_threshold);
     const int64_t tokens = b.starts.back() + draw(s, 0, 3);
     if (tokens == 0) continue;
     plan.refill({.query_starts = b.starts, .seq_lens = b.lens, .tokens = tokens});
@@ -197,7 +204,7 @@ void check_refills(Source& s, Plan& plan) {
 
 void run(Source& s) {
   const int32_t threshold = draw32(s, 1, 4);
-  const FuzzBatch b(s, draw(s, 1, 12), threshold);
+  const FuzzBatch b(s, draw(s, 1, kRequests), threshold);
   check_split(b, threshold);
   check_ids(b, split_batch(b.starts, b.starts.back(), threshold, false).decodes,
             b.starts.back() + draw(s, 0, 5));

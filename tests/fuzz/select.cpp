@@ -35,7 +35,9 @@ void run(Source& s) {
   const bool on_cpu = compared == Compared::kCpu;
   if (on_cpu && chance(s, 40)) a.blocks.within = tensor(within.data(), {T, B});
   if (on_cpu && chance(s, 40)) a.blocks.best = tensor(best.data(), {T, B});
-  expect_exact("select", select, a, ids, best);
+  Guarded<float> values(T * K);
+  if (on_cpu && chance(s, 40)) a.values = tensor(values.data(), {T, K});
+  expect_exact("select", select, a, ids, best, values);
 }
 
 const FuzzTarget select_target{"select", 5, run};
