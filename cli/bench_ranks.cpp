@@ -80,8 +80,8 @@ tools::Table hosts_table() {
 }
 
 constexpr const char* kPrediction =
-    "predicted: rank 0's work timed while the others wait, and each collective by a table measured\n"
-    "before with Open MPI 4.1.6 on 16 cores. One thread a rank, 128 heads, top-k 2048.\n";
+    "predicted: the ranks' own work, timed side by side without a collective, and each collective by\n"
+    "a table measured before (Open MPI 4.1.6, 16 cores). One thread a rank, 128 heads, top-k 2048.\n";
 constexpr const char* kHosts =
     "Prediction only: one token, context over hosts of 16 AMX cores, ms a layer (efficiency)\n";
 

@@ -111,12 +111,13 @@ RankOutput start_ranks(const std::string& command, const RankJob& job) {
   const std::string version = run_program({launcher, "--version"}, {}).out;
   const bool open_mpi = version.find("Open MPI") != std::string::npos ||
                         version.find("OpenRTE") != std::string::npos;
-  if (open_mpi) words.insert(words.end(), {"--oversubscribe", "--bind-to", "none"});
-  words.insert(words.end(), ranked.begin(), ranked.end());
-
   const int32_t cores = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
   const int32_t share = std::max(1, cores / std::max(job.ranks, 1));
   const int32_t threads = job.threads > 0 ? job.threads : share;
+  if (open_mpi) words.emplace_back("--oversubscribe");
+  // Threads of a rank must not share one core.
+  if (open_mpi && threads > 1) words.insert(words.end(), {"--bind-to", "none"});
+  words.insert(words.end(), ranked.begin(), ranked.end());
   std::vector<std::string> extra;
   if (job.threads > 0 || !std::getenv("WINNOW_THREADS"))
     extra.push_back("WINNOW_THREADS=" + std::to_string(threads));

@@ -2,6 +2,7 @@
  */
 #define _POSIX_C_SOURCE 200809L /* barriers, in C11 without extensions */
 #include <pthread.h>
+#include <stdlib.h>
 
 #include "c_testing.h"
 
@@ -133,10 +134,75 @@ static void plans(member* m) {
   CHECK(strstr(winnow_last_error(), "rank 1") != NULL);
 }
 
+/* Five tokens behind a prefix of six, in twos over two ranks: positions 8 and 9 are rank 0's. */
+static void queries(member* m) {
+  winnow_communicator comm = communicator(m);
+  winnow_plan_options options = WINNOW_PLAN_OPTIONS_INIT;
+  options.pages = 4;
+  options.heads = 8;
+  options.max_context = 64;
+  options.comm = &comm;
+  options.spread = WINNOW_SPREAD_QUERIES;
+  options.interleave = 2;
+  options.sharded = 1;
+  winnow_plan* plan = NULL;
+  OK(winnow_plan_create(&options, &plan));
+  const int32_t starts[2] = {0, 5}, length = 11;
+  winnow_batch batch = WINNOW_BATCH_INIT;
+  batch.query_starts = (winnow_ints){starts, 2};
+  batch.seq_lens = (winnow_ints){&length, 1};
+  OK(winnow_plan_refill(plan, &batch));
+  const int32_t own = m->rank == 0 ? 2 : 3;
+  CHECK(winnow_plan_tokens(plan) == own && winnow_plan_batch_tokens(plan) == 5);
+  int32_t own_starts[2], own_lens[1], tokens[5], positions[5];
+  winnow_batch_share share = {own_starts, own_lens, tokens, positions, 5, 0};
+  const winnow_shard shard = {2, m->rank, 2};
+  OK(winnow_shard_batch(&batch, shard, &share));
+  CHECK(share.count == own && own_starts[1] == own);
+  const int32_t first = m->rank == 0 ? 8 : 6;
+  CHECK(positions[0] == first && tokens[0] == first - 6);
+  CHECK(winnow_plan_positions(plan).data[0] == first);
+  CHECK(own_lens[0] == (m->rank == 0 ? 10 : 11));
+  const winnow_ints order = winnow_plan_token_order(plan), rows = winnow_plan_token_rows(plan);
+  CHECK(order.count == 6 && rows.count == 6 && order.data[0] == 2 && order.data[2] == -1);
+  CHECK(order.data[3] == 0 && rows.data[3] == 6 && winnow_plan_gathered_rows(plan) == 11);
+  CHECK(winnow_plan_prefix_lens(plan).data[0] == 6 && winnow_plan_row_starts(plan).data[0] == 0);
+  CHECK(winnow_plan_key_starts(plan).count == own);
+  share.capacity = own - 1;
+  CHECK(winnow_shard_batch(&batch, shard, &share) == WINNOW_INVALID_ARGUMENT);
+
+  /* What both ranks hold of the prefix, as rows: from zeroed caches, zeros. */
+  size_t bytes = 0;
+  OK(winnow_gather_prefix_bytes(plan, &bytes));
+  CHECK(bytes > 64 * 788);
+  unsigned char* const memory = calloc(1, bytes);
+  unsigned char* const records = calloc(4, 64 * 656);
+  unsigned char* const keys = calloc(4, 64 * 132);
+  memset(memory, 0xff, bytes);
+  const int32_t table[4] = {0, 1, 2, 3};
+  winnow_gather_prefix_args args = WINNOW_GATHER_PREFIX_ARGS_INIT;
+  args.plan = plan;
+  args.cache = (winnow_cache){records, WINNOW_V32_FP8, 4, 64, 0};
+  args.keys = (winnow_cache){keys, WINNOW_INDEX_KEYS, 4, 64, 0};
+  args.block_table = args.key_table = i32(table, 2, SHAPE(1, 4));
+  args.rows = memory;
+  args.rows_bytes = bytes;
+  OK(winnow_gather_prefix(&args));
+  unsigned char* const aligned = memory + (64 - (size_t)memory % 64) % 64;
+  CHECK(aligned[0] == 0 && aligned[6 * 656 - 1] == 0 && aligned[6 * 656] == 0xff);
+  args.rows_bytes = 8;
+  CHECK(winnow_gather_prefix(&args) == WINNOW_INVALID_ARGUMENT);
+  free(memory);
+  free(records);
+  free(keys);
+  winnow_plan_destroy(plan);
+}
+
 static void* rank(void* context) {
   cuts(context);
   combines(context);
   plans(context);
+  queries(context);
   return NULL;
 }
 

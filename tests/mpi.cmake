@@ -24,7 +24,7 @@ function(winnow_mpi_tests name program launcher)
     set_tests_properties(${name}_${ranks}_ranks PROPERTIES TIMEOUT 120 ENVIRONMENT "${environment}"
                          PROCESSORS 2)
   endforeach()
-  set(faults options kernel throws tokens lengths late lost)
+  set(faults options kernel throws tokens lengths late lost lost_queries)
   if(version MATCHES "Open MPI|OpenRTE")
     list(APPEND faults killed)  # MPICH's launcher ends the whole job whatever it is asked
   endif()
@@ -44,7 +44,7 @@ find_program(MPICH_EXEC mpiexec.mpich)
 execute_process(COMMAND ${MPIEXEC_EXECUTABLE} --version OUTPUT_VARIABLE first ERROR_QUIET)
 if(MPICH_CXX AND MPICH_EXEC AND first MATCHES "Open MPI|OpenRTE" AND NOT BUILD_SHARED_LIBS)
   set(program ${CMAKE_CURRENT_BINARY_DIR}/mpich_ranks)
-  add_custom_command(OUTPUT ${program} DEPENDS mpi_ranks.cpp winnow
+  add_custom_command(OUTPUT ${program} DEPENDS mpi_ranks.cpp ranks_problem.h ranks_v4_problem.h winnow
     COMMAND ${MPICH_CXX} -std=c++20 -O1 -I${PROJECT_SOURCE_DIR}/include -I${PROJECT_SOURCE_DIR}/src
             -I${PROJECT_SOURCE_DIR}/tools ${CMAKE_CURRENT_SOURCE_DIR}/mpi_ranks.cpp
             -o ${program} $<TARGET_FILE:winnow> $<TARGET_FILE:Highway::hwy> -pthread

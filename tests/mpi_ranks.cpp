@@ -1,6 +1,6 @@
 // A rank of an MPI job, as tests/mpi.cmake starts it. Checks the collectives, pipeline() over heads
-// against one rank, and over the context against ranks that are threads; with the name of a fault,
-// what the living ranks say about it and how soon. Ends with 0 if all was right.
+// and over queries against one rank, and over the context against ranks that are threads; with the
+// name of a fault, what the living ranks say about it and how soon. Ends with 0 if all was right.
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -9,6 +9,7 @@
 #include <string>
 
 #include "ranks_problem.h"
+#include "ranks_v4_problem.h"
 #include "thread_ranks.h"
 #include "winnow/mpi.h"
 
@@ -20,6 +21,7 @@ using winnow::Parallel;
 using winnow::Plan;
 using winnow::Spread;
 using winnow::testing::RankProblem;
+using winnow::testing::RankProblemV4;
 
 int failures = 0;
 
@@ -55,7 +57,8 @@ void collectives(Communicator& comm) {
   }
 }
 
-uint64_t hash_of(const RankProblem::Result& r) {
+template <class Result>
+uint64_t hash_of(const Result& r) {
   uint64_t hash = 0xcbf29ce484222325;
   for (const winnow::bf16 x : r.out) hash = (hash ^ x.bits) * 0x100000001b3;
   return hash;
@@ -77,16 +80,33 @@ void layers(Communicator& comm) {
     same &= std::memcmp(&own.out[t * width], &whole.out[t * row + comm.rank() * width],
                         width * sizeof(winnow::bf16)) == 0;
   expect(same, "the bits of one rank, heads over ranks");
+  // Queries: the bits of one rank, over whole and over sharded caches.
+  for (const bool sharded : {false, true}) {
+    const Parallel parallel{
+        .comm = &comm, .spread = Spread::kQueries, .interleave = 7, .sharded = sharded};
+    const auto part = problem.run(parallel);
+    const auto share = winnow::shard_batch(problem.batch(), parallel.shard());
+    same = part.out.size() == share.tokens.size() * row;
+    for (size_t i = 0; same && i < share.tokens.size(); ++i)
+      same = std::memcmp(&part.out[i * row], &whole.out[static_cast<size_t>(share.tokens[i]) * row],
+                         row * sizeof(winnow::bf16)) == 0;
+    expect(same, sharded ? "the bits of one rank, queries over sharded caches"
+                         : "the bits of one rank, queries over ranks");
+    expect(sharded || part.records == whole.records, "the records of one rank");
+  }
   // Context: one set of bits on every transport.
-  const uint64_t hash =
-      hash_of(problem.run({.comm = &comm, .spread = Spread::kContext, .interleave = 7}));
+  const RankProblemV4 v4(winnow::testing::rank_batch(), {4, 16, true});
+  const auto both = [&](Communicator& group) {
+    const Parallel parallel{.comm = &group, .spread = Spread::kContext, .interleave = 7};
+    return hash_of(problem.run(parallel)) ^ hash_of(v4.run(parallel)) * 31;
+  };
+  const uint64_t hash = both(comm);
   std::vector<uint64_t> hashes(ranks);
   comm.exchange(&hash, hashes.data(), sizeof hash);
   if (comm.rank() != 0) return;
   winnow::tools::ThreadRanks threads(ranks);
   const auto errors = threads.run([&](Communicator& other) {
-    const auto result = problem.run({.comm = &other, .spread = Spread::kContext, .interleave = 7});
-    expect(hash_of(result) == hashes[other.rank()], "the bits of ranks that are threads");
+    expect(both(other) == hashes[other.rank()], "the bits of ranks that are threads");
   });
   for (const std::string& e : errors) expect(e.empty(), e.c_str());
 }
@@ -95,7 +115,9 @@ void layers(Communicator& comm) {
 void fault(const std::string& what, Communicator& comm, std::chrono::milliseconds deadline) {
   const RankProblem problem(winnow::testing::rank_batch());
   const bool faulty = comm.rank() == 1;
-  winnow::PlanOptions o = problem.options({.comm = &comm, .spread = Spread::kContext});
+  const bool queries = what == "lost_queries";
+  winnow::PlanOptions o = problem.options(
+      {.comm = &comm, .spread = queries ? Spread::kQueries : Spread::kContext});
   if (faulty && what == "options") o.topk = 16;
   if (faulty && what == "kernel") o.target.kernel = "reference";
   const auto began = std::chrono::steady_clock::now();
@@ -112,7 +134,7 @@ void fault(const std::string& what, Communicator& comm, std::chrono::millisecond
     if (faulty && what == "killed") std::raise(SIGKILL);
     plan.refill(batch);
     // Between agreement and the collective.
-    if (faulty && what == "lost") std::_Exit(0);
+    if (faulty && (what == "lost" || queries)) std::_Exit(0);
     problem.run(plan);
   } catch (const winnow::Error& e) {
     text = e.what();

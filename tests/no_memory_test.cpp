@@ -1,6 +1,7 @@
 // Allocations that fail: every public call then throws winnow::Error, code kRuntime, and nothing
 // else. Each allocation of a call fails in turn, once alone and once with all that come after it.
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <new>
 
@@ -107,6 +108,43 @@ TEST(NoMemory, RefillsLeaveThePlanAsItWas) {
             0);
   EXPECT_EQ(plan.tokens(), 4);
   EXPECT_EQ(plan.seq_lens()[1], 5);
+}
+
+// Two ranks of which the other says what this one says.
+class Echo final : public Communicator {
+ public:
+  int32_t rank() const noexcept override { return 0; }
+  int32_t size() const noexcept override { return 2; }
+  const char* name() const noexcept override { return "echo"; }
+  bool takes(DeviceKind kind) const noexcept override { return kind == DeviceKind::kCpu; }
+  void all_gather(const void* send, void* recv, size_t bytes, const Device&) override {
+    exchange(send, recv, bytes);
+  }
+  void all_to_all(const void* send, void* recv, size_t bytes, const Device&) override {
+    exchange(send, recv, bytes);
+  }
+  void exchange(const void* send, void* recv, size_t bytes) override {
+    std::memcpy(recv, send, bytes);
+    std::memcpy(static_cast<std::byte*>(recv) + bytes, send, bytes);
+  }
+  void check() override {}
+};
+
+TEST(NoMemory, RefillsOverRanksAllocateNothing) {
+  Echo comm;
+  const int32_t starts[] = {0, 1, 20}, lens[] = {9, 30};
+  for (const Spread spread : {Spread::kHeads, Spread::kContext, Spread::kQueries})
+    for (const bool sharded : {false, true}) {
+      if (sharded && spread != Spread::kQueries) continue;
+      Plan plan({.heads = 16,
+                 .pages = 64,
+                 .max_requests = 8,
+                 .max_tokens = 64,
+                 .parallel = {.comm = &comm, .spread = spread, .sharded = sharded}});
+      EXPECT_EQ(fail_each(
+                    "refill", [&] { plan.refill({starts, lens}); }, Outcome::kReturned),
+                0);
+    }
 }
 
 TEST(NoMemory, CallsThrowAnErrorAndWriteNothing) {

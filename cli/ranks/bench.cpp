@@ -1,8 +1,9 @@
 // winnow bench parallel: a layer over MPI ranks, timed, beside what a model predicts for it.
 //
-// The prediction is rank 0's own work, timed while the other ranks wait, and the time of each
-// collective by a table that was measured before (Open MPI 4.1.6, 16 cores of a Xeon 8570 in one
-// machine; MPI_Iallgather and MPI_Ialltoall with MPI_Test, as winnow/mpi.h calls them).
+// The prediction is the ranks' own work, timed side by side without a collective (ranks of one
+// machine share its memory), and the time of each collective by a table that was measured before
+// (Open MPI 4.1.6, 16 cores of a Xeon in one machine; MPI_Iallgather and MPI_Ialltoall with
+// MPI_Test, as winnow/mpi.h calls them).
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -20,6 +21,7 @@ namespace {
 struct Case {
   const char *name, *spread;
   int32_t requests, tokens, context;  // new tokens of each request; its length with them
+  int32_t interleave = 64;
 };
 constexpr int32_t k1024 = 1024;
 constexpr Case kCases[] = {
@@ -29,8 +31,8 @@ constexpr Case kCases[] = {
     {"context_8x32k", "context", 8, 1, 32 * k1024},
     {"heads_1x128k", "heads", 1, 1, 128 * k1024},
     {"heads_16x16k", "heads", 16, 1, 16 * k1024},
-    {"queries_256_of_16k", "queries", 1, 256, 16 * k1024},
-    {"sharded_256_of_16k", "sharded", 1, 256, 16 * k1024},
+    {"queries_512_of_16k", "queries", 1, 512, 16 * k1024, 8},
+    {"sharded_512_of_16k", "sharded", 1, 512, 16 * k1024, 8},
 };
 constexpr int32_t kHeads = 128, kIndexHeads = 64, kTopk = 2048, kPage = 64;
 
@@ -55,12 +57,12 @@ double of_table(const double (&table)[4][5], int32_t ranks, double bytes) {
   return table[row][i - 1] * std::pow(table[row][i] / table[row][i - 1], f);
 }
 
-// Rank 0 of a group whose other ranks send what it sends: its own work without waiting for anyone.
+// A rank of a group whose other ranks send what it sends: its own work without waiting for anyone.
 // The top-k of a row then keeps an even share of its candidates, as in a group.
 class Alone final : public Communicator {
  public:
-  explicit Alone(int32_t ranks) : ranks_(ranks) {}
-  int32_t rank() const noexcept override { return 0; }
+  Alone(int32_t rank, int32_t ranks) : rank_(rank), ranks_(ranks) {}
+  int32_t rank() const noexcept override { return rank_; }
   int32_t size() const noexcept override { return ranks_; }
   const char* name() const noexcept override { return "alone"; }
   bool takes(DeviceKind kind) const noexcept override { return kind == DeviceKind::kCpu; }
@@ -86,14 +88,14 @@ class Alone final : public Communicator {
     exchange(send, recv, bytes);
     copied_seconds += seconds_now() - began;
   }
-  int32_t ranks_;
+  int32_t rank_, ranks_;
 };
 
 RankLayerOptions options_of(const Case& c, Communicator* comm, const std::string& kernel) {
   const bool sharded = std::strcmp(c.spread, "sharded") == 0;
   RankLayerOptions o{.parallel = {.comm = comm,
                                   .spread = spread_of(c.spread),
-                                  .interleave = kPage,
+                                  .interleave = c.interleave,
                                   .sharded = sharded},
                      .heads = kHeads,
                      .index_heads = kIndexHeads,
@@ -104,7 +106,7 @@ RankLayerOptions options_of(const Case& c, Communicator* comm, const std::string
                      .max_context = c.context,
                      .kernel = kernel};
   const bool split = sharded || o.parallel.spread == Spread::kContext;
-  const int64_t held = split ? Shard{comm->size(), 0, kPage}.local_length(c.context) : c.context;
+  const int64_t held = split ? Shard{comm->size(), 0, c.interleave}.local_length(c.context) : c.context;
   o.pages = c.requests * ((held + kPage - 1) / kPage);
   return o;
 }
@@ -131,26 +133,41 @@ double median(std::vector<double> v) {
 }
 
 int runs_for(double seconds, double limit) {
-  return std::clamp(static_cast<int>(limit / std::max(seconds, 1e-6)), 3, 200);
+  return std::clamp(static_cast<int>(limit / std::max(seconds, 1e-6)), 2, 200);
+}
+
+// The slowest rank's time of `body`, which all ranks begin together; the median of several.
+template <class F>
+double slowest_us(Communicator& comm, double limit, int& runs, const F& body) {
+  std::vector<double> all(static_cast<size_t>(comm.size()));
+  double mine = 0;
+  const auto one = [&] {
+    comm.exchange(&mine, all.data(), sizeof mine);
+    mine = body();
+    comm.exchange(&mine, all.data(), sizeof mine);
+    return *std::max_element(all.begin(), all.end());
+  };
+  const double first = one();  // of the slowest rank: every rank makes as many runs
+  runs = runs_for(first > limit ? first : one(), limit);
+  std::vector<double> times;
+  for (int i = 0; i < runs; ++i) times.push_back(one());
+  return 1e6 * median(times);
 }
 
 struct Predicted {
   double local_us = 0, collectives_us = 0;
 };
-Predicted predict(const Case& c, int32_t ranks, const std::string& kernel, double limit) {
-  Alone alone(ranks);
+Predicted predict(const Case& c, Communicator& comm, const std::string& kernel, double limit) {
+  Alone alone(comm.rank(), comm.size());
   Prepared p(c, options_of(c, &alone, kernel));
-  const auto one = [&] {
+  int runs = 0;
+  const double us = slowest_us(comm, limit, runs, [&] {
     alone.predicted_us = alone.copied_seconds = 0;
     const double began = seconds_now();
     p.layer.run();
     return seconds_now() - began - alone.copied_seconds;
-  };
-  one();
-  const int runs = runs_for(one(), limit);
-  std::vector<double> times;
-  for (int i = 0; i < runs; ++i) times.push_back(one());
-  return {1e6 * median(times), alone.predicted_us};
+  });
+  return {us, alone.predicted_us};
 }
 
 }  // namespace
@@ -159,40 +176,34 @@ int bench_ranks(const Words& words, Communicator& base) {
   CountedRanks comm(base);
   const std::string kernel = words.text("kernel", ""), filter = words.text("filter", "");
   const double limit = static_cast<double>(words.number("milliseconds", 400)) * 1e-3;
-  std::vector<double> all(static_cast<size_t>(comm.size()));
   for (const Case& c : kCases) {
     if (std::string(c.name).find(filter) == std::string::npos) continue;
+    // One rank waits for nobody: there is nothing to predict.
     Predicted predicted;
-    if (comm.rank() == 0) predicted = predict(c, comm.size(), kernel, limit);
-    double mine = 0;
-    comm.exchange(&mine, all.data(), sizeof mine);
+    if (comm.size() > 1) predicted = predict(c, comm, kernel, limit);
 
     Prepared p(c, options_of(c, &comm, kernel));
-    const auto one = [&] {
-      comm.exchange(&mine, all.data(), sizeof mine);
+    int runs = 0;
+    double collectives = 0;
+    const double measured = slowest_us(comm, limit, runs, [&] {
       comm.bytes = comm.calls = 0;
+      comm.seconds = 0;
       const double began = seconds_now();
       p.layer.run();
-      mine = seconds_now() - began;
-      comm.exchange(&mine, all.data(), sizeof mine);
-      return *std::max_element(all.begin(), all.end());
-    };
-    one();
-    const int runs = runs_for(one(), limit);  // of the slowest rank: the same number everywhere
-    std::vector<double> times;
-    comm.seconds = 0;
-    for (int i = 0; i < runs; ++i) times.push_back(one());
+      collectives = comm.seconds;
+      return seconds_now() - began;
+    });
     if (comm.rank() != 0) continue;
-    const double measured = 1e6 * median(times);
+    if (comm.size() == 1) predicted.local_us = measured;
     std::printf("{\"case\": \"%s\", \"spread\": \"%s\", \"ranks\": %d, \"requests\": %d, "
-                "\"tokens\": %d, \"context\": %d, \"heads\": %d, \"runs\": %d, "
-                "\"measured_us\": %.1f, \"predicted_us\": %.1f, \"local_us\": %.1f, "
-                "\"predicted_collectives_us\": %.1f, \"collectives_us\": %.1f, "
-                "\"collectives\": %lld, \"bytes_in\": %lld, \"score\": \"%s\", "
-                "\"attend\": \"%s\"}\n",
+                "\"tokens\": %d, \"context\": %d, \"heads\": %d, \"interleave\": %d, "
+                "\"runs\": %d, \"measured_us\": %.1f, \"predicted_us\": %.1f, "
+                "\"local_us\": %.1f, \"predicted_collectives_us\": %.1f, "
+                "\"collectives_us\": %.1f, \"collectives\": %lld, \"bytes_in\": %lld, "
+                "\"score\": \"%s\", \"attend\": \"%s\"}\n",
                 c.name, c.spread, comm.size(), c.requests, c.requests * c.tokens, c.context, kHeads,
-                runs, measured, predicted.local_us + predicted.collectives_us, predicted.local_us,
-                predicted.collectives_us, 1e6 * comm.seconds / runs,
+                c.interleave, runs, measured, predicted.local_us + predicted.collectives_us,
+                predicted.local_us, predicted.collectives_us, 1e6 * collectives,
                 static_cast<long long>(comm.calls), static_cast<long long>(comm.bytes),
                 p.layer.plan().kernel(Stage::kScore), p.layer.plan().kernel(Stage::kAttend));
     std::fflush(stdout);

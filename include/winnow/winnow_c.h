@@ -307,6 +307,8 @@ typedef struct winnow_pipeline_args {
   size_t workspace_bytes; /* winnow_pipeline_workspace_bytes() */
   winnow_target target;   /* the stream, if not the plan's */
   winnow_layer_steps steps;
+  void* prefix; /* what winnow_gather_prefix() filled; null: the call gathers it where needed */
+  size_t prefix_bytes;
 } winnow_pipeline_args;
 #define WINNOW_PIPELINE_ARGS_INIT \
   { .struct_size = sizeof(winnow_pipeline_args), .scale = WINNOW_NOT_GIVEN }

@@ -10,9 +10,6 @@ extern "C" {
 
 /* ---- cut, combine (<winnow/cut.h>, <winnow/combine.h>) ------------------------------------- */
 
-typedef struct winnow_shard {
-  int32_t world, rank, interleave;
-} winnow_shard;
 typedef int32_t winnow_cut_form;
 enum { WINNOW_CUT_AUTO, WINNOW_CUT_GATHER, WINNOW_CUT_OWNER };
 
@@ -52,6 +49,35 @@ typedef struct winnow_combine_args {
   { .struct_size = sizeof(winnow_combine_args) }
 winnow_status winnow_combine(const winnow_combine_args* args);
 winnow_status winnow_combine_workspace_bytes(const winnow_combine_args* args, size_t* out);
+
+/* ---- queries over ranks (<winnow/plan.h>, <winnow/gather_prefix.h>) ------------------------- */
+
+/* A rank's part of a batch. The arrays are the caller's: [R + 1], [R], and twice [capacity], at
+ * least as many as the batch has tokens. */
+typedef struct winnow_batch_share {
+  int32_t *query_starts, *seq_lens, *tokens, *positions;
+  int64_t capacity;
+  int64_t count; /* out: tokens of this rank */
+} winnow_batch_share;
+winnow_status winnow_shard_batch(const winnow_batch* batch, winnow_shard shard,
+                                 winnow_batch_share* out);
+
+typedef struct winnow_gather_prefix_args {
+  size_t struct_size;
+  const winnow_plan* plan;   /* WINNOW_SPREAD_QUERIES with sharded caches, refilled */
+  winnow_cache cache;        /* this rank's records */
+  winnow_tensor block_table; /* [R, W] int32 */
+  winnow_cache keys;         /* this rank's index keys */
+  winnow_tensor key_table;   /* [R, W] int32 */
+  void* rows;                /* out: `prefix` of winnow_pipeline_args */
+  size_t rows_bytes;         /* winnow_gather_prefix_bytes() */
+  const winnow_communicator* comm; /* null: the plan's */
+  winnow_target target;
+} winnow_gather_prefix_args;
+#define WINNOW_GATHER_PREFIX_ARGS_INIT \
+  { .struct_size = sizeof(winnow_gather_prefix_args) }
+winnow_status winnow_gather_prefix(const winnow_gather_prefix_args* args);
+winnow_status winnow_gather_prefix_bytes(const winnow_plan* plan, size_t* out);
 
 #ifdef __cplusplus
 }

@@ -31,9 +31,14 @@ typedef struct winnow_communicator {
   { .struct_size = sizeof(winnow_communicator), .size = 1 }
 
 typedef int32_t winnow_spread;
-enum { WINNOW_SPREAD_NONE, WINNOW_SPREAD_HEADS, WINNOW_SPREAD_CONTEXT };
+enum { WINNOW_SPREAD_NONE, WINNOW_SPREAD_HEADS, WINNOW_SPREAD_CONTEXT, WINNOW_SPREAD_QUERIES };
 typedef int32_t winnow_wire;
 enum { WINNOW_WIRE_F32, WINNOW_WIRE_BF16 };
+
+/* Position p is on rank (p / interleave) % world. */
+typedef struct winnow_shard {
+  int32_t world, rank, interleave;
+} winnow_shard;
 
 /* ---- plan (<winnow/plan.h>) ---------------------------------------------------------------- */
 
@@ -75,6 +80,7 @@ typedef struct winnow_plan_options {
   winnow_spread spread;
   int32_t interleave;
   winnow_wire wire;
+  int64_t sharded; /* 0 or 1; WINNOW_SPREAD_QUERIES: caches hold this rank's shard */
 } winnow_plan_options;
 #define WINNOW_PLAN_OPTIONS_INIT                                                                   \
   {                                                                                                \
@@ -124,6 +130,13 @@ winnow_status winnow_plan_get_options(const winnow_plan* plan, winnow_plan_optio
 winnow_mode winnow_plan_mode(const winnow_plan* plan);
 int32_t winnow_plan_request_count(const winnow_plan* plan);
 int32_t winnow_plan_tokens(const winnow_plan* plan);
+int32_t winnow_plan_batch_tokens(const winnow_plan* plan); /* of all ranks (queries shared out) */
+winnow_ints winnow_plan_token_order(const winnow_plan* plan);
+winnow_ints winnow_plan_token_rows(const winnow_plan* plan);
+winnow_ints winnow_plan_key_starts(const winnow_plan* plan);
+winnow_ints winnow_plan_prefix_lens(const winnow_plan* plan);
+winnow_ints winnow_plan_row_starts(const winnow_plan* plan);
+int64_t winnow_plan_gathered_rows(const winnow_plan* plan);
 winnow_batch_split winnow_plan_split(const winnow_plan* plan);
 winnow_ints winnow_plan_query_lens(const winnow_plan* plan);
 winnow_ints winnow_plan_seq_lens(const winnow_plan* plan);
@@ -183,9 +196,13 @@ typedef struct winnow_compressed_slots_args {
   int64_t pages;
   winnow_tensor slots; /* [N >= T] int64 */
   winnow_target target;
+  winnow_shard shard; /* of states, here and below of what a list holds */
 } winnow_compressed_slots_args;
-#define WINNOW_COMPRESSED_SLOTS_ARGS_INIT \
-  { .struct_size = sizeof(winnow_compressed_slots_args), .ratio = 4, .page = 64 }
+#define WINNOW_COMPRESSED_SLOTS_ARGS_INIT                                          \
+  {                                                                                \
+    .struct_size = sizeof(winnow_compressed_slots_args), .ratio = 4, .page = 64,   \
+    .shard = { 1, 0, 1 }                                                           \
+  }
 winnow_status winnow_compressed_slots(const winnow_compressed_slots_args* args);
 
 typedef struct winnow_c128a_lists_args {
@@ -197,9 +214,13 @@ typedef struct winnow_c128a_lists_args {
   int64_t decode_tokens;        /* the first rows hold slots, the others workspace rows */
   winnow_tensor lists, lengths; /* [T, capacity], [T] int32 */
   winnow_target target;
+  winnow_shard shard; /* of states */
 } winnow_c128a_lists_args;
-#define WINNOW_C128A_LISTS_ARGS_INIT \
-  { .struct_size = sizeof(winnow_c128a_lists_args), .ratio = 128, .page = 64 }
+#define WINNOW_C128A_LISTS_ARGS_INIT                                            \
+  {                                                                             \
+    .struct_size = sizeof(winnow_c128a_lists_args), .ratio = 128, .page = 64,   \
+    .shard = { 1, 0, 1 }                                                        \
+  }
 winnow_status winnow_c128a_lists(const winnow_c128a_lists_args* args);
 winnow_status winnow_c128a_width(int32_t max_position, int32_t ratio, int32_t* out);
 
@@ -211,9 +232,13 @@ typedef struct winnow_window_lists_args {
   int64_t pages;
   winnow_tensor lists, lengths; /* [T, capacity >= window], [T] int32 */
   winnow_target target;
+  winnow_shard shard; /* of positions */
 } winnow_window_lists_args;
-#define WINNOW_WINDOW_LISTS_ARGS_INIT \
-  { .struct_size = sizeof(winnow_window_lists_args), .window = 128, .page = 64 }
+#define WINNOW_WINDOW_LISTS_ARGS_INIT                                             \
+  {                                                                               \
+    .struct_size = sizeof(winnow_window_lists_args), .window = 128, .page = 64,   \
+    .shard = { 1, 0, 1 }                                                          \
+  }
 winnow_status winnow_window_lists(const winnow_window_lists_args* args);
 
 typedef struct winnow_combined_lists_args {

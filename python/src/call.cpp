@@ -331,12 +331,15 @@ std::span<std::byte> Call::scratch(size_t bytes) {
 }
 
 std::span<std::byte> Call::workspace(size_t bytes) {
-  if (!given("workspace")) return scratch(bytes);
-  const Array a = array("workspace");
+  return given("workspace") ? this->bytes("workspace") : scratch(bytes);
+}
+
+std::span<std::byte> Call::bytes(std::string_view name) {
+  const Array a = array(name);
   const Tensor& t = a.tensor;
-  if (a.read_only) fail("workspace", "an array that can be written", "a read-only one");
+  if (a.read_only) fail(name, "an array that can be written", "a read-only one");
   if (t.rank != 1 || t.dtype != DType::kU8 || t.stride[0] != 1)
-    fail("workspace", "contiguous uint8 of one dimension", "another array");
+    fail(name, "contiguous uint8 of one dimension", "another array");
   return {static_cast<std::byte*>(t.data), static_cast<size_t>(t.shape[0])};
 }
 

@@ -98,6 +98,8 @@ class Call {
   std::span<std::byte> scratch(size_t bytes);
   // The caller's workspace= array, or scratch.
   std::span<std::byte> workspace(size_t bytes);
+  // An array of bytes that is given, to be written.
+  std::span<std::byte> bytes(std::string_view name);
 
   // Runs the library without the GIL.
   template <class F>

@@ -7,6 +7,10 @@ namespace winnow::python {
 
 namespace {
 
+Shard shard_of(const Call& c) {
+  return {c.int32("world", 1), c.int32("rank"), c.int32("interleave", 1)};
+}
+
 nb::object compressed_slots_(Call& c) {
   CompressedSlotsArgs a;
   a.positions = c.in("positions");
@@ -18,6 +22,7 @@ nb::object compressed_slots_(Call& c) {
   a.slots = c.out("out", DType::kI64, {a.positions.shape[0]});
   a.plan = c.plan();
   a.target = c.target();
+  a.shard = shard_of(c);
   c.run([&] { compressed_slots(a); });
   return c.result({"out"});
 }
@@ -35,6 +40,7 @@ nb::object c128a_lists_(Call& c) {
   a.lengths = c.out("lengths", DType::kI32, {a.positions.shape[0]});
   a.plan = c.plan();
   a.target = c.target();
+  a.shard = shard_of(c);
   c.run([&] { c128a_lists(a); });
   return c.result({"out", "lengths"});
 }
@@ -51,6 +57,7 @@ nb::object window_lists_(Call& c) {
   a.lengths = c.out("lengths", DType::kI32, {a.positions.shape[0]});
   a.plan = c.plan();
   a.target = c.target();
+  a.shard = shard_of(c);
   c.run([&] { window_lists(a); });
   return c.result({"out", "lengths"});
 }
@@ -88,24 +95,26 @@ void bind_lists(nb::module_& m) {
       "4, page: "
       "int = 64, pages: int = 0, out: Array | None = None, plan: Plan | None = None, kernel: str | "
       "None = "
-      "None) -> Array",
+      "None, world: int = 1, rank: int = 0, interleave: int = 1) -> Array",
       compressed_slots_,
       R"(Where each token writes a compressed state: a slot if (position + 1) % ratio == 0, or -1.
 
 positions, requests [tokens] int32, block_table [requests, pages] int32 of the compressed cache.
-Returns slots [tokens] int64 (all of out= is written, -1 behind the tokens).)");
+Returns slots [tokens] int64 (all of out= is written, -1 behind the tokens). With a world, states that
+another rank owns get -1; the others are local ones of block_table.)");
   def(m,
       "def c128a_lists(positions: Array, requests: Array, block_table: Array, *, width: int | None "
       "= None, "
       "ratio: int = 128, page: int = 64, pages: int = 0, decode_tokens: int = 0, out: Array | None "
       "= None, "
-      "lengths: Array | None = None, plan: Plan | None = None, kernel: str | None = None) -> "
+      "lengths: Array | None = None, plan: Plan | None = None, kernel: str | None = None, world: int "
+      "= 1, rank: int = 0, interleave: int = 1) -> "
       "tuple[Array, "
       "Array]",
       c128a_lists_,
       R"(All compressed states of each token so far: slots for the first decode_tokens rows, 0, 1,
 2... for the others, -1 behind them. Returns (lists [tokens, width] int32, lengths [tokens] int32);
-c128a_width() gives the width of a batch.)");
+c128a_width() gives the width of a batch. With a world, the states that this rank owns.)");
   def(m, "def c128a_width(max_position: int, ratio: int = 128) -> int", c128a_width_,
       "Columns that a batch of this largest position uses: (max_position + 1) / ratio, padded to "
       "128.");
@@ -114,10 +123,12 @@ c128a_width() gives the width of a batch.)");
       "= None, "
       "*, window: int = 128, page: int = 64, pages: int = 0, out: Array | None = None, lengths: "
       "Array | "
-      "None = None, plan: Plan | None = None, kernel: str | None = None) -> tuple[Array, Array]",
+      "None = None, plan: Plan | None = None, kernel: str | None = None, world: int = 1, rank: int = "
+      "0, interleave: int = 1) -> tuple[Array, Array]",
       window_lists_,
       R"(Positions (p - window, p] of each token, or their slots when block_table is given; -1
-behind them. Returns (lists [tokens, window] int32, lengths [tokens] int32).)");
+behind them. Returns (lists [tokens, window] int32, lengths [tokens] int32). With a world, the
+positions that this rank owns: the lists of all ranks hold each once.)");
   def(m,
       "def combined_lists(topk: Array, positions: Array, requests: Array, seq_lens: Array, "
       "gather_lens: "

@@ -93,6 +93,7 @@ nb::object pipeline_(Call& c) {
   if (c.wanted("lse")) a.lse = c.out("lse", DType::kF32, {a.q.shape[0], heads});
   a.target.device = c.device();
   a.workspace = c.workspace(pipeline_workspace_bytes(*a.plan));
+  if (c.given("prefix")) a.prefix = c.bytes("prefix");
   c.run([&] { pipeline(a); });
   return c.result({"out", "lse"});
 }
@@ -127,7 +128,7 @@ void bind_pipeline(nb::module_& m) {
       "= None, index_norm: Array | None = None, index_state: Array | None = None, "
       "index_state_table: Array | None = None, raw_index_q: Array | None = None, "
       "raw_index_weights: Array | None = None, index_factor: float = 1.0, hadamard: bool = False, "
-      "index_scale: str = 'default') -> Any",
+      "index_scale: str = 'default', prefix: Array | None = None) -> Any",
       pipeline_,
       R"(write -> score -> select -> locate -> attend for the batch that plan was refilled with.
 
@@ -149,8 +150,11 @@ index_rows, index_bias, index_norm, index_state*
 raw_index_*  index queries [tokens, heads, 128] bf16 and weights, of which index_query() makes
              index_q and index_weights
 
+prefix       over a plan with sharded=True: what gather_prefix() gave for this layer
+
 Returns out [tokens, heads, 512] bf16, or (out, lse [tokens, heads] f32) with lse=True. Over a plan
-with spread="context" they have the heads of this rank alone.)");
+with spread="context" they have the heads of this rank alone. With spread="queries" q, kv and out have
+the tokens of this rank (shard_batch() says which), and slots those of the whole batch.)");
   def(m, "def pipeline_workspace_bytes(plan: Plan) -> int", workspace_bytes,
       "Bytes of pipeline()'s workspace for the plan's capacity.");
 }

@@ -1,6 +1,7 @@
 // Plan: made for a capacity, refilled for every batch.
 #include "winnow/plan.h"
 
+#include <algorithm>
 #include <nanobind/ndarray.h>
 #include <nanobind/operators.h>
 #include <nanobind/stl/string.h>
@@ -102,14 +103,14 @@ PlanOptions options_of(Call& c) {
 // How this rank works with others; `ranks` stays with the plan.
 Parallel parallel_of(const Call& c, PyRanks* ranks) {
   const std::string spread = c.text("spread", "none");
-  if (spread != "none" && spread != "heads" && spread != "context")
-    c.fail("spread", "none, heads or context", spread);
+  constexpr std::string_view kSpreads[] = {"none", "heads", "context", "queries"};
+  const auto* const found = std::find(std::begin(kSpreads), std::end(kSpreads), spread);
+  if (found == std::end(kSpreads)) c.fail("spread", "none, heads, context or queries", spread);
   return {.comm = ranks,
-          .spread = spread == "heads"     ? Spread::kHeads
-                    : spread == "context" ? Spread::kContext
-                                          : Spread::kNone,
+          .spread = static_cast<Spread>(found - std::begin(kSpreads)),
           .interleave = c.int32("interleave", 1),
-          .wire = wire_of(c)};
+          .wire = wire_of(c),
+          .sharded = c.flag("sharded")};
 }
 
 constexpr const char* kInit =
@@ -121,7 +122,8 @@ constexpr const char* kInit =
     "uniform_decode: bool = False, mode: str = 'auto', mha: bool = False, workspace_rows: int = "
     "0, split: str = 'balanced', "
     "split_size: int = 512, device: object = 'cpu', kernel: str | None = None, comm: object | None "
-    "= None, spread: str = 'none', interleave: int = 1, wire: str = 'f32') -> None";
+    "= None, spread: str = 'none', interleave: int = 1, wire: str = 'f32', sharded: bool = False) "
+    "-> None";
 constexpr const char* kRefill =
     "def refill(self, query_starts: Ints, seq_lens: Ints, *, tokens: int = 0) -> None";
 
@@ -233,8 +235,11 @@ mode            "auto", "bf16", "mixed", "separate" or "direct"
 mha             of "auto", V3.2, balanced splits: parts may be for decompress and attend_mha
 split           "balanced", or "fixed": a token's result is the same bits in any batch
 device          "cpu", "cuda:0" or a torch.device; calls over the plan run on their current stream
-comm, spread    a winnow.parallel.Communicator, and what its ranks share out: "heads" or "context"
-interleave      of "context": consecutive positions on one rank; wire: "f32" or "bf16" outputs
+comm, spread    a winnow.parallel.Communicator, and what its ranks share out: "heads", "context" or
+                "queries"
+interleave      of "context" and "queries": consecutive positions on one rank
+wire            of "context": "f32" or "bf16" outputs
+sharded         of "queries": caches hold this rank's positions, and gather_prefix() brings the others
 
 Arrays are read-only NumPy views of the plan's memory: they change with the next refill. Calls of
 several threads may use a plan at once; refill() raises RuntimeError while one does, and they while
@@ -267,6 +272,9 @@ Raises RuntimeError while a call of another thread uses the plan.)")
                    })
       .def_prop_ro("request_count", value<&Plan::request_count>, "Requests of the batch.")
       .def_prop_ro("tokens", value<&Plan::tokens>, "Tokens of the batch, padding included.")
+      .def_prop_ro("batch_tokens", value<&Plan::batch_tokens>,
+                   "Tokens of the whole batch, where ranks share them out.")
+      .def_prop_ro("token_order", array<&Plan::token_order>)
       .def_prop_ro("split", value<&Plan::split>)
       .def_prop_ro("parts", [](nb::handle self) { return vector_of(plan_of(self).parts()); })
       .def_prop_ro("chunks", [](nb::handle self) { return vector_of(plan_of(self).chunks()); })

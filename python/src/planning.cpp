@@ -70,6 +70,13 @@ nb::object v4_prefill_chunks_(Call& c) {
                                      .max_batched_tokens = c.integer("max_batched_tokens")}));
 }
 
+nb::object shard_batch_(Call& c) {
+  const auto starts = c.integers("query_starts"), lens = c.integers("seq_lens");
+  const Shard shard{c.int32("world", 1), c.int32("rank"), c.int32("interleave", 1)};
+  const BatchShare share = shard_batch({.query_starts = starts, .seq_lens = lens}, shard);
+  return nb::make_tuple(share.query_starts, share.seq_lens, share.tokens, share.positions);
+}
+
 std::string fields(const char* name, std::initializer_list<int32_t> values) {
   std::string s;
   for (int32_t v : values) s += (s.empty() ? "" : ", ") + std::to_string(v);
@@ -116,6 +123,14 @@ void bind_planning(nb::module_& m) {
       "-> Array",
       request_ids_,
       "The request of each token from query_starts [requests + 1]; padding behind them maps to 0.");
+  def(m,
+      "def shard_batch(query_starts: Ints, seq_lens: Ints, *, world: int, rank: int, interleave: int "
+      "= 1) -> tuple[list[int], list[int], list[int], list[int]]",
+      shard_batch_,
+      R"(What a rank computes of a batch whose queries are shared out (Plan(spread="queries")).
+
+Returns (query_starts, seq_lens, tokens, positions): the rank's part as a batch of the same requests,
+and the number in the whole batch and the position of each of its tokens.)");
   def(m,
       "def split_batch(query_starts: Ints, *, threshold: int = 1, uniform: bool = False, tokens: "
       "int | None "

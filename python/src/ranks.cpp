@@ -5,6 +5,7 @@
 
 #include "winnow/combine.h"
 #include "winnow/cut.h"
+#include "winnow/gather_prefix.h"
 #include "winnow/error.h"
 
 namespace winnow::python {
@@ -103,9 +104,39 @@ nb::object combine_(Call& c) {
   return c.result({"out", "lse"});
 }
 
+nb::object gather_prefix_(Call& c) {
+  GatherPrefixArgs a;
+  a.plan = c.plan();
+  if (!a.plan) c.fail("plan", "a plan", "none");
+  const auto comm = ranks_of(c);
+  a.comm = comm.get();
+  a.cache = c.cache("cache");
+  a.block_table = c.in("block_table");
+  a.keys = c.cache("index_keys");
+  a.key_table = c.in("index_table");
+  const Tensor rows =
+      c.out("out", DType::kU8, {static_cast<int64_t>(gather_prefix_bytes(*a.plan))});
+  a.rows = {static_cast<std::byte*>(rows.data), static_cast<size_t>(rows.shape[0])};
+  a.target.device = c.device();
+  c.run([&] { gather_prefix(a); });
+  return c.result({"out"});
+}
+
 }  // namespace
 
 void bind_ranks(nb::module_& m) {
+  def(m,
+      "def gather_prefix(plan: Plan, cache: Cache, block_table: Array, index_keys: Cache, "
+      "index_table: Array, *, comm: object | None = None, out: Array | None = None) -> Array",
+      gather_prefix_,
+      R"(What the caches of all ranks hold of the sequences of plan's batch, as rows, for one layer.
+
+plan         with spread="queries" and sharded=True, refilled
+cache, block_table, index_keys, index_table
+             this rank's records and index keys, by local positions
+comm         another communicator of the same ranks, for a call beside a pipeline()
+
+Returns bytes for pipeline(prefix=...). The next layer's may be gathered while this one runs.)");
   def(m,
       "def cut(ids: Array, values: Array, *, comm: object | None = None, interleave: int | None = "
       "None, form: str = 'auto', out: Array | None = None, counts: Array | bool = False, "

@@ -1,10 +1,13 @@
-"""Ranks as processes over gloo: cut and combine against one process, a plan over heads and over the
-context, and faults of one rank, which every other rank must name in time."""
+"""Ranks as processes over gloo: cut and combine against one process, a plan over heads, over the
+context and over queries, and faults of one rank, which every other rank must name in time."""
 
+import ctypes
 import os
 import signal
 import socket
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -69,12 +72,47 @@ def check_combine(comm, world):
     assert torch.equal(out, want) and torch.equal(lse, want_lse)  # bit for bit
 
 
-class Layer:
-    """One layer's decode step of two requests, on one rank or on several."""
+class Threads:
+    """Ranks as threads of this process: the transport with nothing between them."""
 
-    def __init__(self, comm=None, spread="none", interleave=4):
+    class Rank:
+        name, takes_cuda = "threads", False
+
+        def __init__(self, group, rank):
+            self.group, self.rank, self.size = group, rank, group.size
+
+        def _meet(self, send, recv, nbytes, block):
+            group = self.group
+            group.sent[self.rank] = send
+            group.barrier.wait()
+            for r in range(self.size):
+                ctypes.memmove(recv + r * nbytes, group.sent[r] + block * nbytes, nbytes)
+            group.barrier.wait()
+
+        def all_gather(self, send, recv, nbytes):
+            self._meet(send, recv, nbytes, 0)
+
+        def all_to_all(self, send, recv, nbytes):
+            self._meet(send, recv, nbytes, self.rank)
+
+        exchange = all_gather
+
+    def __init__(self, size):
+        self.size, self.sent = size, [0] * size
+        self.barrier = threading.Barrier(size, timeout=60)
+
+    def run(self, body):
+        """body(communicator) on every rank; what each returned."""
+        with ThreadPoolExecutor(self.size) as pool:
+            return list(pool.map(lambda r: body(Threads.Rank(self, r)), range(self.size)))
+
+
+class Layer:
+    """One layer's step of two requests, on one rank or on several."""
+
+    def __init__(self, comm=None, spread="none", interleave=4, new=(1, 1), sharded=False):
         world, rank = (comm.size, comm.rank) if comm else (1, 0)
-        by_context = spread == "context"
+        held = spread == "context" or sharded
         self.heads = HEADS // world if spread == "heads" else HEADS
         first = rank * self.heads if spread == "heads" else 0
         self.mine = slice(first, first + self.heads)
@@ -87,22 +125,30 @@ class Layer:
             pages=pages,
             max_context=CONTEXT,
             max_requests=4,
-            max_tokens=8,
+            max_tokens=64,
+            workspace_rows=2 * CONTEXT if sharded else 0,
             split="fixed",
             kernel="simd",
             comm=comm,
             spread=spread,
             interleave=interleave,
+            sharded=sharded,
         )
         self.table = torch.arange(pages, dtype=torch.int32).view(2, -1)
         latent = torch.zeros(winnow.cache_shape("v32_fp8", pages, PAGE), dtype=torch.uint8)
         keys = torch.zeros(winnow.cache_shape("index_keys", pages, PAGE), dtype=torch.uint8)
         self.cache = winnow.Cache(latent, "v32_fp8", PAGE)
         self.keys = winnow.Cache(keys, "index_keys", PAGE)
-        self.lens = [CONTEXT, 3]
+        self.lens = [CONTEXT, max(3, new[1])]
+        self.starts = [0, new[0], new[0] + new[1]]
+        by_queries = spread == "queries"
+        shard = dict(world=world, rank=rank, interleave=interleave) if by_queries else {}
+        self.tokens = winnow.shard_batch(
+            self.starts, self.lens, **(shard or dict(world=1, rank=0))
+        )[2]
 
         def slots(request, positions):
-            if not by_context:
+            if not held:
                 local = positions
                 mine = torch.ones_like(positions, dtype=torch.bool)
             else:
@@ -111,33 +157,40 @@ class Layer:
             found = self.table[request][local // PAGE].long() * PAGE + local % PAGE
             return torch.where(mine, found, -1)
 
-        new = []
+        fresh = []
         for r, length in enumerate(self.lens):
-            positions = torch.arange(length)
-            where = slots(r, positions)
+            where = slots(r, torch.arange(length))
             kv = (0.2 * numbers(10 + r, length, 576)).bfloat16()
             k = numbers(20 + r, length, 128).bfloat16()
-            winnow.write(kv[:-1], where[:-1], self.cache)
-            winnow.write(k[:-1], where[:-1], self.keys)
-            new.append((kv[-1], k[-1], where[-1]))
-        self.kv, self.k, self.slots = (torch.stack(x) for x in zip(*new, strict=True))
+            old = length - new[r]
+            winnow.write(kv[:old], where[:old], self.cache)
+            winnow.write(k[:old], where[:old], self.keys)
+            fresh.append((kv[old:], k[old:], where[old:]))
+        self.kv, self.k, self.slots = (torch.cat(x) for x in zip(*fresh, strict=True))
 
-    def run(self):
-        self.plan.refill([0, 1, 2], self.lens)
+    def run(self, ahead=False, refill=True):
+        if refill:
+            self.plan.refill(self.starts, self.lens)
+        own, count = torch.tensor(self.tokens, dtype=torch.long), self.starts[-1]
+        assert self.plan.batch_tokens == count and self.plan.tokens == len(own)
+        prefix = None
+        if ahead:
+            prefix = winnow.gather_prefix(self.plan, self.cache, self.table, self.keys, self.table)
         return winnow.pipeline(
             self.plan,
-            numbers(30, 2, HEADS, 576).bfloat16()[:, self.mine].contiguous(),
-            self.kv,
+            numbers(30, count, HEADS, 576).bfloat16()[own][:, self.mine].contiguous(),
+            self.kv[own],
             self.slots,
             self.cache,
             self.table,
             scale=0.06,
-            index_k=self.k,
+            index_k=self.k[own],
             index_slots=self.slots,
             index_keys=self.keys,
             index_table=self.table,
-            index_q=numbers(31, 2, 2, 128).to(torch.float8_e4m3fn),
-            index_weights=numbers(32, 2, 2),
+            index_q=numbers(31, count, 2, 128).to(torch.float8_e4m3fn)[own],
+            index_weights=numbers(32, count, 2)[own],
+            prefix=prefix,
         )
 
 
@@ -150,13 +203,24 @@ def check_layers(comm, world):
     assert shared.shape == mine.shape
     torch.testing.assert_close(shared.float(), mine.float(), rtol=2**-7, atol=1e-6)
     assert (shared == mine).float().mean() > 0.99
+    # One set of bits, whatever lies between the ranks.
+    threads = Threads(world).run(lambda other: Layer(other, "context").run())
+    assert torch.equal(shared, threads[comm.rank])
+    # Queries: a prefill behind a prefix, and a sequence with fewer tokens than ranks.
+    for new in ((20, 3), (1, 1)):
+        whole = Layer(new=new).run()
+        for sharded in (False, True):
+            layer = Layer(comm, "queries", new=new, sharded=sharded)
+            assert torch.equal(layer.run(), whole[layer.tokens])
+        layer = Layer(comm, "queries", new=new, sharded=True)
+        assert torch.equal(layer.run(ahead=True), whole[layer.tokens])
 
 
 def expect_error(body, *words):
     began = time.monotonic()
     with pytest.raises((RuntimeError, ValueError)) as caught:
         body()
-    assert time.monotonic() - began < DEADLINE + 2
+    assert time.monotonic() - began < DEADLINE + 1
     for word in words:
         assert word in str(caught.value), str(caught.value)
 
@@ -165,9 +229,17 @@ def check_options(comm, world):
     plan = dict(heads=2 * world, pages=8, comm=comm, spread="context")
     expect_error(lambda: winnow.Plan(**plan, topk=64 if comm.rank == 1 else 32), "topk", "rank 1")
     expect_error(lambda: winnow.Plan(**plan, page=0 if comm.rank == 1 else 64), "page")
+    kernel = "reference" if comm.rank == 1 else "simd"
+    expect_error(lambda: winnow.Plan(**plan, kernel=kernel), "write=simd", "reference on rank 1")
+    shapes = torch.zeros(3 + (comm.rank == 1), 4, dtype=torch.int32)
+    expect_error(
+        lambda: winnow.cut(shapes, shapes.float(), comm=comm, interleave=1), "cut: ids", "rank 1"
+    )
     same = winnow.Plan(**plan)
     lens = [9] if comm.rank == 1 else [8]
     expect_error(lambda: same.refill([0, 1], lens), "refill", "rank 1")
+    starts = [0, 2] if comm.rank == 1 else [0, 1]
+    expect_error(lambda: same.refill(starts, [8]), "2 on rank 1")
     same.refill([0, 1], [8])  # all may go on
 
 
@@ -187,6 +259,18 @@ def check_killed(comm, world):
     if comm.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     expect_error(lambda: winnow.Plan(pages=8, comm=comm, spread="heads"), "rank 1")
+
+
+def check_lost(comm, world):
+    layer = Layer(comm, "context")
+    layer.plan.refill(layer.starts, layer.lens)
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    # The ranks have agreed: it is missing in the collective itself. gloo notices a closed connection.
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="cut: gloo"):
+        layer.run(refill=False)
+    assert time.monotonic() - began < DEADLINE + 1
 
 
 def member(rank, world, port, check, results):
@@ -247,6 +331,10 @@ def test_ranks(world):
 
 def test_ranks_that_differ_and_one_that_dies():
     run(check_faults, 3, living=2)
+
+
+def test_a_rank_lost_in_a_collective():
+    run(check_lost, 4, living=3)
 
 
 def test_a_late_rank():

@@ -45,12 +45,12 @@ struct Published;
     static type defaults() { return init; }                       \
   }
 // Since 0.1:
-WINNOW_PUBLISHED(winnow_plan_options, WINNOW_PLAN_OPTIONS_INIT, 128, 160);
+WINNOW_PUBLISHED(winnow_plan_options, WINNOW_PLAN_OPTIONS_INIT, 128, 160, 168);
 WINNOW_PUBLISHED(winnow_batch, WINNOW_BATCH_INIT, 48);
 WINNOW_PUBLISHED(winnow_v4_chunk_args, WINNOW_V4_CHUNK_ARGS_INIT, 64);
-WINNOW_PUBLISHED(winnow_compressed_slots_args, WINNOW_COMPRESSED_SLOTS_ARGS_INIT, 376);
-WINNOW_PUBLISHED(winnow_c128a_lists_args, WINNOW_C128A_LISTS_ARGS_INIT, 464);
-WINNOW_PUBLISHED(winnow_window_lists_args, WINNOW_WINDOW_LISTS_ARGS_INIT, 456);
+WINNOW_PUBLISHED(winnow_compressed_slots_args, WINNOW_COMPRESSED_SLOTS_ARGS_INIT, 376, 392);
+WINNOW_PUBLISHED(winnow_c128a_lists_args, WINNOW_C128A_LISTS_ARGS_INIT, 464, 480);
+WINNOW_PUBLISHED(winnow_window_lists_args, WINNOW_WINDOW_LISTS_ARGS_INIT, 456, 472);
 WINNOW_PUBLISHED(winnow_combined_lists_args, WINNOW_COMBINED_LISTS_ARGS_INIT, 624);
 WINNOW_PUBLISHED(winnow_write_args, WINNOW_WRITE_ARGS_INIT, 328, 688);
 WINNOW_PUBLISHED(winnow_norm_args, WINNOW_NORM_ARGS_INIT, 704);
@@ -70,6 +70,7 @@ WINNOW_PUBLISHED(winnow_select_args, WINNOW_SELECT_ARGS_INIT, 368, 536, 616);
 WINNOW_PUBLISHED(winnow_communicator, WINNOW_COMMUNICATOR_INIT, 72);
 WINNOW_PUBLISHED(winnow_cut_args, WINNOW_CUT_ARGS_INIT, 488);
 WINNOW_PUBLISHED(winnow_combine_args, WINNOW_COMBINE_ARGS_INIT, 472);
+WINNOW_PUBLISHED(winnow_gather_prefix_args, WINNOW_GATHER_PREFIX_ARGS_INIT, 304);
 WINNOW_PUBLISHED(winnow_locate_args, WINNOW_LOCATE_ARGS_INIT, 656);
 WINNOW_PUBLISHED(winnow_attend_args, WINNOW_ATTEND_ARGS_INIT, 1200);
 WINNOW_PUBLISHED(winnow_mha_args, WINNOW_MHA_ARGS_INIT, 1008);
@@ -80,7 +81,7 @@ WINNOW_PUBLISHED(winnow_split_kv_b_args, WINNOW_SPLIT_KV_B_ARGS_INIT, 272);
 WINNOW_PUBLISHED(winnow_absorb_query_args, WINNOW_ABSORB_QUERY_ARGS_INIT, 272);
 WINNOW_PUBLISHED(winnow_project_output_args, WINNOW_PROJECT_OUTPUT_ARGS_INIT, 272);
 WINNOW_PUBLISHED(winnow_decompress_args, WINNOW_DECOMPRESS_ARGS_INIT, 432);
-WINNOW_PUBLISHED(winnow_pipeline_args, WINNOW_PIPELINE_ARGS_INIT, 1384, 3056);
+WINNOW_PUBLISHED(winnow_pipeline_args, WINNOW_PIPELINE_ARGS_INIT, 1384, 3056, 3072);
 
 // Views of one call; names stage and argument when one is not a view at all.
 class In {

@@ -6,6 +6,12 @@
 using winnow::internal::c_api::guarded;
 using winnow::internal::c_api::In;
 
+namespace {
+
+winnow::Shard shard_of(const winnow_shard& s) { return {s.world, s.rank, s.interleave}; }
+
+}  // namespace
+
 extern "C" {
 
 winnow_status winnow_compressed_slots(const winnow_compressed_slots_args* args) {
@@ -18,7 +24,8 @@ winnow_status winnow_compressed_slots(const winnow_compressed_slots_args* args) 
                               .page = a.page,
                               .pages = a.pages,
                               .slots = in(a.slots, "slots"),
-                              .target = in(a.target)});
+                              .target = in(a.target),
+                              .shard = shard_of(a.shard)});
   });
 }
 
@@ -34,7 +41,8 @@ winnow_status winnow_c128a_lists(const winnow_c128a_lists_args* args) {
                          .decode_tokens = a.decode_tokens,
                          .lists = in(a.lists, "lists"),
                          .lengths = in(a.lengths, "lengths"),
-                         .target = in(a.target)});
+                         .target = in(a.target),
+                         .shard = shard_of(a.shard)});
   });
 }
 
@@ -55,7 +63,8 @@ winnow_status winnow_window_lists(const winnow_window_lists_args* args) {
                           .pages = a.pages,
                           .lists = in(a.lists, "lists"),
                           .lengths = in(a.lengths, "lengths"),
-                          .target = in(a.target)});
+                          .target = in(a.target),
+                          .shard = shard_of(a.shard)});
   });
 }
 

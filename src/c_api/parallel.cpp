@@ -1,7 +1,10 @@
-// Ranks, cut and combine in C.
+// Ranks, cut, combine and queries over ranks in C.
+#include <algorithm>
+
 #include "c_api/communicator.h"
 #include "winnow/combine.h"
 #include "winnow/cut.h"
+#include "winnow/gather_prefix.h"
 
 using winnow::internal::c_api::CallersRanks;
 using winnow::internal::c_api::guarded;
@@ -10,7 +13,7 @@ using winnow::internal::c_api::ranks_of;
 
 namespace winnow::internal::c_api {
 
-static_assert(int(Spread::kContext) == WINNOW_SPREAD_CONTEXT);
+static_assert(int(Spread::kQueries) == WINNOW_SPREAD_QUERIES);
 static_assert(int(Wire::kBf16) == WINNOW_WIRE_BF16);
 static_assert(int(CutForm::kOwner) == WINNOW_CUT_OWNER);
 
@@ -89,6 +92,48 @@ winnow_status winnow_combine_workspace_bytes(const winnow_combine_args* args, si
     const auto comm = ranks_of(a.comm, "comm", in);
     in.given(out, "out") =
         winnow::combine_workspace_bytes(winnow::internal::c_api::combine_args(a, comm.get(), in));
+  });
+}
+
+winnow_status winnow_shard_batch(const winnow_batch* batch, winnow_shard shard,
+                                 winnow_batch_share* out) {
+  return guarded("shard_batch", batch, [&](const winnow_batch& b, const In& in) {
+    winnow_batch_share& to = in.given(out, "out");
+    const winnow::BatchShare share =
+        winnow::shard_batch({.query_starts = in(b.query_starts, "query_starts"),
+                             .seq_lens = in(b.seq_lens, "seq_lens"),
+                             .tokens = b.tokens},
+                            {shard.world, shard.rank, shard.interleave});
+    const auto count = static_cast<int64_t>(share.tokens.size());
+    in.check().that(to.query_starts && to.seq_lens && to.tokens && to.positions, "out",
+                    "arrays", "a null pointer");
+    in.check().that(count <= to.capacity, "out.capacity", winnow::cat("at least ", count),
+                    winnow::cat(to.capacity));
+    std::copy(share.query_starts.begin(), share.query_starts.end(), to.query_starts);
+    std::copy(share.seq_lens.begin(), share.seq_lens.end(), to.seq_lens);
+    std::copy(share.tokens.begin(), share.tokens.end(), to.tokens);
+    std::copy(share.positions.begin(), share.positions.end(), to.positions);
+    to.count = count;
+  });
+}
+
+winnow_status winnow_gather_prefix(const winnow_gather_prefix_args* args) {
+  return guarded("gather_prefix", args, [](const winnow_gather_prefix_args& a, const In& in) {
+    const auto comm = ranks_of(a.comm, "comm", in);
+    winnow::gather_prefix({.plan = in.plan(a.plan),
+                           .cache = in(a.cache, "cache"),
+                           .block_table = in(a.block_table, "block_table"),
+                           .keys = in(a.keys, "keys"),
+                           .key_table = in(a.key_table, "key_table"),
+                           .rows = in.bytes(a.rows, a.rows_bytes),
+                           .comm = comm.get(),
+                           .target = in(a.target)});
+  });
+}
+
+winnow_status winnow_gather_prefix_bytes(const winnow_plan* plan, size_t* out) {
+  return guarded("gather_prefix", [&](const In& in) {
+    in.given(out, "out") = winnow::gather_prefix_bytes(in.given(plan, "plan").plan);
   });
 }
 

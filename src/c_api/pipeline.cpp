@@ -68,7 +68,8 @@ winnow_status winnow_pipeline(const winnow_pipeline_args* args) {
                       .lse = in(a.lse, "lse"),
                       .workspace = in.bytes(a.workspace, a.workspace_bytes),
                       .target = in(a.target),
-                      .steps = steps_of(a.steps, in)});
+                      .steps = steps_of(a.steps, in),
+                      .prefix = in.bytes(a.prefix, a.prefix_bytes)});
   });
 }
 

@@ -74,6 +74,7 @@ winnow_plan_options c_options(const winnow::PlanOptions& o) {
   r.spread = static_cast<winnow_spread>(o.parallel.spread);
   r.interleave = o.parallel.interleave;
   r.wire = static_cast<winnow_wire>(o.parallel.wire);
+  r.sharded = o.parallel.sharded;
   r.target = {{static_cast<winnow_device_kind>(d.kind), d.index, d.stream}, o.target.kernel};
   return r;
 }
@@ -104,10 +105,11 @@ winnow_status winnow_plan_create(const winnow_plan_options* options, winnow_plan
     auto control = winnow::internal::c_api::ranks_of(o.control, "control", in);
     winnow::PlanOptions all = plan_options(o, in);
     all.parallel = {.comm = comm.get(),
-                    .spread = in.choice(o.spread, "spread", winnow::Spread::kContext),
+                    .spread = in.choice(o.spread, "spread", winnow::Spread::kQueries),
                     .interleave = o.interleave,
                     .wire = in.choice(o.wire, "wire", winnow::Wire::kBf16),
-                    .control = control.get()};
+                    .control = control.get(),
+                    .sharded = in.check().range(o.sharded, "sharded", 0, 1) != 0};
     auto made = Plan(all);
     plan = new (std::nothrow) winnow_plan(std::move(made), std::move(comm), std::move(control));
     if (!plan) winnow::out_of_memory("plan");
@@ -138,6 +140,23 @@ winnow_mode winnow_plan_mode(const winnow_plan* plan) {
 }
 int32_t winnow_plan_request_count(const winnow_plan* plan) { return plan->plan.request_count(); }
 int32_t winnow_plan_tokens(const winnow_plan* plan) { return plan->plan.tokens(); }
+int32_t winnow_plan_batch_tokens(const winnow_plan* plan) { return plan->plan.batch_tokens(); }
+winnow_ints winnow_plan_token_order(const winnow_plan* plan) {
+  return ints(plan->plan.token_order());
+}
+winnow_ints winnow_plan_token_rows(const winnow_plan* plan) {
+  return ints(plan->plan.token_rows());
+}
+winnow_ints winnow_plan_key_starts(const winnow_plan* plan) {
+  return ints(plan->plan.key_starts());
+}
+winnow_ints winnow_plan_prefix_lens(const winnow_plan* plan) {
+  return ints(plan->plan.prefix_lens());
+}
+winnow_ints winnow_plan_row_starts(const winnow_plan* plan) {
+  return ints(plan->plan.row_starts());
+}
+int64_t winnow_plan_gathered_rows(const winnow_plan* plan) { return plan->plan.gathered_rows(); }
 winnow_batch_split winnow_plan_split(const winnow_plan* plan) {
   return c_split(plan->plan.split());
 }
