@@ -42,7 +42,9 @@ struct AttendArgs {
   // 256^-1/2, V4 512^-1/2.
   float scale = kNotGiven;
   Tensor sink = {};       // [H] f32, optional
-  Tensor out;             // [T, H, d_v] bf16; on the CPU also f32, as merge() likes it
+  // [T, H, d_v] bf16 or f32, as merge() likes it; f32 also [W, T, H / W, d_v], blocks of heads as
+  // combine() sends them, and lse [W, T, H / W] then.
+  Tensor out;
   Tensor lse = {};        // [T, H] f32, optional, natural logarithm
   Tensor max_logit = {};  // [T, H] f32, optional
   // Gives lse = -inf instead of +inf to a row without a valid entry, as merge() needs it.

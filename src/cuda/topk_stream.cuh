@@ -191,8 +191,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   const uint32_t below = __reduce_add_sync(~0u, lane < kWarps ? sm.shared.below[lane] : 0);
-  write_marked(marks.bitmap, stretch / 32, job.ids + sm.shared.before + below,
-               job.base + static_cast<int32_t>(start - row.first), sm.shared.scan);
+  write_marked(marks.bitmap, stretch / 32, job, sm.shared.before + below, start, sm.shared.scan);
 }
 
 }  // namespace winnow::internal::cuda::ranking

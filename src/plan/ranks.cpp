@@ -46,10 +46,6 @@ void check_parallel(const PlanOptions& o) {
                "parallel.control", cat("rank ", p.comm->rank(), " of ", ranks, ", as comm has"),
                cat("rank ", p.control->rank(), " of ", p.control->size()));
   }
-  if (o.target.device.kind == DeviceKind::kCuda)
-    throw Error(ErrorCode::kUnsupported,
-                "plan: parallel.spread: expected kNone on CUDA (cut has no kernel there), found "
-                "another");
   if (p.spread == Spread::kHeads) return;
   check.that(o.mode != Mode::kSeparate || !holds_shard(p), "mode",
              "one without a gathered workspace (caches are sharded)", "kSeparate");
