@@ -210,6 +210,7 @@ void run(const Call& c, std::span<std::byte> workspace) {
 }
 
 size_t workspace_of(const Call& c) {
+  if (!c.comm && c.device.kind == DeviceKind::kCuda) return 0;
   Arena arena;
   Memory(arena, c, c.device.kind, c.in_place);
   return arena.bytes();
