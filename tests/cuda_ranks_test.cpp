@@ -1,5 +1,6 @@
-// pipeline over ranks on CUDA, as threads with a stream each on one device: one set of bits, a bound
-// against one rank, the bytes that docs/parallel.md names, faults of one rank, and stream capture.
+// pipeline over ranks on CUDA, as threads with a stream each on one device: one set of bits, a
+// bound against one rank, the bytes that docs/parallel.md names, faults of one rank, and stream
+// capture.
 #include <gtest/gtest.h>
 
 #ifndef WINNOW_WITH_CUDA
@@ -94,8 +95,7 @@ TEST_P(CudaRanks, ContextAgreesWithOneRank) {
     const Result whole = run_on(problem, device, {}, split);
     for (const int32_t interleave : {1, 7, 64})
       for (const Wire wire : {Wire::kF32, Wire::kBf16}) {
-        const Parallel parallel{
-            .spread = Spread::kContext, .interleave = interleave, .wire = wire};
+        const Parallel parallel{.spread = Spread::kContext, .interleave = interleave, .wire = wire};
         DeviceRanks group(ranks), other(ranks);
         const auto results = over_ranks(problem, group, ranks, parallel, split);
         const auto again = over_ranks(problem, other, ranks, parallel, split);
@@ -114,8 +114,7 @@ TEST_P(CudaRanks, ContextAgreesWithOneRank) {
         const int64_t rows = problem.tokens * RankProblem::kHeads / ranks;
         ThreadRanks::Counted want{.gathers = 1, .all_to_alls = 1, .exchanges = 2};
         want.gathered_bytes = 8 * k * problem.tokens * others;
-        want.all_to_all_bytes =
-            (rows * (wire == Wire::kF32 ? 2052 : 1028) + 15) / 16 * 16 * others;
+        want.all_to_all_bytes = (rows * (wire == Wire::kF32 ? 2052 : 1028) + 15) / 16 * 16 * others;
         for (int32_t r = 0; r < ranks; ++r) EXPECT_EQ(group.counted(r), want);
       }
   }

@@ -44,8 +44,7 @@ inline const tools::ThreadRanks::DeviceMemory* device_memory() {
 
 class DeviceRanks : public tools::ThreadRanks {
  public:
-  explicit DeviceRanks(int32_t ranks,
-                       std::chrono::milliseconds deadline = std::chrono::seconds(30))
+  explicit DeviceRanks(int32_t ranks, std::chrono::milliseconds deadline = std::chrono::seconds(30))
       : ThreadRanks(ranks, deadline, device_memory()) {}
 };
 

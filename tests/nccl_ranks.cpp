@@ -1,7 +1,7 @@
-// Ranks over NCCL as threads of one process on one GPU, beside the double: collectives, agreement, a
-// layer whose bits are the double's, 100 replays of its graph with changing lengths, and ranks that
-// are missing or differ. nccl_ranks N runs N ranks; more than one on a GPU needs NCCL 2.30 or newer,
-// NCCL_MULTI_RANK_GPU_ENABLE=1 and a small NCCL_MAX_CTAS. Ends by itself after two minutes.
+// Ranks over NCCL as threads of one process on one GPU, beside the double: collectives, agreement,
+// a layer whose bits are the double's, 100 replays of its graph with changing lengths, and ranks
+// that are missing or differ. nccl_ranks N runs N ranks; more than one on a GPU needs NCCL 2.30 or
+// newer, NCCL_MULTI_RANK_GPU_ENABLE=1 and a small NCCL_MAX_CTAS. Ends by itself after two minutes.
 #include <unistd.h>
 
 #include <atomic>

@@ -140,26 +140,26 @@ class RankProblem {
     c.out.resize(n * w.own * kValue);
     c.lse.resize(n * w.own);
     fill_inputs(c, parallel);
-    c.workspace = std::make_unique<DeviceWorkspace>(plan.device({}), pipeline_workspace_bytes(plan));
+    c.workspace =
+        std::make_unique<DeviceWorkspace>(plan.device({}), pipeline_workspace_bytes(plan));
     const auto rows = static_cast<int64_t>(requests.size());
-    c.args = {
-        .plan = &plan,
-        .kv = tensor(c.kv.data(), {n, kDim}),
-        .slots = tensor(c.slots.data(), {tokens}),
-        .cache = latent,
-        .block_table = tensor(c.table.data(), {rows, w.width}),
-        .indexer = {.k = tensor(c.k.data(), {n, kIndexDim}),
-                    .slots = tensor(c.slots.data(), {tokens}),
-                    .keys = index,
-                    .block_table = tensor(c.table.data(), {rows, w.width}),
-                    .q = tensor(c.index_q.data(), {n, kIndexHeads, kIndexDim}),
-                    .weights = tensor(c.weights.data(), {n, kIndexHeads})},
-        .q = tensor(c.q.data(), {n, w.q_heads, kDim}),
-        .scale = 1.0f / 24,
-        .sink = tensor(c.sink.data(), {w.own}),
-        .out = tensor(c.out.data(), {n, w.own, kValue}),
-        .lse = tensor(c.lse.data(), {n, w.own}),
-        .workspace = {static_cast<std::byte*>(c.workspace->data()), c.workspace->size()}};
+    c.args = {.plan = &plan,
+              .kv = tensor(c.kv.data(), {n, kDim}),
+              .slots = tensor(c.slots.data(), {tokens}),
+              .cache = latent,
+              .block_table = tensor(c.table.data(), {rows, w.width}),
+              .indexer = {.k = tensor(c.k.data(), {n, kIndexDim}),
+                          .slots = tensor(c.slots.data(), {tokens}),
+                          .keys = index,
+                          .block_table = tensor(c.table.data(), {rows, w.width}),
+                          .q = tensor(c.index_q.data(), {n, kIndexHeads, kIndexDim}),
+                          .weights = tensor(c.weights.data(), {n, kIndexHeads})},
+              .q = tensor(c.q.data(), {n, w.q_heads, kDim}),
+              .scale = 1.0f / 24,
+              .sink = tensor(c.sink.data(), {w.own}),
+              .out = tensor(c.out.data(), {n, w.own, kValue}),
+              .lse = tensor(c.lse.data(), {n, w.own}),
+              .workspace = {static_cast<std::byte*>(c.workspace->data()), c.workspace->size()}};
     return call;
   }
 
@@ -234,8 +234,8 @@ class RankProblem {
     const MappedVector<int32_t>& table = c.table;
     std::vector<std::byte> found;
     const auto add = [&](const Cache& cache, int64_t page, int64_t at, int64_t bytes) {
-      const std::byte* const from = static_cast<const std::byte*>(cache.data) +
-                                    page * page_bytes(cache.format, kPage) + at;
+      const std::byte* const from =
+          static_cast<const std::byte*>(cache.data) + page * page_bytes(cache.format, kPage) + at;
       found.insert(found.end(), from, from + bytes);
     };
     for (size_t r = 0; r < requests.size(); ++r)

@@ -41,7 +41,7 @@ struct AttendArgs {
   // has 192^-1/2 * m^2 with YaRN's m = 0.1 ln(factor) + 1 (0.1352 for a factor of 40), GLM-5
   // 256^-1/2, V4 512^-1/2.
   float scale = kNotGiven;
-  Tensor sink = {};       // [H] f32, optional
+  Tensor sink = {};  // [H] f32, optional
   // [T, H, d_v] bf16 or f32, as merge() likes it; f32 also [W, T, H / W, d_v], blocks of heads as
   // combine() sends them, and lse [W, T, H / W] then.
   Tensor out;

@@ -19,9 +19,9 @@ struct CombineArgs {
   Communicator* comm = nullptr;
   Wire wire = Wire::kF32;
   // [T, H, d_v] f32: all heads over this rank's part, made without a sink. Or [W, T, H / W, d_v],
-  // blocks of heads with partial_lse [W, T, H / W]: where rows of values follow each other, their lse
-  // follows them and blocks begin at the next multiple of 16 bytes, they are sent from where they
-  // are (Wire::kF32), without a copy.
+  // blocks of heads with partial_lse [W, T, H / W]: where rows of values follow each other, their
+  // lse follows them and blocks begin at the next multiple of 16 bytes, they are sent from where
+  // they are (Wire::kF32), without a copy.
   Tensor partial_out;
   Tensor partial_lse;  // [T, H] f32, natural; +inf and -inf both mean "empty"
   Tensor sink = {};    // [H / W] f32, optional: of this rank's heads; applied once, here
@@ -33,8 +33,8 @@ struct CombineArgs {
 };
 
 // One all_to_all of H / W * (4 d_v + 4) bytes a token to every rank (Wire::kBf16: 2 d_v + 4), in
-// all rounded up to 16, then merge() in the order of the ranks: the bits do not depend on the transport. H is a multiple of W.
-// The same call on every rank; with T = 0 nothing is sent.
+// all rounded up to 16, then merge() in the order of the ranks: the bits do not depend on the
+// transport. H is a multiple of W. The same call on every rank; with T = 0 nothing is sent.
 void combine(const CombineArgs& args);
 
 size_t combine_workspace_bytes(const CombineArgs& args);

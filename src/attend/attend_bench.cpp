@@ -197,8 +197,8 @@ const bench::Suite batches("attend", "batches", [](bench::Runner& runner) {
 });
 
 // A rank of eight that share out the context: all heads over its part of the lists, into fp32 in
-// blocks of heads. Lists are as wide as the whole top-k and about an eighth as long. Beside it, lists
-// that are as wide as long.
+// blocks of heads. Lists are as wide as the whole top-k and about an eighth as long. Beside it,
+// lists that are as wide as long.
 void measure_shard(bench::Runner& runner, int64_t tokens) {
   constexpr int32_t kRanks = 8;
   const bench::Sizes sizes{.heads = 128,
@@ -241,11 +241,8 @@ const bench::Suite ranks("attend", "ranks", [](bench::Runner& runner) {
   if (!runner.on_cuda()) return;
   for (const int64_t tokens : {1, 8, 32, 128}) {
     for (const int64_t topk : {2048, 256})
-      measure(runner, {.heads = 128,
-                       .topk = topk,
-                       .batch = tokens,
-                       .context = 16384,
-                       .shuffled = true});
+      measure(runner,
+              {.heads = 128, .topk = topk, .batch = tokens, .context = 16384, .shuffled = true});
     measure_shard(runner, tokens);
   }
 });

@@ -53,8 +53,7 @@ TEST_P(AttendTest, MatchesTheFormula) { expect_the_formula(); }
 // and of the sums of splits, 2^-9 of the largest value each.
 TEST_P(AttendTest, GivesBlocksOfHeadsInFp32) {
   const auto& [kernel, c] = GetParam();
-  if (const std::string why = testing::why_not("attend", kernel); !why.empty())
-    GTEST_SKIP() << why;
+  if (const std::string why = testing::why_not("attend", kernel); !why.empty()) GTEST_SKIP() << why;
   Problem p(c);
   Results r(c);
   AttendArgs a = p.args();
@@ -71,8 +70,8 @@ TEST_P(AttendTest, GivesBlocksOfHeadsInFp32) {
   AttendArgs b = a;
   b.max_logit = {};
   b.out = {out.data(), DType::kF32, 4, {blocks, c.tokens, own, d_v}, {block, own * d_v, d_v, 1}};
-  b.lse = {out.data() + c.tokens * own * d_v, DType::kF32, 3, {blocks, c.tokens, own},
-           {block, own, 1}};
+  b.lse = {
+      out.data() + c.tokens * own * d_v, DType::kF32, 3, {blocks, c.tokens, own}, {block, own, 1}};
   internal::attend::attend_with_workspace(b);
   const bool on_cpu = a.target.device.kind == DeviceKind::kCpu;
   for (int64_t t = 0; t < c.tokens; ++t)

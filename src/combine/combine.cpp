@@ -48,8 +48,8 @@ struct Sizes {
   }
   Tensor lse_at(std::byte* memory) const {
     const auto block = static_cast<int64_t>(block_bytes() / sizeof(float));
-    return {memory + lse_offset(), DType::kF32, 3, {ranks, tokens, own_heads},
-            {block, own_heads, 1}};
+    return {
+        memory + lse_offset(), DType::kF32, 3, {ranks, tokens, own_heads}, {block, own_heads, 1}};
   }
 };
 

@@ -153,8 +153,9 @@ INSTANTIATE_TEST_SUITE_P(Ranks, CombineTest,
                          ::testing::Combine(::testing::Values(DeviceKind::kCpu, DeviceKind::kCuda),
                                             ::testing::Values(1, 2, 3, 4, 8)),
                          [](const auto& info) {
-                           return std::string(std::get<0>(info.param) == DeviceKind::kCpu ? "cpu_"
-                                                                                          : "cuda_") +
+                           return std::string(std::get<0>(info.param) == DeviceKind::kCpu
+                                                  ? "cpu_"
+                                                  : "cuda_") +
                                   std::to_string(std::get<1>(info.param));
                          });
 

@@ -72,8 +72,7 @@ struct Keys {
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
         const uint32_t column = (g * kThreads + threadIdx.x) * 4;
-        held[g] =
-            column < row.total ? *reinterpret_cast<const uint4*>(row.at(column)) : uint4{};
+        held[g] = column < row.total ? *reinterpret_cast<const uint4*>(row.at(column)) : uint4{};
       }
     }
   }
@@ -210,8 +209,7 @@ __device__ __forceinline__ void keep_row(const Keeping& k, int64_t row, uint64_t
   }
   for (uint32_t column = before + threadIdx.x; kept && column < width; column += kThreads)
     kept[column] = -1;
-  if (k.counts && threadIdx.x == 0)
-    k.counts[row * k.count_stride] = static_cast<int32_t>(before);
+  if (k.counts && threadIdx.x == 0) k.counts[row * k.count_stride] = static_cast<int32_t>(before);
 }
 
 // Ascending order of 2^n numbers by a bitonic network.
@@ -316,10 +314,10 @@ __global__ void __launch_bounds__(kPackThreads)
     const float value = own.values[row * own.value_stride + column];
     if (id >= 0) {
       const uint32_t each = own.shard.interleave, local = id;
-      position = own.shard.world == 1
-                     ? id
-                     : (int64_t{local / each} * own.shard.world + own.shard.rank) * each +
-                           local % each;
+      position =
+          own.shard.world == 1
+              ? id
+              : (int64_t{local / each} * own.shard.world + own.shard.rank) * each + local % each;
     }
     if (position > INT32_MAX) position = -1;
     if (position >= 0) key = key_of(value);
@@ -332,8 +330,9 @@ template <int kGroups>
 void launch(const FindArgs& args) noexcept {
   const auto bytes = args.sorted * sizeof(int32_t);
   cuda::keep_error(cuda::allow_shared(find_cuts<kGroups>, kMostSorted * sizeof(int32_t)));
-  find_cuts<kGroups><<<static_cast<unsigned>(args.p.rows), kThreads, bytes,
-                       cuda::stream_of(args.p.device)>>>(args);
+  find_cuts<kGroups>
+      <<<static_cast<unsigned>(args.p.rows), kThreads, bytes, cuda::stream_of(args.p.device)>>>(
+          args);
   cuda::keep_error(cudaGetLastError());
 }
 

@@ -14,8 +14,8 @@
 namespace winnow {
 namespace {
 
-using testing::draw;
 using testing::DeviceRanks;
+using testing::draw;
 using testing::Guarded;
 using tools::ThreadRanks;
 

@@ -62,7 +62,8 @@ struct Params {
   int32_t* positions = nullptr;  // [rows, width], out; may be null
   int64_t position_stride = 0;
   std::byte* scratch = nullptr;  // CPU: scratch_bytes() for each worker
-  const Keeping* keeping = nullptr;  // what follows with these cuts, where they are all; may be null
+  const Keeping* keeping =
+      nullptr;  // what follows with these cuts, where they are all; may be null
   Device device;
 
   int64_t block_stride() const { return rows * 2 * width; }

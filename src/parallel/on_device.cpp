@@ -16,8 +16,9 @@ void check_not_captured([[maybe_unused]] const char* stage,
   if (!comm || comm->size() == 1 || device.kind != DeviceKind::kCuda) return;
   if (cuda::capturing(device))
     throw Error(ErrorCode::kUnsupported,
-                cat(stage, ": plan: expected one inside a stream capture (ranks agree in its "
-                           "refill()), found none"));
+                cat(stage,
+                    ": plan: expected one inside a stream capture (ranks agree in its "
+                    "refill()), found none"));
 #endif
 }
 

@@ -122,8 +122,8 @@ void expect_values(const Problem& p, const Guarded<int32_t>& ids, const Guarded<
     const int64_t start = std::clamp<int64_t>(c.starts ? p.starts[t] : 0, 0, c.columns);
     for (int64_t i = t * c.topk; i < (t + 1) * c.topk; ++i) {
       const int64_t column = ids[i] + (c.relative ? start : 0);
-      const float want = ids[i] < 0 ? -std::numeric_limits<float>::infinity()
-                                    : p.logits[t * p.stride + column];
+      const float want =
+          ids[i] < 0 ? -std::numeric_limits<float>::infinity() : p.logits[t * p.stride + column];
       ASSERT_EQ(std::memcmp(&values[i], &want, sizeof want), 0)
           << "token " << t << ", id " << ids[i] << ": " << values[i] << ", expected " << want;
     }

@@ -169,10 +169,9 @@ void finish(const Params& p, int64_t token, int32_t head, const Partial& part) n
   // A NaN among the logits is a NaN in the sum, and in all three results.
   const float max = std::isnan(part.l) ? part.l : part.max;
   if (p.lse)
-    p.lse[p.lse_at(token, head)] = empty ? p.empty_lse
-                                                                   : std::isinf(max)
-                                                                       ? max
-                                                                       : part.m + std::log(part.l);
+    p.lse[p.lse_at(token, head)] = empty             ? p.empty_lse
+                                   : std::isinf(max) ? max
+                                                     : part.m + std::log(part.l);
   if (p.max_logit)
     p.max_logit[token * p.max_token_stride + head * p.max_head_stride] =
         empty ? -std::numeric_limits<float>::infinity() : max;

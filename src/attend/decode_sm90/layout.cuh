@@ -82,7 +82,6 @@ __device__ __forceinline__ float* f32_row(const Args& args, int token, int head)
          block_of(args, head) * args.out_block_gap;
 }
 
-
 // What a CTA takes: one token, one token after the other, or a split of a token's lists. The splits
 // of a token form a cluster or meet in the workspace. Each way is a kernel of its own, because the
 // first 64 KB of code come with a launch and what lies beyond takes 0.3 us a KB where another
