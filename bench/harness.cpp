@@ -122,7 +122,7 @@ std::vector<std::string> stages() {
   std::vector<std::string> out;
   for (const char* stage : {"norm", "rotate", "prepare_query", "index_query", "prepare_queries",
                             "compress", "write", "norm_write", "plan", "score", "select", "locate",
-                            "attend", "mha", "mask", "merge", "lists", "absorb"})
+                            "attend", "mha", "mask", "merge", "lists", "absorb", "cut"})
     for (const Registered& r : registry())
       if (r.stage == stage && (out.empty() || out.back() != stage)) out.push_back(stage);
   return out;

@@ -5,6 +5,8 @@
 #include "cuda_verb.h"
 #include "winnow/absorb.h"
 #include "winnow/attend.h"
+#include "winnow/combine.h"
+#include "winnow/cut.h"
 #include "winnow/lists.h"
 #include "winnow/locate.h"
 #include "winnow/model.h"
@@ -248,6 +250,39 @@ inline VerbPtr merge_verb() {
   return v;
 }
 
+// Of one rank: hostile ids and values, the same ids again.
+inline VerbPtr cut_verb() {
+  auto v = std::make_unique<Verb>("cut");
+  CutArgs a{.ids = tensor(v->ints(5 * 300, 0, 900), {5, 300}),
+            .values = tensor(v->floats(5 * 300), {5, 300}),
+            .kept = tensor(v->output<int32_t>(5 * 300), {5, 300}),
+            .counts = tensor(v->output<int32_t>(5), {5}),
+            .positions = tensor(v->output<int32_t>(5 * 300), {5, 300}),
+            .target = {.device = cuda()}};
+  a.workspace = v->workspace(cut_workspace_bytes(a));
+  v->run = [=](const Device& d) mutable {
+    a.target.device = d;
+    cut(a);
+  };
+  return v;
+}
+
+inline VerbPtr combine_verb() {
+  auto v = std::make_unique<Verb>("combine");
+  CombineArgs a{.partial_out = tensor(v->floats(3 * 4 * 100), {3, 4, 100}),
+                .partial_lse = tensor(v->floats(3 * 4), {3, 4}),
+                .sink = tensor(v->floats(4), {4}),
+                .out = tensor(v->output<bf16>(3 * 4 * 100), {3, 4, 100}),
+                .lse = tensor(v->output<float>(3 * 4), {3, 4}),
+                .target = {.device = cuda()}};
+  a.workspace = v->workspace(combine_workspace_bytes(a));
+  v->run = [=](const Device& d) mutable {
+    a.target.device = d;
+    combine(a);
+  };
+  return v;
+}
+
 inline VerbPtr mask_verb() {
   auto v = std::make_unique<Verb>("topk_mask");
   TopkMaskArgs a{.ids = tensor(v->ints(3 * 50, 0, 159), {3, 50}),
@@ -333,6 +368,8 @@ inline std::vector<std::pair<const char*, std::function<VerbPtr()>>> verbs() {
       {"locate", locate_verb},
       {"lists", lists_verb},
       {"merge", merge_verb},
+      {"cut", cut_verb},
+      {"combine", combine_verb},
       {"topk_mask", mask_verb},
       {"attend_mha", [] { return mha_verb(3, 300, false); }},
       {"attend_mha_clusters", [] { return mha_verb(8, 130, true); }},

@@ -81,6 +81,15 @@ inline bool device_finished() {
   return true;
 }
 
+// The same for what is queued on the stream of `device`: other threads may use the device.
+inline bool stream_finished([[maybe_unused]] const Device& device) {
+#ifdef WINNOW_WITH_CUDA
+  if (device.kind == DeviceKind::kCuda)
+    return cudaStreamSynchronize(static_cast<cudaStream_t>(device.stream)) == cudaSuccess;
+#endif
+  return true;
+}
+
 // A workspace where a call on `device` needs it: device memory for CUDA (counters there are updated
 // with atomics, which mapped memory may lack), plain memory for the CPU.
 class DeviceWorkspace {

@@ -3,9 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "core/formats.h"
+#include "memory.h"
+#include "winnow/error.h"
 #include "winnow/pipeline.h"
 
 namespace winnow::testing {
@@ -55,7 +58,7 @@ class RankProblem {
             .max_context = longest,
             .workspace_rows = parallel.sharded ? 8 * longest : 0,
             .split = split,
-            .target = {.kernel = kernel},
+            .target = {.device = device, .kernel = kernel},
             .parallel = parallel};
   }
   Batch batch() const { return {starts, seq_lens}; }
@@ -66,6 +69,20 @@ class RankProblem {
     return whole ? Shard{} : parallel.shard();
   }
 
+  // A call with its memory, where its device reaches it.
+  struct Call {
+    MappedVector<int32_t> table;
+    MappedVector<std::byte> cache, keys;
+    MappedVector<bf16> kv, k, q;
+    MappedVector<int64_t> slots;
+    MappedVector<e4m3> index_q;
+    MappedVector<float> weights, sink;
+    MappedVector<bf16> out;
+    MappedVector<float> lse;
+    std::unique_ptr<DeviceWorkspace> workspace;
+    PipelineArgs args;
+  };
+
   // One pipeline() call on caches that hold what came before.
   Result run(const Parallel& parallel, SplitPolicy split = SplitPolicy::kFixed) const {
     Plan plan(options(parallel, split));
@@ -73,46 +90,34 @@ class RankProblem {
     return run(plan);
   }
   Result run(const Plan& plan) const {
+    const std::unique_ptr<Call> call = prepare(plan);
+    pipeline(call->args);
+    if (!stream_finished(plan.device({}))) throw Error(ErrorCode::kRuntime, "the device failed");
+    return result(*call, held(plan.options().parallel));
+  }
+  Result result(const Call& c, const Shard& shard) const {
+    return {{c.out.begin(), c.out.end()}, {c.lse.begin(), c.lse.end()}, records_of(c, shard)};
+  }
+
+  std::unique_ptr<Call> prepare(const Plan& plan) const {
     const Parallel& parallel = plan.options().parallel;
-    const Shard shard = held(parallel);
-    const int32_t ranks = parallel.comm ? parallel.comm->size() : 1;
-    const int32_t rank = parallel.comm ? parallel.comm->rank() : 0;
-    const bool by_heads = parallel.spread == Spread::kHeads;
-    const bool by_queries = parallel.spread == Spread::kQueries;
-    const int64_t q_heads = by_heads ? kHeads / ranks : kHeads;
-    const bool all_heads = parallel.spread == Spread::kNone || by_queries;
-    const int64_t own = all_heads ? kHeads : kHeads / ranks;
-    // Where each token of the batch stands in this rank's tensors; -1: another rank has it.
-    const BatchShare share = shard_batch(batch(), by_queries ? parallel.shard() : Shard{});
-    const auto count_of_own = static_cast<int64_t>(share.tokens.size());
-    std::vector<int64_t> place(tokens, -1);
-    for (int64_t i = 0; i < count_of_own; ++i) place[share.tokens[i]] = i;
-    const int64_t width = pages(shard) / static_cast<int64_t>(requests.size());
-
-    std::vector<int32_t> table(requests.size() * static_cast<size_t>(width));
-    for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<int32_t>(table.size() - 1 - i);
-    const int64_t count = pages(shard);
-    std::vector<std::byte> cache(count * page_bytes(CacheFormat::kV32Fp8, kPage));
-    std::vector<std::byte> keys(count * page_bytes(CacheFormat::kIndexKeys, kPage));
-    const Cache latent{cache.data(), CacheFormat::kV32Fp8, count, kPage};
-    const Cache index{keys.data(), CacheFormat::kIndexKeys, count, kPage};
-
-    const int64_t n = count_of_own;
-    std::vector<bf16> kv(n * kDim), k(n * kIndexDim), q(n * q_heads * kDim);
-    std::vector<int64_t> slots(tokens);
-    std::vector<e4m3> index_q(n * kIndexHeads * kIndexDim);
-    std::vector<float> weights(n * kIndexHeads), sink(own);
-    for (int64_t h = 0; h < own; ++h) sink[h] = number(99, 0, (all_heads ? 0 : rank * own) + h);
+    const Ways w(*this, parallel);
+    auto call = std::make_unique<Call>();
+    Call& c = *call;
+    c.table.resize(requests.size() * static_cast<size_t>(w.width));
+    for (size_t i = 0; i < c.table.size(); ++i)
+      c.table[i] = static_cast<int32_t>(c.table.size() - 1 - i);
+    const int64_t count = pages(w.shard);
+    c.cache.resize(count * page_bytes(CacheFormat::kV32Fp8, kPage));
+    c.keys.resize(count * page_bytes(CacheFormat::kIndexKeys, kPage));
+    const Cache latent{c.cache.data(), CacheFormat::kV32Fp8, count, kPage};
+    const Cache index{c.keys.data(), CacheFormat::kIndexKeys, count, kPage};
     for (size_t r = 0; r < requests.size(); ++r) {
-      const auto [query, seq] = requests[r];
-      const auto slot = [&](int64_t p) {
-        if (!shard.owns(p)) return int64_t{-1};
-        const int64_t at = shard.local(p);
-        return table[static_cast<int64_t>(r) * width + at / kPage] * int64_t{kPage} + at % kPage;
-      };
       std::vector<bf16> old_kv(kDim), old_k(kIndexDim);
-      for (int64_t p = 0; p < seq - query; ++p) {
-        int64_t where = slot(p);
+      const int64_t before = fill_all ? longest : requests[r].seq - requests[r].query;
+      for (int64_t p = 0; p < before; ++p) {
+        int64_t where = slot(c, w, r, p);
+        if (where < 0) continue;
         fill(old_kv, r, p, 1, 0.2f);
         fill(old_k, r, p / 2, 2, 1.0f);  // neighbours are equal: ties
         write({.kv = tensor(old_kv.data(), {1, kDim}),
@@ -122,61 +127,115 @@ class RankProblem {
                .slots = tensor(&where, {1}),
                .cache = index});
       }
-      for (int64_t i = 0; i < query; ++i) {
-        const int64_t p = seq - query + i, t = place[starts[r] + i];
-        slots[starts[r] + i] = slot(p);
-        if (t < 0) continue;
-        fill(std::span(kv).subspan(t * kDim, kDim), r, p, 1, 0.2f);
-        fill(std::span(k).subspan(t * kIndexDim, kIndexDim), r, p / 2, 2, 1.0f);
-        for (int64_t h = 0; h < q_heads; ++h)
-          fill(std::span(q).subspan((t * q_heads + h) * kDim, kDim), r, p,
-               10 + (by_heads ? rank * q_heads : 0) + h, 1.7f);
-        for (int64_t j = 0; j < kIndexHeads * kIndexDim; ++j)
-          index_q[t * kIndexHeads * kIndexDim + j] = to_e4m3(number(r, p, 100000 + j));
-        for (int64_t h = 0; h < kIndexHeads; ++h)
-          weights[t * kIndexHeads + h] = number(r, p, 200000 + h);
-      }
     }
 
-    Result result{std::vector<bf16>(n * own * kValue), std::vector<float>(n * own)};
-    std::vector<std::byte> workspace(pipeline_workspace_bytes(plan));
+    const auto n = static_cast<int64_t>(w.share.tokens.size());
+    c.kv.resize(n * kDim);
+    c.k.resize(n * kIndexDim);
+    c.q.resize(n * w.q_heads * kDim);
+    c.slots.resize(tokens);
+    c.index_q.resize(n * kIndexHeads * kIndexDim);
+    c.weights.resize(n * kIndexHeads);
+    c.sink.resize(w.own);
+    c.out.resize(n * w.own * kValue);
+    c.lse.resize(n * w.own);
+    fill_inputs(c, parallel);
+    c.workspace =
+        std::make_unique<DeviceWorkspace>(plan.device({}), pipeline_workspace_bytes(plan));
     const auto rows = static_cast<int64_t>(requests.size());
-    pipeline({.plan = &plan,
-              .kv = tensor(kv.data(), {n, kDim}),
-              .slots = tensor(slots.data(), {tokens}),
+    c.args = {.plan = &plan,
+              .kv = tensor(c.kv.data(), {n, kDim}),
+              .slots = tensor(c.slots.data(), {tokens}),
               .cache = latent,
-              .block_table = tensor(table.data(), {rows, width}),
-              .indexer = {.k = tensor(k.data(), {n, kIndexDim}),
-                          .slots = tensor(slots.data(), {tokens}),
+              .block_table = tensor(c.table.data(), {rows, w.width}),
+              .indexer = {.k = tensor(c.k.data(), {n, kIndexDim}),
+                          .slots = tensor(c.slots.data(), {tokens}),
                           .keys = index,
-                          .block_table = tensor(table.data(), {rows, width}),
-                          .q = tensor(index_q.data(), {n, kIndexHeads, kIndexDim}),
-                          .weights = tensor(weights.data(), {n, kIndexHeads})},
-              .q = tensor(q.data(), {n, q_heads, kDim}),
+                          .block_table = tensor(c.table.data(), {rows, w.width}),
+                          .q = tensor(c.index_q.data(), {n, kIndexHeads, kIndexDim}),
+                          .weights = tensor(c.weights.data(), {n, kIndexHeads})},
+              .q = tensor(c.q.data(), {n, w.q_heads, kDim}),
               .scale = 1.0f / 24,
-              .sink = tensor(sink.data(), {own}),
-              .out = tensor(result.out.data(), {n, own, kValue}),
-              .lse = tensor(result.lse.data(), {n, own}),
-              .workspace = workspace});
-    result.records = records_of(latent, index, table, width, shard);
-    return result;
+              .sink = tensor(c.sink.data(), {w.own}),
+              .out = tensor(c.out.data(), {n, w.own, kValue}),
+              .lse = tensor(c.lse.data(), {n, w.own}),
+              .workspace = {static_cast<std::byte*>(c.workspace->data()), c.workspace->size()}};
+    return call;
+  }
+
+  // What this batch's tokens bring, into a call of as many tokens.
+  void fill_inputs(Call& c, const Parallel& parallel) const {
+    const Ways w(*this, parallel);
+    // Where each token of the batch stands in this rank's tensors; -1: another rank has it.
+    std::vector<int64_t> place(tokens, -1);
+    for (size_t i = 0; i < w.share.tokens.size(); ++i)
+      place[w.share.tokens[i]] = static_cast<int64_t>(i);
+    for (int64_t h = 0; h < w.own; ++h) c.sink[h] = number(99, 0, w.first_own + h);
+    for (size_t r = 0; r < requests.size(); ++r) {
+      const auto [query, seq] = requests[r];
+      for (int64_t i = 0; i < query; ++i) {
+        const int64_t p = seq - query + i, t = place[starts[r] + i];
+        c.slots[starts[r] + i] = slot(c, w, r, p);
+        if (t < 0) continue;
+        fill(std::span(c.kv).subspan(t * kDim, kDim), r, p, 1, 0.2f);
+        fill(std::span(c.k).subspan(t * kIndexDim, kIndexDim), r, p / 2, 2, 1.0f);
+        for (int64_t h = 0; h < w.q_heads; ++h)
+          fill(std::span(c.q).subspan((t * w.q_heads + h) * kDim, kDim), r, p,
+               10 + w.first_head + h, 1.7f);
+        for (int64_t j = 0; j < kIndexHeads * kIndexDim; ++j)
+          c.index_q[t * kIndexHeads * kIndexDim + j] = to_e4m3(number(r, p, 100000 + j));
+        for (int64_t h = 0; h < kIndexHeads; ++h)
+          c.weights[t * kIndexHeads + h] = number(r, p, 200000 + h);
+      }
+    }
   }
 
   const char* kernel = nullptr;  // of all stages that have it
+  Device device = {};
+  bool fill_all = false;  // caches hold every position up to `longest` before the call
   std::vector<RankRequest> requests;
   std::vector<int32_t> starts{0}, seq_lens;
   int32_t longest = 1;
   int64_t tokens = 0;
 
  private:
+  // What a rank has, by the way that work is shared out.
+  struct Ways {
+    Shard shard;  // of the caches
+    BatchShare share;
+    int64_t q_heads, own;           // heads of q and of the results
+    int64_t first_head, first_own;  // of all
+    int64_t width;                  // pages of a request
+
+    Ways(const RankProblem& problem, const Parallel& parallel) : shard(held(parallel)) {
+      const int32_t ranks = parallel.comm ? parallel.comm->size() : 1;
+      const int32_t rank = parallel.comm ? parallel.comm->rank() : 0;
+      const bool by_heads = parallel.spread == Spread::kHeads;
+      const bool by_queries = parallel.spread == Spread::kQueries;
+      const bool all_heads = parallel.spread == Spread::kNone || by_queries;
+      share = shard_batch(problem.batch(), by_queries ? parallel.shard() : Shard{});
+      q_heads = by_heads ? kHeads / ranks : kHeads;
+      own = all_heads ? kHeads : kHeads / ranks;
+      first_head = by_heads ? rank * q_heads : 0;
+      first_own = all_heads ? 0 : rank * own;
+      width = problem.pages(shard) / static_cast<int64_t>(problem.requests.size());
+    }
+  };
+  static int64_t slot(const Call& c, const Ways& w, size_t request, int64_t position) {
+    if (!w.shard.owns(position)) return -1;
+    const int64_t at = w.shard.local(position);
+    const int64_t page = c.table[static_cast<int64_t>(request) * w.width + at / kPage];
+    return page * kPage + at % kPage;
+  }
   // The bytes of every record that this rank holds: 656 and 132 a position.
-  std::vector<std::byte> records_of(const Cache& latent, const Cache& index,
-                                    const std::vector<int32_t>& table, int64_t width,
-                                    const Shard& shard) const {
+  std::vector<std::byte> records_of(const Call& c, const Shard& shard) const {
+    const Cache &latent = c.args.cache, &index = c.args.indexer.keys;
+    const int64_t width = c.args.block_table.shape[1];
+    const MappedVector<int32_t>& table = c.table;
     std::vector<std::byte> found;
     const auto add = [&](const Cache& cache, int64_t page, int64_t at, int64_t bytes) {
-      const std::byte* const from = static_cast<const std::byte*>(cache.data) +
-                                    page * page_bytes(cache.format, kPage) + at;
+      const std::byte* const from =
+          static_cast<const std::byte*>(cache.data) + page * page_bytes(cache.format, kPage) + at;
       found.insert(found.end(), from, from + bytes);
     };
     for (size_t r = 0; r < requests.size(); ++r)

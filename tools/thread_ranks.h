@@ -26,8 +26,17 @@ class ThreadRanks {
     bool operator==(const Counted&) const = default;
   };
 
-  explicit ThreadRanks(int32_t ranks, std::chrono::milliseconds deadline = std::chrono::seconds(30))
-      : deadline_(deadline), calls_(static_cast<size_t>(ranks)) {
+  // How ranks with devices reach memory there; both throw Error.
+  struct DeviceMemory {
+    // Queues a copy on the device's stream.
+    void (*copy)(void* to, const void* from, size_t bytes, const Device& device);
+    // Waits for what is queued there.
+    void (*wait)(const Device& device);
+  };
+
+  explicit ThreadRanks(int32_t ranks, std::chrono::milliseconds deadline = std::chrono::seconds(30),
+                       const DeviceMemory* memory = nullptr)
+      : deadline_(deadline), memory_(memory), calls_(static_cast<size_t>(ranks)) {
     for (int32_t r = 0; r < ranks; ++r) ranks_.push_back(std::make_unique<Rank>(*this, r));
   }
   Communicator& rank(int32_t r) { return *ranks_[static_cast<size_t>(r)]; }
@@ -62,41 +71,58 @@ class ThreadRanks {
     int32_t rank() const noexcept override { return rank_; }
     int32_t size() const noexcept override { return static_cast<int32_t>(group_.ranks_.size()); }
     const char* name() const noexcept override { return "threads"; }
-    bool takes(DeviceKind kind) const noexcept override { return kind == DeviceKind::kCpu; }
-    void all_gather(const void* send, void* recv, size_t bytes, const Device&) override {
+    bool takes(DeviceKind kind) const noexcept override {
+      return kind == DeviceKind::kCpu || group_.memory_;
+    }
+    void all_gather(const void* send, void* recv, size_t bytes, const Device& device) override {
       ++counted.gathers;
       counted.gathered_bytes += static_cast<int64_t>(bytes) * (size() - 1);
-      gather("all_gather", send, recv, bytes);
+      gather({"all_gather", send, bytes}, recv, device);
     }
     void exchange(const void* send, void* recv, size_t bytes) override {
       ++counted.exchanges;
-      gather("exchange", send, recv, bytes);
+      gather({"exchange", send, bytes}, recv, {});
     }
-    void all_to_all(const void* send, void* recv, size_t bytes, const Device&) override {
+    void all_to_all(const void* send, void* recv, size_t bytes, const Device& device) override {
       ++counted.all_to_alls;
       counted.all_to_all_bytes += static_cast<int64_t>(bytes) * (size() - 1);
-      group_.call(rank_, {"all_to_all", send, bytes}, [&](int32_t from, const void* theirs) {
-        std::memcpy(static_cast<std::byte*>(recv) + from * bytes,
-                    static_cast<const std::byte*>(theirs) + rank_ * bytes, bytes);
-      });
+      wait(device);
+      group_.call(
+          rank_, {"all_to_all", send, bytes},
+          [&](int32_t from, const void* theirs) {
+            copy(static_cast<std::byte*>(recv) + from * bytes,
+                 static_cast<const std::byte*>(theirs) + rank_ * bytes, bytes, device);
+          },
+          [&] { wait(device); });
     }
     void check() override {}
 
     Counted counted;
 
    private:
-    void gather(const char* what, const void* send, void* recv, size_t bytes) {
-      group_.call(rank_, {what, send, bytes}, [&](int32_t from, const void* theirs) {
-        std::memcpy(static_cast<std::byte*>(recv) + from * bytes, theirs, bytes);
-      });
+    void gather(const Call& own, void* recv, const Device& device) {
+      wait(device);
+      group_.call(
+          rank_, own,
+          [&](int32_t from, const void* theirs) {
+            copy(static_cast<std::byte*>(recv) + from * own.bytes, theirs, own.bytes, device);
+          },
+          [&] { wait(device); });
+    }
+    void copy(void* to, const void* from, size_t bytes, const Device& device) const {
+      if (device.kind == DeviceKind::kCpu) std::memcpy(to, from, bytes);
+      else group_.memory_->copy(to, from, bytes, device);
+    }
+    void wait(const Device& device) const {
+      if (device.kind != DeviceKind::kCpu) group_.memory_->wait(device);
     }
     ThreadRanks& group_;
     const int32_t rank_;
   };
 
   // Waits until all ranks are there, takes what they brought, and waits until all have taken.
-  template <class Take>
-  void call(int32_t rank, const Call& own, const Take& take) {
+  template <class Take, class Taken>
+  void call(int32_t rank, const Call& own, const Take& take, const Taken& taken) {
     std::unique_lock lock(mutex_);
     if (!failure_.empty()) throw Error(ErrorCode::kRuntime, failure_);
     calls_[rank] = own;
@@ -107,6 +133,7 @@ class ThreadRanks {
     meet(lock, own.what);
     lock.unlock();
     for (size_t r = 0; r < calls_.size(); ++r) take(static_cast<int32_t>(r), calls_[r].send);
+    taken();
     lock.lock();
     meet(lock, own.what);
     calls_[rank] = {};
@@ -136,6 +163,7 @@ class ThreadRanks {
   }
 
   const std::chrono::milliseconds deadline_;
+  const DeviceMemory* const memory_;
   std::mutex mutex_;
   std::condition_variable met_;
   std::vector<Call> calls_;

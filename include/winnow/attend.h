@@ -41,8 +41,10 @@ struct AttendArgs {
   // has 192^-1/2 * m^2 with YaRN's m = 0.1 ln(factor) + 1 (0.1352 for a factor of 40), GLM-5
   // 256^-1/2, V4 512^-1/2.
   float scale = kNotGiven;
-  Tensor sink = {};       // [H] f32, optional
-  Tensor out;             // [T, H, d_v] bf16; on the CPU also f32, as merge() likes it
+  Tensor sink = {};  // [H] f32, optional
+  // [T, H, d_v] bf16 or f32, as merge() likes it; f32 also [W, T, H / W, d_v], blocks of heads as
+  // combine() sends them, and lse [W, T, H / W] then.
+  Tensor out;
   Tensor lse = {};        // [T, H] f32, optional, natural logarithm
   Tensor max_logit = {};  // [T, H] f32, optional
   // Gives lse = -inf instead of +inf to a row without a valid entry, as merge() needs it.

@@ -37,7 +37,7 @@ struct CutArgs {
   Tensor counts = {};     // [T] int32, out: how many these are
   Tensor positions = {};  // [T, K] int32, out: the row's whole top-k, ascending, then -1
   CutForm form = CutForm::kAuto;
-  // cut_workspace_bytes(); a call without a plan may leave it empty and allocates its own.
+  // cut_workspace_bytes(); a CPU call without a plan may leave it empty and allocates its own.
   std::span<std::byte> workspace = {};
   Target target = {};
 };

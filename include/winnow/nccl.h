@@ -16,7 +16,7 @@
 namespace winnow {
 
 // Device memory only. Collectives are queued on the stream of the call's device and can be captured
-// in a graph; every rank then captures and replays. Construct it with the rank's device current.
+// in a graph; every rank then captures and replays.
 //
 // NCCL does not tell which rank is missing. A queued collective that waits for a lost rank keeps
 // the stream busy: check() and exchange() throw after the deadline, and aborting the communicator
@@ -28,6 +28,8 @@ class NcclCommunicator final : public Communicator {
       : comm_(comm), deadline_(deadline) {
     ensure(ncclCommUserRank(comm_, &rank_), "ncclCommUserRank");
     ensure(ncclCommCount(comm_, &size_), "ncclCommCount");
+    ensure(ncclCommCuDevice(comm_, &device_index_), "ncclCommCuDevice");
+    const OnDevice here(device_index_);
     ensure(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     reserve(512);
   }
@@ -47,10 +49,12 @@ class NcclCommunicator final : public Communicator {
 
   void all_gather(const void* send, void* recv, size_t bytes, const Device& device) override {
     check();
+    const OnDevice here(device_index_);
     ensure(ncclAllGather(send, recv, bytes, ncclUint8, comm_, stream_of(device)), "all_gather");
   }
   void all_to_all(const void* send, void* recv, size_t bytes, const Device& device) override {
     check();
+    const OnDevice here(device_index_);
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0)
     ensure(ncclAlltoAll(send, recv, bytes, ncclUint8, comm_, stream_of(device)), "all_to_all");
 #else
@@ -66,9 +70,12 @@ class NcclCommunicator final : public Communicator {
     ensure(ncclGroupEnd(), "all_to_all");
 #endif
   }
-  // Through device memory, on a stream of its own.
+  // Through device memory, on a stream of its own. NCCL runs the operations of a communicator one
+  // after the other, so this waits for collectives queued before it: pass Parallel::control where
+  // the host should not.
   void exchange(const void* send, void* recv, size_t bytes) override {
     check();
+    const OnDevice here(device_index_);
     reserve(bytes);
     const auto ranks = static_cast<size_t>(size_);
     std::memcpy(host_, send, bytes);
@@ -97,6 +104,20 @@ class NcclCommunicator final : public Communicator {
   }
 
  private:
+  // Makes the communicator's device current.
+  class OnDevice {
+   public:
+    explicit OnDevice(int index) {
+      if (cudaGetDevice(&before_) == cudaSuccess && before_ != index) cudaSetDevice(index);
+    }
+    ~OnDevice() { cudaSetDevice(before_); }
+    OnDevice(const OnDevice&) = delete;
+    OnDevice& operator=(const OnDevice&) = delete;
+
+   private:
+    int before_ = 0;
+  };
+
   static cudaStream_t stream_of(const Device& device) {
     return static_cast<cudaStream_t>(device.stream);
   }
@@ -126,7 +147,7 @@ class NcclCommunicator final : public Communicator {
   }
 
   ncclComm_t comm_;
-  int rank_ = 0, size_ = 1;
+  int rank_ = 0, size_ = 1, device_index_ = 0;
   const std::chrono::milliseconds deadline_;
   cudaStream_t stream_ = nullptr;
   char *device_ = nullptr, *host_ = nullptr;

@@ -26,7 +26,7 @@ struct SelectArgs {
   Tensor starts = {};  // [T] int32: first valid column, optional (0)
   Tensor ends = {};    // [T] int32: one past the last valid column, optional (N)
   Tensor ids;          // [T, K] int32, out
-  // [T, K] f32, out, optional, on the CPU: the logits at these ids; -inf where an id is -1.
+  // [T, K] f32, out, optional: the logits at these ids; -inf where an id is -1.
   Tensor values = {};
   bool relative = false;  // give column - start (clamped to the row) instead of column
   SelectBlocks blocks = {};

@@ -7,6 +7,7 @@
 #include "attend/cpu/kernels.h"
 #include "attend/kernel.h"
 #include "core/arena.h"
+#include "core/arithmetic.h"
 #include "core/check.h"
 #include "core/own_memory.h"
 #include "core/schedule.h"
@@ -87,7 +88,9 @@ Shape shape_of(const Params& p) {
           .tables = by_table(p.lists),
           .fixed_split = p.fixed_split,
           .device = p.device.index,
-          .workspace = p.workspace.size()};
+          .workspace = p.workspace.size(),
+          .f32_out = p.out_f32 != nullptr,
+          .likely_width = p.likely_width};
 }
 
 namespace {
@@ -191,18 +194,29 @@ void check_results(const Check& check, const AttendArgs& a, Params& p) {
   const int64_t tokens = p.tokens, heads = p.heads;
   if (check.optional(a.sink, "sink", DType::kF32, {heads}))
     p.sink = static_cast<const float*>(a.sink.data);
-  const bool f32 = a.out.dtype == DType::kF32 && p.device.kind == DeviceKind::kCpu;
-  check.output_rows(a.out, "out", f32 ? DType::kF32 : DType::kBf16, {tokens, heads, kValueDim});
+  // Blocks of heads come in front of the tokens.
+  const bool f32 = a.out.dtype == DType::kF32;
+  const int blocked = f32 && a.out.rank == 4 ? 1 : 0;
+  if (blocked) {
+    const int64_t blocks = check.range(a.out.shape[0], "out (blocks of heads)", 1, heads);
+    check.that(heads % blocks == 0, "out (blocks of heads)", cat("a divisor of ", heads, " heads"),
+               cat(blocks));
+    p.block_heads = static_cast<int32_t>(heads / blocks);
+    check.output_rows(a.out, "out", DType::kF32, {blocks, tokens, p.block_heads, kValueDim});
+    if (a.lse) check.output(a.lse, "lse", DType::kF32, {blocks, tokens, p.block_heads});
+    p.out_block_stride = a.out.stride[0];
+    p.lse_block_stride = a.lse.stride[0];
+  } else {
+    check.output_rows(a.out, "out", f32 ? DType::kF32 : DType::kBf16, {tokens, heads, kValueDim});
+    if (a.lse) check.output(a.lse, "lse", DType::kF32, {tokens, heads});
+  }
   if (f32) p.out_f32 = static_cast<float*>(a.out.data);
   else p.out = static_cast<bf16*>(a.out.data);
-  p.out_token_stride = a.out.stride[0];
-  p.out_head_stride = a.out.stride[1];
-  if (a.lse) {
-    check.output(a.lse, "lse", DType::kF32, {tokens, heads});
-    p.lse = static_cast<float*>(a.lse.data);
-    p.lse_token_stride = a.lse.stride[0];
-    p.lse_head_stride = a.lse.stride[1];
-  }
+  p.out_token_stride = a.out.stride[blocked];
+  p.out_head_stride = a.out.stride[blocked + 1];
+  p.lse = static_cast<float*>(a.lse.data);
+  p.lse_token_stride = a.lse.stride[blocked];
+  p.lse_head_stride = a.lse.stride[blocked + 1];
   if (a.max_logit) {
     check.output(a.max_logit, "max_logit", DType::kF32, {tokens, heads});
     p.max_logit = static_cast<float*>(a.max_logit.data);
@@ -224,10 +238,12 @@ class CheckedCall {
     check_results(check_, a, p_);
     p_.scale = a.scale;
     p_.fixed_split = plan_ && plan_->options().split == SplitPolicy::kFixed;
+    p_.likely_width = likely_width();
     if (!on_cpu()) {
       check_.rows_of_16(a.q, "q");
       check_.rows_of_16(a.q_rope, "q_rope");
-      check_.rows_of_16(a.out, "out");
+      if (a.out.dtype == DType::kF32) check_rows_of_8(a.out);
+      else check_.rows_of_16(a.out, "out");
     }
     p_.workspace = a.workspace;
     shape_ = shape_of(p_);
@@ -265,6 +281,14 @@ class CheckedCall {
   const Check& check() const { return check_; }
 
  private:
+  // Hopper's kernels write fp32 in pairs.
+  void check_rows_of_8(const Tensor& out) const {
+    bool even = reinterpret_cast<uintptr_t>(out.data) % 8 == 0;
+    for (int i = 0; i + 1 < out.rank; ++i) even = even && out.stride[i] % 2 == 0;
+    check_.that(even || out.size() == 0, "out", "rows aligned to 8 bytes on CUDA",
+                cat("strides ", out.stride[0], ", ", out.stride[1]));
+  }
+
   void check_plan() const {
     const PlanOptions& o = plan_->options();
     const std::span<const Part> parts = plan_->parts();
@@ -280,6 +304,13 @@ class CheckedCall {
     const int32_t width = schedule.tiles.empty() ? INT32_MAX : schedule.tiles.back().end;
     check_.that(shape_.width <= width, "lists (columns)", cat("at most ", width, ", as planned"),
                 cat(shape_.width));
+  }
+
+  // Of a context over ranks, each attends to about its share of a list as wide as all of it.
+  int32_t likely_width() const {
+    if (!plan_ || plan_->options().parallel.spread != Spread::kContext) return 0;
+    const int32_t world = plan_->options().parallel.shard().world;
+    return world > 1 ? ceil_div(p_.lists[0].width + p_.lists[1].width, world) : 0;
   }
 
   ScheduleShape schedule_shape() const {

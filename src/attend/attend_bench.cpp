@@ -3,11 +3,16 @@
 // the shapes that FlashMLA's figures (bench/peers) were taken with.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <numeric>
 #include <optional>
+#include <vector>
 
 #include "harness.h"
+#include "lone_rank.h"
 #include "problems.h"
 #include "winnow/error.h"
+#include "winnow/plan.h"
 
 namespace winnow {
 namespace {
@@ -189,6 +194,57 @@ const bench::Suite batches("attend", "batches", [](bench::Runner& runner) {
   };
   for (const int64_t heads : {128, 16}) logical({.heads = heads, .topk = 2048});
   logical({.model = kV4, .heads = 64, .topk = 128, .extra = 512});
+});
+
+// A rank of eight that share out the context: all heads over its part of the lists, into fp32 in
+// blocks of heads. Lists are as wide as the whole top-k and about an eighth as long. Beside it,
+// lists that are as wide as long.
+void measure_shard(bench::Runner& runner, int64_t tokens) {
+  constexpr int32_t kRanks = 8;
+  const bench::Sizes sizes{.heads = 128,
+                           .topk = 2048,
+                           .batch = tokens,
+                           .context = 16384,
+                           .shuffled = true,
+                           .device = runner.device()};
+  const int64_t own = sizes.heads / kRanks, length = sizes.topk / kRanks;
+  bench::Case c = case_of(sizes, name_of_case(sizes) + ", a shard of 8");
+  if (!runner.wants(c)) return;
+  bench::AttendProblem problem(sizes);
+  tools::LoneRank comm(kRanks);
+  Plan plan({.heads = static_cast<int32_t>(sizes.heads),
+             .pages = problem.cache.cache.pages,
+             .max_requests = static_cast<int32_t>(tokens),
+             .max_tokens = static_cast<int32_t>(tokens),
+             .max_context = static_cast<int32_t>(sizes.context * kRanks),
+             .target = {.device = runner.device()},
+             .parallel = {.comm = &comm, .spread = Spread::kContext}});
+  std::vector<int32_t> starts(tokens + 1);
+  std::iota(starts.begin(), starts.end(), 0);
+  plan.refill({starts, std::vector<int32_t>(tokens, static_cast<int32_t>(sizes.context * kRanks))});
+  tools::Buffer<int32_t> lengths(tokens);
+  std::ranges::fill(lengths, static_cast<int32_t>(length));
+  tools::Buffer<float> out, lse;
+  AttendArgs& args = problem.args;
+  args.plan = &plan;
+  args.max_logit = {};
+  args.empty_lse_negative = true;
+  args.lists[0].lengths = problem.placement.copied(lengths, {tokens});
+  args.out = problem.placement.room(out, {kRanks, tokens, own, sizes.model.d_v});
+  args.lse = problem.placement.room(lse, {kRanks, tokens, own});
+  args.workspace = problem.placement.workspace(problem.workspace, plan.workspace_bytes());
+  c.kernel = "sm90/decode";
+  runner.measure(c, [&] { attend(args); });
+}
+
+const bench::Suite ranks("attend", "ranks", [](bench::Runner& runner) {
+  if (!runner.on_cuda()) return;
+  for (const int64_t tokens : {1, 8, 32, 128}) {
+    for (const int64_t topk : {2048, 256})
+      measure(runner,
+              {.heads = 128, .topk = topk, .batch = tokens, .context = 16384, .shuffled = true});
+    measure_shard(runner, tokens);
+  }
 });
 
 }  // namespace

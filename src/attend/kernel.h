@@ -99,10 +99,13 @@ struct Params {
   float scale = 1.0f;
   const float* sink = nullptr;  // [H]
   bf16* out = nullptr;
-  float* out_f32 = nullptr;  // CPU: instead of `out`, with the same strides
+  float* out_f32 = nullptr;  // instead of `out`, with the same strides
   int64_t out_token_stride = 0, out_head_stride = 0;
   float* lse = nullptr;  // may be null
   int64_t lse_token_stride = 0, lse_head_stride = 0;
+  // Heads of a block where out_f32 and lse are in blocks, [W, T, H / W, ...]; 0: they are not.
+  int32_t block_heads = 0;
+  int64_t out_block_stride = 0, lse_block_stride = 0;
   float* max_logit = nullptr;  // may be null
   int64_t max_token_stride = 0, max_head_stride = 0;
   float empty_lse = 0;  // +inf or -inf
@@ -112,6 +115,20 @@ struct Params {
   Schedule schedule;
   std::span<std::byte> workspace;
   Device device;
+  // CUDA: about how many entries most tokens have, where `lengths` say; 0: all columns.
+  int32_t likely_width = 0;
+
+  // Where a row of `out` and its lse stand.
+  int64_t out_at(int64_t token, int64_t head) const {
+    const int64_t block = block_heads > 0 ? head / block_heads : 0;
+    return block * out_block_stride + token * out_token_stride +
+           (head - block * block_heads) * out_head_stride;
+  }
+  int64_t lse_at(int64_t token, int64_t head) const {
+    const int64_t block = block_heads > 0 ? head / block_heads : 0;
+    return block * lse_block_stride + token * lse_token_stride +
+           (head - block * block_heads) * lse_head_stride;
+  }
 };
 
 // What the choice of a kernel and the size of its workspace depend on.
@@ -126,6 +143,8 @@ struct Shape {
   bool fixed_split = false;  // cuts depend on the token alone
   int32_t device = 0;        // its index
   size_t workspace = 0;      // bytes of the call's workspace
+  bool f32_out = false;      // the output stays in fp32
+  int32_t likely_width = 0;  // entries of most tokens; 0: `width`
 };
 
 struct AttendKernel : Kernel<Shape, Params> {

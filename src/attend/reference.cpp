@@ -33,14 +33,14 @@ void write(const Params& p, int64_t t, int h, const Sum& sum) {
   const double lse = sum.m + std::log(sum.l);
   // out = o / (l + e^{sink - m}) = o / l * e^lse / (e^lse + e^sink)
   const double sink = p.sink && !empty ? std::exp(p.sink[h] - sum.m) : 0;
-  const int64_t at = t * p.out_token_stride + h * p.out_head_stride;
+  const int64_t at = p.out_at(t, h);
   for (int i = 0; i < kValueDim; ++i) {
     const float o = empty ? 0.0f : static_cast<float>(sum.o[i] / (sum.l + sink));
     if (p.out_f32) p.out_f32[at + i] = o;
     else p.out[at + i] = to_bf16(o);
   }
   if (p.lse)
-    p.lse[t * p.lse_token_stride + h * p.lse_head_stride] =
+    p.lse[p.lse_at(t, h)] =
         empty ? p.empty_lse : static_cast<float>(std::isinf(sum.max) ? sum.max : lse);
   if (p.max_logit)
     p.max_logit[t * p.max_token_stride + h * p.max_head_stride] = static_cast<float>(sum.max);

@@ -193,13 +193,4 @@ Cache Check::cache(const Cache& c, const char* argument, CacheUse use) const {
   return r;
 }
 
-void Check::values(const Tensor& t, const char* argument, const Tensor& ids,
-                   DeviceKind device) const {
-  if (!t) return;
-  output_rows(t, argument, DType::kF32, {ids.shape[0], ids.shape[1]});
-  if (device != DeviceKind::kCpu)
-    throw Error(ErrorCode::kUnsupported,
-                cat(stage_, ": ", argument, ": expected none on CUDA, found ", shape_of(t)));
-}
-
 }  // namespace winnow::internal::core

@@ -104,9 +104,6 @@ class Check {
   // table has entries: it would turn every slot into -1.
   void pages(int64_t pages, const Tensor& block_table, int64_t most) const;
 
-  // f32 beside int32 ids of the same shape, on the CPU alone; none is fine.
-  void values(const Tensor& t, const char* argument, const Tensor& ids, DeviceKind device) const;
-
   const char* stage() const { return stage_; }
 
  private:

@@ -103,6 +103,24 @@ void copy_to_device(const Device& device, void* to, const void* from, size_t byt
   if (bytes > 0) keep_error(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(device)));
 }
 
+void copy_rows(const Device& device, const RowCopy& c) noexcept {
+  if (c.rows == 0 || c.row_bytes == 0) return;
+  keep_error(cudaMemcpy2DAsync(c.to, c.to_stride, c.from, c.row_bytes, c.row_bytes, c.rows,
+                               cudaMemcpyDefault, stream_of(device)));
+}
+
+void fill(const Device& device, void* to, uint8_t with, size_t bytes) noexcept {
+  if (bytes > 0) keep_error(cudaMemsetAsync(to, with, bytes, stream_of(device)));
+}
+
+bool capturing(const Device& device) noexcept {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream_of(device), &status) == cudaSuccess)
+    return status != cudaStreamCaptureStatusNone;
+  cudaGetLastError();  // the legacy stream, while another is captured
+  return true;
+}
+
 void* make_mark(const Device& device) {
   const Current current(device);
   cudaEvent_t event = nullptr;
@@ -115,12 +133,9 @@ void release_mark(void* mark) noexcept {
 }
 
 void pass_mark(void* mark, const Device& device) noexcept {
+  if (capturing(device)) return;
   const auto stream = stream_of(device);
   const auto event = static_cast<cudaEvent_t>(mark);
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess ||
-      status != cudaStreamCaptureStatusNone)
-    return;
   keep_error(cudaStreamWaitEvent(stream, event, 0));
   keep_error(cudaEventRecord(event, stream));
 }

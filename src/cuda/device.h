@@ -37,6 +37,20 @@ void release_pinned(void* memory) noexcept;
 // copies what is there when it is replayed.
 void copy_to_device(const Device& device, void* to, const void* from, size_t bytes) noexcept;
 
+// Queues a copy of rows that lie behind each other to rows of a stride of their own, in bytes.
+struct RowCopy {
+  void* to;
+  size_t to_stride;
+  const void* from;
+  size_t row_bytes, rows;
+};
+void copy_rows(const Device& device, const RowCopy& copy) noexcept;
+// Queues the setting of bytes.
+void fill(const Device& device, void* to, uint8_t with, size_t bytes) noexcept;
+
+// Whether the stream of `device` is being captured: the host cannot wait for it then.
+bool capturing(const Device& device) noexcept;
+
 // A point of a stream that the host can wait for. Passing it again, on any stream, moves it behind
 // both places; a stream under capture is left alone. Never passed, it is not waited for.
 void* make_mark(const Device& device);  // throws Error(kRuntime)

@@ -16,6 +16,8 @@ struct TopkParams {
   bool from_start = false;  // a row's first valid logit is at column 0 instead of at its start
   int32_t* ids = nullptr;
   int64_t id_stride = 0, width = 0;
+  float* values = nullptr;  // the logits at the ids, -inf where there is none; may be null
+  int64_t value_stride = 0;
   bool relative = false;
   // The kernel before on the stream lets this one start early (griddepcontrol), and wrote nothing
   // that this one reads but the logits.

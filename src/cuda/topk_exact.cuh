@@ -161,10 +161,9 @@ __device__ __forceinline__ void select_exactly(const Job& job, uint32_t width, E
     if (!given) return;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int32_t id = job.base + static_cast<int32_t>(v + i - row.first);
-      if (key[i] >= cut) job.ids[over++ + min(equal, ties)] = id;
+      if (key[i] >= cut) job.put(over++ + min(equal, ties), v + i);
       else if (key[i] == tie) {
-        if (equal < ties) job.ids[over + equal] = id;
+        if (equal < ties) job.put(over + equal, v + i);
         ++equal;
       }
     }

@@ -205,17 +205,18 @@ __device__ __forceinline__ void mark(uint32_t listed, uint32_t wanted, uint32_t*
   }
 }
 
-// Writes the columns that a bitmap holds, of which there are `words`; `first` is its first column.
-__device__ __forceinline__ void write_marked(const uint32_t* bitmap, uint32_t words, int32_t* ids,
-                                             int32_t first, Scan& scan) {
+// Gives the columns that a bitmap of `words` holds, from place `place` on; `first` is its first
+// column.
+__device__ __forceinline__ void write_marked(const uint32_t* bitmap, uint32_t words, const Job& job,
+                                             uint32_t place, uint32_t first, Scan& scan) {
   const uint32_t share = ceil_div(words, kThreads);
   const uint32_t from = min(threadIdx.x * share, words), to = min(from + share, words);
   uint32_t n = 0;
   for (uint32_t w = from; w < to; ++w) n += __popc(bitmap[w]);
-  ids += scan_block(n, scan);
+  place += scan_block(n, scan);
   for (uint32_t w = from; w < to; ++w)
     for (uint32_t bits = bitmap[w]; bits; bits &= bits - 1)
-      *ids++ = first + static_cast<int32_t>(w * 32 + __ffs(bits) - 1);
+      job.put(place++, first + w * 32 + __ffs(bits) - 1);
 }
 
 // kEach: of the sample, a thread's.
@@ -244,8 +245,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   if (listed >= wanted && listed <= room) {
     mark(listed, wanted, bitmap, sm);
     __syncthreads();
-    return write_marked(bitmap, ceil_div(row.last, 32), job.ids,
-                        job.base - static_cast<int32_t>(row.first), sm.scan);
+    return write_marked(bitmap, ceil_div(row.last, 32), job, 0, 0, sm.scan);
   }
   ExactMemory& exact = *reinterpret_cast<ExactMemory*>(sm.entries);
   clear(&exact, kAloneBytes);

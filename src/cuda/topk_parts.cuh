@@ -38,7 +38,14 @@ struct Row {
 struct Job {
   Row row;
   int32_t* ids;
-  int32_t base;  // id of column row.first
+  int32_t base;   // id of column row.first
+  float* values;  // null: ids alone are asked for
+
+  // Gives a column.
+  __device__ __forceinline__ void put(uint32_t place, uint32_t column) const {
+    ids[place] = base + static_cast<int32_t>(column - row.first);
+    if (values) values[place] = row.origin[column];
+  }
 };
 
 __device__ __forceinline__ Job job_of(const TopkParams& p, int64_t token, const Range& range) {
@@ -47,7 +54,8 @@ __device__ __forceinline__ Job job_of(const TopkParams& p, int64_t token, const 
   const uint32_t length = static_cast<uint32_t>(range.last - range.first);
   return {{logits - lead, lead, lead + length},
           p.ids + token * p.id_stride,
-          static_cast<int32_t>(p.relative ? 0 : range.first)};
+          static_cast<int32_t>(p.relative ? 0 : range.first),
+          p.values ? p.values + token * p.value_stride : nullptr};
 }
 __device__ __forceinline__ Job job_of(const TopkParams& p, int64_t token) {
   return job_of(p, token, p.ranges.of(token));
@@ -144,8 +152,10 @@ __device__ __forceinline__ Found find(const uint32_t* bins, uint32_t wanted, Sca
 __device__ __forceinline__ void give_all(const TopkParams& p, const Job& job, unsigned rank,
                                          unsigned blocks) {
   const int64_t length = job.row.last - job.row.first;
-  for (int64_t k = rank * kThreads + threadIdx.x; k < p.width; k += blocks * kThreads)
+  for (int64_t k = rank * kThreads + threadIdx.x; k < p.width; k += blocks * kThreads) {
     job.ids[k] = k < length ? static_cast<int32_t>(job.base + k) : -1;
+    if (job.values) job.values[k] = k < length ? job.row.origin[job.row.first + k] : -INFINITY;
+  }
 }
 
 }  // namespace winnow::internal::cuda::ranking

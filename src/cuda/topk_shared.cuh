@@ -346,9 +346,9 @@ __global__ void __launch_bounds__(kThreads, kGroups > 2 ? 1 : 2)
   const uint32_t parts = (lane < kWarps ? sm.below[lane] : 0) + (lane < warp ? sm.warps[lane] : 0);
   const uint32_t before = sm.before + __reduce_add_sync(~0u, parts);
   const uint32_t n_mine = __popcll(mine);
-  int32_t* ids = job.ids + before + scan_warp(n_mine) - n_mine;
-  const int32_t id = job.base + static_cast<int32_t>(start + lane * kGroups * 4 - row.first) - 1;
-  for (; mine; mine &= mine - 1) *ids++ = id + __ffsll(mine);
+  uint32_t next = before + scan_warp(n_mine) - n_mine;
+  const uint32_t column = start + lane * kGroups * 4 - 1;
+  for (; mine; mine &= mine - 1) job.put(next++, column + __ffsll(mine));
 }
 
 }  // namespace winnow::internal::cuda::ranking

@@ -132,6 +132,13 @@ __device__ __forceinline__ void mark_or_send(const EvenBins& even, const Middle&
   }
 }
 
+// The cluster's job, with the place of its values computed here rather than kept in a register.
+__device__ __forceinline__ Job with_values(const TopkParams& p, Job job) {
+  const int64_t token = fresh(cluster_index());
+  job.values = p.values ? p.values + token * p.value_stride : nullptr;
+  return job;
+}
+
 __global__ void __launch_bounds__(kThreads, 1)
     stream_kernel(const __grid_constant__ TopkParams p, uint32_t room) {
   extern __shared__ __align__(16) unsigned char raw[];
@@ -167,7 +174,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     ExactMemory& rest = *reinterpret_cast<ExactMemory*>(sm.entries);  // the same for all blocks
     clear(&rest, sizeof rest);
     cluster_sync();
-    return select_exactly<0, true>(job, width, rest, rank, blocks);
+    return select_exactly<0, true>(with_values(p, job), width, rest, rank, blocks);
   }
 
   // What this block gives.
@@ -191,8 +198,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   const uint32_t below = __reduce_add_sync(~0u, lane < kWarps ? sm.shared.below[lane] : 0);
-  write_marked(marks.bitmap, stretch / 32, job.ids + sm.shared.before + below,
-               job.base + static_cast<int32_t>(start - row.first), sm.shared.scan);
+  write_marked(marks.bitmap, stretch / 32, with_values(p, job), sm.shared.before + below, start,
+               sm.shared.scan);
 }
 
 }  // namespace winnow::internal::cuda::ranking

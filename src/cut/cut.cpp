@@ -9,8 +9,10 @@
 #include "core/check.h"
 #include "core/own_memory.h"
 #include "cpu/threads.h"
+#include "cuda/device.h"
 #include "cut/kernel.h"
 #include "parallel/agree.h"
+#include "parallel/on_device.h"
 #include "winnow/plan.h"
 
 namespace winnow {
@@ -19,32 +21,50 @@ namespace internal::cut {
 
 std::span<const CutKernel> kernels() {
   static constexpr CutKernel table[] = {
-      {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd},
-      {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference},
+#ifdef WINNOW_WITH_CUDA
+      {{{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, fits_sm90, sm90},
+       pack_sm90,
+       keep_sm90},
+#endif
+      {{{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd}, pack, keep},
+      {{{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference},
+       pack,
+       keep},
   };
   return table;
 }
 
 namespace {
 
-// A collective costs as much as the bytes that a process brings in meanwhile from others of its
-// machine: 3.5 us at some 10 GB/s.
+// A collective costs as much as the bytes that come in meanwhile: between the processes of a
+// machine 3.5 us at some 10 GB/s; between devices, by a model of NVLink that no machine with
+// several devices has confirmed, 5 us more than one that carries the candidates, at 322 GB/s.
 constexpr int64_t kBytesOfACollective = 32 << 10;
+constexpr int64_t kBytesOfACollectiveCuda = 1536 << 10;
 
 // How much travels.
 struct Sizes {
   int64_t tokens, width;
   int32_t ranks;
   bool positions;  // are asked for
-  bool owner;      // the form
-  int64_t rows;    // of which each rank finds the cuts
+  bool on_cpu;
+  bool owner = false;  // the form
+  int64_t rows = 0;    // of which each rank finds the cuts
 
-  Sizes(int64_t tokens_, int64_t width_, int32_t ranks_, CutForm form, bool positions_)
-      : tokens(tokens_), width(width_), ranks(ranks_), positions(positions_) {
+  Sizes(int64_t tokens_, int64_t width_, int32_t ranks_, bool positions_, DeviceKind device)
+      : tokens(tokens_),
+        width(width_),
+        ranks(ranks_),
+        positions(positions_),
+        on_cpu(device == DeviceKind::kCpu) {}
+  Sizes in(CutForm form) const {
+    Sizes s = *this;
     const int64_t own = ceil_div(tokens, ranks);
     const int64_t more = 8 * width * (tokens - own) * (ranks - 1);  // bytes, by gathering
-    owner = form == CutForm::kOwner || (form == CutForm::kAuto && more > kBytesOfACollective);
-    rows = owner ? own : tokens;
+    const int64_t worth = on_cpu ? kBytesOfACollective : kBytesOfACollectiveCuda;
+    s.owner = form == CutForm::kOwner || (form == CutForm::kAuto && more > worth);
+    s.rows = s.owner ? own : tokens;
+    return s;
   }
   int64_t all_rows() const { return owner ? ranks * rows : tokens; }
   int64_t row_floats() const { return 2 * width; }
@@ -88,8 +108,8 @@ Call checked(const Check& check, const CutArgs& a) {
   check.range(width, "ids columns", 0, INT32_MAX / 16);
   check.range(tokens, "ids rows", 0, INT64_MAX / 64 / (width + 1) / (ranks + 1));
 
-  const Sizes sizes(tokens, width, ranks, a.form, static_cast<bool>(a.positions));
-  return {sizes, a, ranks > 1 ? comm : nullptr, shard, device};
+  const Sizes sizes(tokens, width, ranks, static_cast<bool>(a.positions), device.kind);
+  return {sizes.in(a.form), a, ranks > 1 ? comm : nullptr, shard, device};
 }
 
 // What travels, and what is found.
@@ -108,15 +128,15 @@ struct Memory {
     const auto rows = static_cast<size_t>(c.rows);
     const auto width = static_cast<size_t>(c.width);
     const size_t listed = c.owner && c.positions ? width : 0;
-    agreement = arena.take<std::byte>(parallel::agreement_bytes(c.ranks));
+    agreement = arena.take<std::byte>(c.on_cpu ? parallel::agreement_bytes(c.ranks) : 0);
     send = arena.take<float>(all_rows * 2 * width);
     received = arena.take<float>(c.ranks * rows * 2 * width);
     cuts = arena.take<int64_t>(rows);
     all_cuts = arena.take<int64_t>(all_rows);
     positions = arena.take<int32_t>(rows * listed);
     all_positions = arena.take<int32_t>(all_rows * listed);
-    scratch = arena.take<std::byte>(scratch_bytes(c.width, c.ranks) *
-                                    static_cast<size_t>(internal::cpu::threads()));
+    const auto workers = static_cast<size_t>(c.on_cpu ? internal::cpu::threads() : 0);
+    scratch = arena.take<std::byte>(scratch_bytes(c.width, c.ranks) * workers);
   }
 };
 
@@ -125,39 +145,34 @@ T* row_of(const Tensor& t, int64_t row) {
   return static_cast<T*>(t.data) + row * t.stride[0];
 }
 
-// Values, then positions; rows behind the last token are empty.
-void pack(const Call& c, float* send) {
-  internal::cpu::parallel_for(c.all_rows(), [&](int64_t t, int) {
-    float* const values = send + t * c.row_floats();
-    int32_t* const positions = reinterpret_cast<int32_t*>(values + c.width);
-    if (t >= c.tokens) {
-      std::fill_n(values, c.width, 0.0f);
-      std::fill_n(positions, c.width, -1);
-      return;
-    }
-    std::copy_n(row_of<const float>(c.a.values, t), c.width, values);
-    const int32_t* const ids = row_of<const int32_t>(c.a.ids, t);
-    for (int64_t k = 0; k < c.width; ++k) positions[k] = position_of(c.shard, ids[k]);
-  });
+OwnRows own_rows(const Call& c, float* packed) {
+  return {.ids = row_of<const int32_t>(c.a.ids, 0),
+          .values = row_of<const float>(c.a.values, 0),
+          .id_stride = c.a.ids.stride[0],
+          .value_stride = c.a.values.stride[0],
+          .tokens = c.tokens,
+          .width = c.width,
+          .all_rows = c.all_rows(),
+          .shard = c.shard,
+          .packed = packed,
+          .device = c.device};
 }
 
-// This rank's entries that are not behind their row's cut. Writes at or before the id just read, so
-// `kept` may be `ids`.
-void keep(const Call& c, const int64_t* cuts) {
-  internal::cpu::parallel_for(c.tokens, [&](int64_t t, int) {
-    const int32_t* const ids = row_of<const int32_t>(c.a.ids, t);
-    const float* const values = row_of<const float>(c.a.values, t);
-    int32_t* const kept = c.a.kept ? row_of<int32_t>(c.a.kept, t) : nullptr;
-    int32_t count = 0;
-    for (int64_t k = 0; k < c.width; ++k) {
-      const int32_t id = ids[k], position = position_of(c.shard, id);
-      if (position < 0 || order_of(values[k], position) < cuts[t]) continue;
-      if (kept) kept[count] = id;
-      ++count;
-    }
-    if (kept) std::fill(kept + count, kept + c.width, -1);
-    if (c.a.counts) *row_of<int32_t>(c.a.counts, t) = count;
-  });
+// Rows of positions into rows of the output's stride.
+void spread_positions(const Call& c, const int32_t* rows) noexcept {
+#ifdef WINNOW_WITH_CUDA
+  if (!c.on_cpu) {
+    const size_t bytes = static_cast<size_t>(c.width) * sizeof(int32_t);
+    const auto stride = static_cast<size_t>(c.a.positions.stride[0]) * sizeof(int32_t);
+    return internal::cuda::copy_rows(c.device, {.to = c.a.positions.data,
+                                                .to_stride = stride,
+                                                .from = rows,
+                                                .row_bytes = bytes,
+                                                .rows = static_cast<size_t>(c.tokens)});
+  }
+#endif
+  for (int64_t t = 0; t < c.tokens; ++t)
+    std::copy_n(rows + t * c.width, c.width, row_of<int32_t>(c.a.positions, t));
 }
 
 // The ranks make one call: shapes, form and outputs decide what is sent.
@@ -170,14 +185,15 @@ void agree_on(const Call& c, std::byte* room) {
   offer.number("positions", static_cast<bool>(c.a.positions));
   offer.number("shard.interleave", c.shard.interleave);
   offer.number("shard.world", c.shard.world);
-  parallel::agree(*c.comm, offer, {room, parallel::agreement_bytes(c.ranks)});
+  parallel::agree_in(*c.comm, offer, c.on_cpu ? room : nullptr);
 }
 
 void run(const Call& c, const CutKernel& kernel, Arena& arena) {
   const Memory m(arena, c);
   if (c.comm && !c.a.plan) agree_on(c, m.agreement);
   if (c.tokens == 0) return;
-  pack(c, m.send);
+  const OwnRows own = own_rows(c, m.send);
+  launch("cut", kernel, c.device, [&] { kernel.pack(own); });
   const float* candidates = m.send;
   if (c.comm) {
     const parallel::Step step{"cut", *c.comm, c.device};
@@ -187,35 +203,39 @@ void run(const Call& c, const CutKernel& kernel, Arena& arena) {
     candidates = m.received;
   }
 
+  const bool gather = c.owner && c.comm;
+  const bool keeps = c.a.kept || c.a.counts;
+  const Keeping keeping{.own = own,
+                        .cuts = gather ? m.all_cuts : m.cuts,
+                        .kept = row_of<int32_t>(c.a.kept, 0),
+                        .kept_stride = c.a.kept.stride[0],
+                        .counts = row_of<int32_t>(c.a.counts, 0),
+                        .count_stride = c.a.counts.stride[0]};
   Params p;
   p.candidates = candidates;
   p.rows = c.rows;
   p.width = c.width;
   p.blocks = c.ranks;
   p.cuts = m.cuts;
-  const bool gather = c.owner && c.comm;
   if (c.a.positions) {
     p.positions = gather ? m.positions : row_of<int32_t>(c.a.positions, 0);
     p.position_stride = gather ? c.width : c.a.positions.stride[0];
   }
   p.scratch = m.scratch;
+  p.keeping = keeps && !gather ? &keeping : nullptr;
   p.device = c.device;
   winnow::run("cut", kernel, p);
-  if (!gather) {
-    if (c.a.kept || c.a.counts) keep(c, m.cuts);
-    return;
-  }
+  if (!gather) return;
 
   const parallel::Step step{"cut", *c.comm, c.device};
-  if (c.a.kept || c.a.counts) {
+  if (keeps) {
     step.all_gather(m.cuts, m.all_cuts, static_cast<size_t>(c.rows) * sizeof(int64_t));
-    keep(c, m.all_cuts);
+    launch("cut", kernel, c.device, [&] { kernel.keep(keeping); });
   }
   if (c.a.positions) {
     step.all_gather(m.positions, m.all_positions,
                     static_cast<size_t>(c.rows * c.width) * sizeof(int32_t));
-    for (int64_t t = 0; t < c.tokens; ++t)
-      std::copy_n(m.all_positions + t * c.width, c.width, row_of<int32_t>(c.a.positions, t));
+    launch("cut", kernel, c.device, [&] { spread_positions(c, m.all_positions); });
   }
 }
 
@@ -227,14 +247,15 @@ size_t workspace_of(const Sizes& sizes) {
 
 }  // namespace
 
-size_t most_workspace(int64_t tokens, int64_t width, int32_t ranks, bool positions) {
-  const auto bytes = [&](int64_t rows, CutForm form) {
-    return workspace_of(Sizes(rows, width, ranks, form, positions));
+size_t most_workspace(int64_t tokens, int64_t width, int32_t ranks, bool positions,
+                      DeviceKind device) {
+  const auto sizes = [&](int64_t rows, CutForm form) {
+    return Sizes(rows, width, ranks, positions, device).in(form);
   };
-  size_t most = bytes(tokens, CutForm::kOwner);
+  size_t most = workspace_of(sizes(tokens, CutForm::kOwner));
   // Few rows are gathered, which takes more memory for each of them.
-  for (int64_t t = 1; t <= tokens && !Sizes(t, width, ranks, CutForm::kAuto, positions).owner; ++t)
-    most = std::max(most, bytes(t, CutForm::kGather));
+  for (int64_t t = 1; t <= tokens && !sizes(t, CutForm::kAuto).owner; ++t)
+    most = std::max(most, workspace_of(sizes(t, CutForm::kGather)));
   return most;
 }
 
@@ -242,6 +263,7 @@ size_t most_workspace(int64_t tokens, int64_t width, int32_t ranks, bool positio
 
 void cut(const CutArgs& args) try {
   using namespace internal::cut;
+  if (!args.plan) internal::parallel::check_not_captured("cut", args.comm, args.target.device);
   const CutKernel* kernel = nullptr;
   std::optional<OwnMemory> own;
   const Call call = internal::parallel::telling(args.plan ? nullptr : args.comm, "cut", [&] {
@@ -249,8 +271,8 @@ void cut(const CutArgs& args) try {
     const Call c = checked(check, args);
     Target target = args.target;
     target.device = c.device;
-    kernel = &choose("cut", kernels(), Shape{}, target);
-    if (args.workspace.empty() && !args.plan) own.emplace("cut", workspace_of(c));
+    kernel = &choose("cut", kernels(), Shape{c.width, c.positions}, target);
+    if (args.workspace.empty() && !args.plan && c.on_cpu) own.emplace("cut", workspace_of(c));
     else check.workspace(args.workspace, workspace_of(c));
     return c;
   });

@@ -6,14 +6,15 @@
 #include <limits>
 
 #include "core/formats.h"
+#include "device_ranks.h"
 #include "testing.h"
-#include "thread_ranks.h"
 #include "winnow/score.h"
 #include "winnow/select.h"
 
 namespace winnow {
 namespace {
 
+using testing::DeviceRanks;
 using testing::draw;
 using testing::Guarded;
 using tools::ThreadRanks;
@@ -29,7 +30,7 @@ struct Result {
 // Rows of logits whose columns are spread over ranks.
 struct Rows {
   int64_t tokens, columns, topk;
-  std::vector<float> logits;
+  testing::MappedVector<float> logits;
 
   Rows(testing::Rng& rng, int64_t tokens_, int64_t columns_, int64_t topk_)
       : tokens(tokens_), columns(columns_), topk(topk_), logits(tokens * columns) {
@@ -44,20 +45,25 @@ struct Rows {
     }
   }
 
-  std::vector<int32_t> whole(const char* kernel) {
-    std::vector<int32_t> ids(tokens * topk);
+  std::vector<int32_t> whole(const std::string& kernel) {
+    Guarded<int32_t> ids(tokens * topk);
     select({.logits = tensor(logits.data(), {tokens, columns}),
             .ids = tensor(ids.data(), {tokens, topk}),
-            .target = {.kernel = kernel}});
-    return ids;
+            .target = testing::target("select", kernel)});
+    EXPECT_TRUE(testing::device_finished());
+    return ids.values();
   }
 
   // select() over this rank's columns, then cut().
-  Result over_ranks(Communicator& comm, int32_t interleave, CutForm form, const char* select_kernel,
-                    const char* cut_kernel) const {
+  Result over_ranks(Communicator& comm, int32_t interleave, CutForm form,
+                    const std::string& select_kernel, const std::string& cut_kernel) const {
     const Shard shard{comm.size(), comm.rank(), interleave};
     const int64_t own = shard.local_length(columns);
-    std::vector<float> part(tokens * own);
+    Target selects = testing::target("select", select_kernel);
+    Target cuts = testing::target("cut", cut_kernel);
+    const testing::OwnDevice device(cuts.device.kind);
+    selects.device = cuts.device = device.get();
+    testing::MappedVector<float> part(tokens * own);
     for (int64_t t = 0; t < tokens; ++t)
       for (int64_t j = 0; j < own; ++j) part[t * own + j] = logits[t * columns + shard.global(j)];
     Guarded<int32_t> ids(tokens * topk), counts(tokens), positions(tokens * topk);
@@ -66,16 +72,20 @@ struct Rows {
     select({.logits = tensor(part.data(), {tokens, own}),
             .ids = tensor(ids.data(), shape),
             .values = tensor(values.data(), shape),
-            .target = {.kernel = select_kernel}});
-    cut({.comm = &comm,
-         .shard = shard,
-         .ids = tensor(ids.data(), shape),
-         .values = tensor(values.data(), shape),
-         .kept = tensor(ids.data(), shape),
-         .counts = tensor(counts.data(), {tokens}),
-         .positions = tensor(positions.data(), shape),
-         .form = form,
-         .target = {.kernel = cut_kernel}});
+            .target = selects});
+    CutArgs args{.comm = &comm,
+                 .shard = shard,
+                 .ids = tensor(ids.data(), shape),
+                 .values = tensor(values.data(), shape),
+                 .kept = tensor(ids.data(), shape),
+                 .counts = tensor(counts.data(), {tokens}),
+                 .positions = tensor(positions.data(), shape),
+                 .form = form,
+                 .target = cuts};
+    const testing::DeviceWorkspace workspace(cuts.device, cut_workspace_bytes(args));
+    args.workspace = {static_cast<std::byte*>(workspace.data()), workspace.size()};
+    cut(args);
+    EXPECT_TRUE(testing::stream_finished(cuts.device));
     return {ids.values(), counts.values(), positions.values()};
   }
 };
@@ -96,38 +106,71 @@ void expect_ids(const std::vector<int32_t>& want, int64_t tokens, int64_t topk, 
   }
 }
 
-class CutTest : public ::testing::TestWithParam<std::tuple<std::string, std::string, int32_t>> {};
+// A kernel of cut, one of select on the same device, the number of ranks.
+using Kernels = std::tuple<std::string, std::string, int32_t>;
 
-TEST_P(CutTest, GivesTheIdsOfOneRank) {
-  const auto& [cut_kernel, select_kernel, ranks] = GetParam();
-  testing::Rng rng(ranks);
-  const int64_t tokens[] = {0, 1, ranks - 1, ranks, 33};
-  for (int round = 0; round < 60; ++round) {
-    const int64_t t = tokens[round % 5];
-    const int64_t topks[] = {1, 5, 64, 128, 300};
-    Rows rows(rng, t, draw(rng, 0, 400), topks[draw(rng, 0, 4)]);
-    const std::vector<int32_t> want = rows.whole(select_kernel.c_str());
-    const int32_t interleave = kInterleaves[draw(rng, 0, 2)];
+class CutTest : public ::testing::TestWithParam<Kernels> {
+ protected:
+  void SetUp() override {
+    if (const std::string why = testing::why_not("cut", std::get<0>(GetParam())); !why.empty())
+      GTEST_SKIP() << why;
+  }
+  // In every form.
+  void expect_ids_of_one_rank(Rows& rows, int32_t interleave) {
+    const auto& [cut_kernel, select_kernel, ranks] = GetParam();
+    const std::vector<int32_t> want = rows.whole(select_kernel);
     for (const CutForm form : {CutForm::kAuto, CutForm::kGather, CutForm::kOwner}) {
-      ThreadRanks group(ranks);
+      DeviceRanks group(ranks);
       std::vector<Result> results(ranks);
       const auto errors = group.run([&](Communicator& comm) {
-        results[comm.rank()] =
-            rows.over_ranks(comm, interleave, form, select_kernel.c_str(), cut_kernel.c_str());
+        results[comm.rank()] = rows.over_ranks(comm, interleave, form, select_kernel, cut_kernel);
       });
       for (int32_t r = 0; r < ranks; ++r) {
         ASSERT_EQ(errors[r], "");
-        expect_ids(want, t, rows.topk, {ranks, r, interleave}, results[r]);
+        expect_ids(want, rows.tokens, rows.topk, {ranks, r, interleave}, results[r]);
       }
     }
+  }
+};
+
+TEST_P(CutTest, GivesTheIdsOfOneRank) {
+  const int32_t ranks = std::get<2>(GetParam());
+  testing::Rng rng(ranks);
+  const int64_t tokens[] = {0, 1, ranks - 1, ranks, 33};
+  for (int round = 0; round < 60; ++round) {
+    const int64_t topks[] = {1, 5, 64, 128, 300};
+    Rows rows(rng, tokens[round % 5], draw(rng, 0, 400), topks[draw(rng, 0, 4)]);
+    const int32_t interleave = kInterleaves[draw(rng, 0, 2)];
+    expect_ids_of_one_rank(rows, interleave);
     if (HasFailure()) FAIL() << "round " << round << ", interleave " << interleave;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, CutTest,
-                         ::testing::Combine(::testing::ValuesIn(testing::cpu_kernels("cut")),
-                                            ::testing::ValuesIn(testing::cpu_kernels("select")),
-                                            ::testing::ValuesIn(kRanks)),
+// The sizes of the models: most rows are found by bins, those of ties by digits.
+TEST_P(CutTest, GivesTheIdsOfLongRows) {
+  const auto& [cut_kernel, select_kernel, ranks] = GetParam();
+  if (cut_kernel == "reference" || select_kernel == "reference") GTEST_SKIP() << "slow";
+  testing::Rng rng(100 + ranks);
+  for (int round = 0; round < 8; ++round) {
+    const int64_t topk = round % 2 ? 512 : 2048;
+    Rows rows(rng, draw(rng, 1, 5), draw(rng, 1000, 40000), topk);
+    expect_ids_of_one_rank(rows, kInterleaves[round % 3]);
+    if (HasFailure()) FAIL() << "round " << round;
+  }
+}
+
+std::vector<Kernels> kernel_pairs() {
+  std::vector<Kernels> pairs;
+  for (const std::string& cut_kernel : testing::kernels("cut"))
+    for (const std::string& select_kernel : testing::kernels("select"))
+      for (const int32_t ranks : kRanks)
+        if (testing::target("cut", cut_kernel).device.kind ==
+            testing::target("select", select_kernel).device.kind)
+          pairs.emplace_back(cut_kernel, select_kernel, ranks);
+  return pairs;
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, CutTest, ::testing::ValuesIn(kernel_pairs()),
                          [](const auto& info) {
                            return std::get<0>(info.param) + "_select_" + std::get<1>(info.param) +
                                   "_ranks_" + std::to_string(std::get<2>(info.param));
@@ -142,50 +185,63 @@ TEST_P(CutScores, GivesTheIdsOfOneRank) {
   constexpr int64_t kTokens = 5, kHeads = 3, kKeys = 501, kTopk = 64, kDim = 128;
   testing::Rng rng(17);
   const auto bytes = [&](int64_t n) {
-    std::vector<e4m3> x(n);
+    testing::MappedVector<e4m3> x(n);
     for (e4m3& v : x) v = to_e4m3(testing::normal(rng));
     return x;
   };
-  std::vector<e4m3> q = bytes(kTokens * kHeads * kDim), keys = bytes(kKeys * kDim);
+  const testing::MappedVector<e4m3> q = bytes(kTokens * kHeads * kDim);
+  testing::MappedVector<e4m3> keys = bytes(kKeys * kDim);
   // Every third key is the one before it: ties.
   for (int64_t j = 2; j < kKeys; j += 3)
     std::copy_n(keys.begin() + (j - 1) * kDim, kDim, keys.begin() + j * kDim);
-  std::vector<float> weights(kTokens * kHeads), scales(kKeys, 0.25f);
+  testing::MappedVector<float> weights(kTokens * kHeads), scales(kKeys, 0.25f);
   for (float& w : weights) w = testing::normal(rng);
-  std::vector<int32_t> ends = {kKeys, 0, 40, 300, 77};
+  const std::vector<int32_t> ends = {kKeys, 0, 40, 300, 77};
 
   const auto run = [&](Communicator* comm, const Shard& shard) {
-    std::vector<e4m3> own_keys;
-    std::vector<float> own_scales;
+    Target target = testing::target("score", kernel);
+    const testing::OwnDevice device(target.device.kind);
+    target.device = device.get();
+    testing::MappedVector<e4m3> own_keys;
+    testing::MappedVector<float> own_scales;
     for (int64_t j = 0; j < kKeys; ++j) {
       if (!shard.owns(j)) continue;
       own_keys.insert(own_keys.end(), keys.begin() + j * kDim, keys.begin() + (j + 1) * kDim);
       own_scales.push_back(scales[j]);
     }
     const auto rows = static_cast<int64_t>(own_scales.size());
-    std::vector<int32_t> own_ends(kTokens), ids(kTokens * kTopk), positions(kTokens * kTopk);
-    std::vector<float> values(kTokens * kTopk);
+    testing::MappedVector<int32_t> own_ends(kTokens), ids(kTokens * kTopk);
+    testing::MappedVector<int32_t> positions(kTokens * kTopk);
+    testing::MappedVector<float> values(kTokens * kTopk);
     for (int64_t t = 0; t < kTokens; ++t)
       own_ends[t] = static_cast<int32_t>(shard.local_length(ends[t]));
-    score_select({.score = {.q = tensor(q.data(), {kTokens, kHeads, kDim}),
-                            .weights = tensor(weights.data(), {kTokens, kHeads}),
-                            .key_rows = tensor(own_keys.data(), {rows, kDim}),
-                            .key_scales = tensor(own_scales.data(), {rows}),
-                            .ends = tensor(own_ends.data(), {kTokens}),
-                            .target = {.kernel = kernel.c_str()}},
-                  .ids = tensor(ids.data(), {kTokens, kTopk}),
-                  .values = tensor(values.data(), {kTokens, kTopk})});
-    cut({.comm = comm,
-         .shard = shard,
-         .ids = tensor(ids.data(), {kTokens, kTopk}),
-         .values = tensor(values.data(), {kTokens, kTopk}),
-         .positions = tensor(positions.data(), {kTokens, kTopk})});
-    return positions;
+    ScoreSelectArgs scores{.score = {.q = tensor(q.data(), {kTokens, kHeads, kDim}),
+                                     .weights = tensor(weights.data(), {kTokens, kHeads}),
+                                     .key_rows = tensor(own_keys.data(), {rows, kDim}),
+                                     .key_scales = tensor(own_scales.data(), {rows}),
+                                     .ends = tensor(own_ends.data(), {kTokens}),
+                                     .target = target},
+                           .ids = tensor(ids.data(), {kTokens, kTopk}),
+                           .values = tensor(values.data(), {kTokens, kTopk})};
+    const testing::DeviceWorkspace for_scores(target.device, score_select_workspace_bytes(scores));
+    scores.workspace = {static_cast<std::byte*>(for_scores.data()), for_scores.size()};
+    score_select(scores);
+    CutArgs cuts{.comm = comm,
+                 .shard = shard,
+                 .ids = tensor(ids.data(), {kTokens, kTopk}),
+                 .values = tensor(values.data(), {kTokens, kTopk}),
+                 .positions = tensor(positions.data(), {kTokens, kTopk}),
+                 .target = {.device = target.device}};
+    const testing::DeviceWorkspace for_cuts(target.device, cut_workspace_bytes(cuts));
+    cuts.workspace = {static_cast<std::byte*>(for_cuts.data()), for_cuts.size()};
+    cut(cuts);
+    EXPECT_TRUE(testing::stream_finished(target.device));
+    return std::vector<int32_t>(positions.begin(), positions.end());
   };
   const std::vector<int32_t> want = run(nullptr, {});
   for (const int32_t ranks : kRanks)
     for (const int32_t interleave : kInterleaves) {
-      ThreadRanks group(ranks);
+      DeviceRanks group(ranks);
       const auto errors = group.run([&](Communicator& comm) {
         const auto got = run(&comm, {ranks, comm.rank(), interleave});
         EXPECT_EQ(got, want) << ranks << " ranks, interleave " << interleave;
@@ -194,7 +250,7 @@ TEST_P(CutScores, GivesTheIdsOfOneRank) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, CutScores, ::testing::ValuesIn(testing::cpu_kernels("score")));
+INSTANTIATE_TEST_SUITE_P(Kernels, CutScores, ::testing::ValuesIn(testing::kernels("score")));
 
 // Volumes of <winnow/cut.h>, with rows rounded up to a multiple of the ranks in the owner's form.
 TEST(Cut, MovesWhatTheHeaderSays) {
@@ -302,6 +358,7 @@ TEST(CutErrors, NameTheArgument) {
   expect([](CutArgs& a) { a.form = static_cast<CutForm>(9); }, {"form", "9"});
   std::byte small[1];
   expect([&](CutArgs& a) { a.workspace = small; }, {"workspace"});
+  if (testing::device_present()) return;
   expect([](CutArgs& a) { a.target.device = cuda(); }, {"cut", "no kernel fits"},
          ErrorCode::kUnsupported);
 }

@@ -27,6 +27,7 @@ void reference(const Params& p) noexcept {
     std::sort(out, last);
     std::fill(last, out + p.width, -1);
   }
+  if (p.keeping) keep(*p.keeping);
 }
 
 }  // namespace winnow::internal::cut

@@ -78,6 +78,7 @@ void simd(const Params& p) noexcept {
     if (p.positions)
       row.collect(p.cuts[t], {p.positions + t * p.position_stride, static_cast<size_t>(p.width)});
   });
+  if (p.keeping) keep(*p.keeping);
 }
 
 }  // namespace winnow::internal::cut

@@ -94,10 +94,17 @@ WINNOW_HD inline Run run_of(const RunParams& p, int64_t t) {
   return r;
 }
 
+// shard.global(), of a position that 31 bits hold: dividing 64 bits takes a kernel's registers.
+WINNOW_HD inline int64_t global_of(const Shard& shard, int64_t local) {
+  const auto each = static_cast<uint32_t>(shard.interleave);
+  const uint32_t round = static_cast<uint32_t>(local) / each;
+  return (int64_t{round} * shard.world + shard.rank) * each + static_cast<uint32_t>(local) % each;
+}
+
 WINNOW_HD inline int32_t run_entry(const RunParams& p, int64_t t, const Run& r, int64_t k) {
   if (k >= r.length) return -1;
   int64_t index = r.first + k;
-  if (p.window > 0 && p.shard.world > 1) index = p.shard.global(index);
+  if (p.window > 0 && p.shard.world > 1) index = global_of(p.shard, index);
   return static_cast<int32_t>(t < p.slot_rows ? slot_of(p.table, p.tokens.requests[t], index)
                                               : index);
 }

@@ -7,7 +7,7 @@
 #include "combine/kernel.h"
 #include "core/arithmetic.h"
 #include "cut/kernel.h"
-#include "parallel/agree.h"
+#include "parallel/on_device.h"
 #include "winnow/combine.h"
 #include "winnow/cut.h"
 
@@ -29,14 +29,15 @@ void select_rows(const Plan& plan, const ScoreSelectArgs& all, const RankMemory&
   const int64_t each = ceil_div<int64_t>(tokens, comm.size());
   const int64_t first = std::min(tokens, comm.rank() * each);
   const int64_t count = std::min(each, tokens - first);
-  std::fill_n(m.own_ids + count * width, (each - count) * width, -1);
+  const Device device = plan.device(all.score.target);
+  internal::parallel::clear_ids(device, m.own_ids + count * width, (each - count) * width);
   ScoreSelectArgs own = all;
   own.score.some_tokens = true;
   for (Tensor* t : {&own.score.q, &own.score.weights, &own.score.requests, &own.score.ends})
     *t = rows(*t, first, count);
   own.ids = tensor(m.own_ids, {count, width});
   if (count > 0) score_select(own);
-  const internal::parallel::Step step{"pipeline", comm, plan.device(all.score.target)};
+  const internal::parallel::Step step{"pipeline", comm, device};
   step.all_gather(m.own_ids, all.ids.data, static_cast<size_t>(each * width) * sizeof(int32_t));
 }
 
@@ -44,12 +45,13 @@ void select_rows(const Plan& plan, const ScoreSelectArgs& all, const RankMemory&
 void select_keys(const Plan& plan, const ScoreSelectArgs& all, const RankMemory& m) {
   const Communicator& comm = *plan.options().parallel.comm;
   const int64_t tokens = plan.tokens(), width = all.ids.shape[1];
-  const int64_t rank = comm.rank(), ranks = comm.size();
-  for (int64_t t = 0; t < tokens; ++t) {
-    const int64_t end = plan.key_ends()[t];
-    m.starts[t] = static_cast<int32_t>(end * rank / ranks);
-    m.ends[t] = static_cast<int32_t>(end * (rank + 1) / ranks);
-  }
+  internal::parallel::share_keys({.all_ends = static_cast<const int32_t*>(all.score.ends.data),
+                                  .tokens = tokens,
+                                  .rank = comm.rank(),
+                                  .ranks = comm.size(),
+                                  .starts = m.starts,
+                                  .ends = m.ends,
+                                  .device = plan.device(all.score.target)});
   ScoreSelectArgs own = all;
   own.score.starts = tensor(m.starts, {tokens});
   own.score.ends = tensor(m.ends, {tokens});
@@ -85,15 +87,17 @@ RankMemory::RankMemory(Arena& arena, const PlanOptions& o, int64_t picked) {
   if (!several_ranks(o) || o.parallel.spread == Spread::kQueries) return;
   const int32_t ranks = o.parallel.comm->size();
   const bool context = by_context(o);
-  const int64_t tokens = o.max_tokens, d_v = o.model.d_v;
+  const int64_t tokens = o.max_tokens;
   const int64_t each = ceil_div<int64_t>(tokens, ranks);
   values = arena.take<float>(tokens * picked);
-  size_t bytes = internal::cut::most_workspace(tokens, picked, ranks, !context);
+  const DeviceKind device = o.target.device.kind;
+  size_t bytes = internal::cut::most_workspace(tokens, picked, ranks, !context, device);
   if (context) {
     counts = arena.take<int32_t>(tokens);
-    partial_out = arena.take<float>(tokens * o.heads * d_v);
-    partial_lse = arena.take<float>(tokens * o.heads);
-    bytes = std::max(bytes, internal::combine::most_workspace(tokens, o.heads, d_v, ranks));
+    internal::combine::Blocks blocks{tokens, o.heads, o.model.d_v, ranks, false};
+    parts = arena.take<std::byte>(internal::combine::bytes_of(blocks));
+    blocks.bf16_wire = o.parallel.wire == Wire::kBf16;
+    bytes = std::max(bytes, internal::combine::most_workspace(blocks, device));
   } else {
     // Its rows, or with fewer tokens than ranks its part of every row.
     own_ids = arena.take<int32_t>(std::max<int64_t>(each, ranks) * picked);
@@ -112,9 +116,11 @@ void select_over_ranks(const Plan& plan, const ScoreSelectArgs& all, const RankM
 
 void attend_over_ranks(AttendArgs args, const RankMemory& m) {
   const Tensor out = args.out, lse = args.lse, sink = args.sink;
-  const int64_t tokens = args.q.shape[0], heads = args.q.shape[1], d_v = out.shape[2];
-  args.out = tensor(m.partial_out, {tokens, heads, d_v});
-  args.lse = tensor(m.partial_lse, {tokens, heads});
+  const int64_t tokens = args.q.shape[0], heads = args.q.shape[1];
+  const int32_t ranks = args.plan->options().parallel.comm->size();
+  const internal::combine::Blocks blocks{tokens, heads, out.shape[2], ranks, false};
+  args.out = internal::combine::out_of(blocks, m.parts);
+  args.lse = internal::combine::lse_of(blocks, m.parts);
   args.sink = {};
   args.empty_lse_negative = true;
   attend(args);

@@ -13,7 +13,7 @@ struct RankMemory {
   float* values = nullptr;                     // [T, picked]
   int32_t *starts = nullptr, *ends = nullptr;  // kHeads: [T], this rank's keys
   int32_t* counts = nullptr;                   // kContext: [T], entries that this rank attends to
-  float *partial_out = nullptr, *partial_lse = nullptr;  // kContext: [T, H, d_v], [T, H]
+  std::byte* parts = nullptr;                  // kContext: partial results in blocks of heads
 
   RankMemory() = default;
   RankMemory(Arena& arena, const PlanOptions& options, int64_t picked);

@@ -46,10 +46,6 @@ void check_parallel(const PlanOptions& o) {
                "parallel.control", cat("rank ", p.comm->rank(), " of ", ranks, ", as comm has"),
                cat("rank ", p.control->rank(), " of ", p.control->size()));
   }
-  if (o.target.device.kind == DeviceKind::kCuda)
-    throw Error(ErrorCode::kUnsupported,
-                "plan: parallel.spread: expected kNone on CUDA (cut has no kernel there), found "
-                "another");
   if (p.spread == Spread::kHeads) return;
   check.that(o.mode != Mode::kSeparate || !holds_shard(p), "mode",
              "one without a gathered workspace (caches are sharded)", "kSeparate");
@@ -60,9 +56,10 @@ void check_parallel(const PlanOptions& o) {
   }
   check.that(!o.mha, "mha", "false with kQueries", "true");
   if (o.target.device.kind == DeviceKind::kCuda)
-    throw Error(ErrorCode::kUnsupported,
-                "plan: parallel.spread: expected kNone, kHeads or kContext on CUDA (records have no "
-                "kernel there), found kQueries");
+    throw Error(
+        ErrorCode::kUnsupported,
+        "plan: parallel.spread: expected kNone, kHeads or kContext on CUDA (records have no "
+        "kernel there), found kQueries");
   // V4's compressor takes rows of tokens that another rank has.
   if (o.model.lists == 2)
     throw Error(ErrorCode::kUnsupported,

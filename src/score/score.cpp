@@ -211,7 +211,8 @@ void score_select(const ScoreSelectArgs& args) try {
   p.ids = static_cast<int32_t*>(args.ids.data);
   p.id_stride = args.ids.stride[0];
   p.width = args.ids.shape[1];
-  check.values(args.values, "values", args.ids, p.score.device.kind);
+  if (args.values)
+    check.output_rows(args.values, "values", DType::kF32, {p.score.tokens, args.ids.shape[1]});
   p.values = static_cast<float*>(args.values.data);
   p.value_stride = args.values.stride[0];
   p.relative = args.relative;

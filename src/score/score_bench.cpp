@@ -66,6 +66,35 @@ const bench::Suite suite("score", "default", [](bench::Runner& runner) {
     measure(runner, {.index_heads = heads, .context = 32768, .shared = true});
 });
 
+// A rank's shard of the keys, with the logits that the ranks' top-k needs.
+void measure_shard(bench::Runner& runner, int64_t tokens, int64_t keys) {
+  bench::Sizes sizes{.topk = 2048, .batch = tokens, .context = keys, .device = runner.device()};
+  bench::Case c{.name = fmt::format("topk {} with values {}", sizes.topk, shape_of(sizes)),
+                .fp8 = true};
+  c.heads = sizes.index_heads;
+  c.topk = sizes.topk;
+  c.batch = tokens;
+  c.s_q = 1;
+  c.context = keys;
+  if (!runner.wants(c)) return;
+  bench::ScoreProblem problem(sizes);
+  c.flops = problem.flops();
+  tools::Buffer<float> values;
+  problem.select_args.values = problem.placement.room(values, {tokens, sizes.topk});
+  for (const std::string& kernel : runner.kernels()) {
+    c.kernel = kernel;
+    problem.use(kernel.c_str());
+    runner.measure(c, [&] { score_select(problem.select_args); });
+  }
+}
+
+const bench::Suite ranks("score", "ranks", [](bench::Runner& runner) {
+  if (!runner.on_cuda()) return;
+  for (const int64_t tokens : {1, 8, 32, 128})
+    for (const int64_t keys : {4096, 16384, 131072})
+      if (tokens * keys <= 32 * 131072) measure_shard(runner, tokens, keys);
+});
+
 const bench::Suite batches("score", "batches", [](bench::Runner& runner) {
   for (const int64_t context : {4096, 20480, 32768})
     for (const int64_t batch :

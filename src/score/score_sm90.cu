@@ -174,6 +174,8 @@ void select_sm90(const ScoreKernel& kernel, const SelectParams& p) noexcept {
                                 .ids = p.ids + first * p.id_stride,
                                 .id_stride = p.id_stride,
                                 .width = p.width,
+                                .values = p.values ? p.values + first * p.value_stride : nullptr,
+                                .value_stride = p.value_stride,
                                 .relative = p.relative,
                                 .overlap = wave.ranges.limit > 0,
                                 .device = p.score.device};

@@ -109,6 +109,8 @@ TEST_P(ScoreTest, FusedWithSelectGivesTheSameIds) {
     const int64_t keys = c.page ? p.width * c.page : c.keys;
     Guarded<int32_t> ids(c.tokens * c.topk), want(c.tokens * c.topk), tight(c.tokens * c.topk);
     fused.ids = tensor(ids.data(), {c.tokens, c.topk});
+    Guarded<float> values(c.tokens * c.topk), want_values(c.tokens * c.topk);
+    fused.values = tensor(values.data(), {c.tokens, c.topk});
     const testing::DeviceWorkspace enough(fused.score.target.device,
                                           score_select_workspace_bytes(fused));
     const bool on_device = fused.score.target.device.kind == DeviceKind::kCuda;
@@ -131,10 +133,13 @@ TEST_P(ScoreTest, FusedWithSelectGivesTheSameIds) {
             .starts = a.starts,
             .ends = a.ends,
             .ids = tensor(want.data(), {c.tokens, c.topk}),
+            .values = tensor(want_values.data(), {c.tokens, c.topk}),
             .relative = relative,
             .target = {.kernel = "reference"}});
     EXPECT_EQ(ids.values(), want.values());
     EXPECT_EQ(tight.values(), want.values());
+    for (size_t i = 0; i < values.size(); ++i)
+      ASSERT_EQ(bits(values[i]), bits(want_values[i])) << "place " << i;
   }
 }
 

@@ -37,7 +37,7 @@ Params checked(const SelectArgs& a) {
   check.optional(a.starts, "starts", DType::kI32, {tokens});
   check.optional(a.ends, "ends", DType::kI32, {tokens});
   check.output_rows(a.ids, "ids", DType::kI32, {tokens, Check::kAny});
-  check.values(a.values, "values", a.ids, device.kind);
+  if (a.values) check.output_rows(a.values, "values", DType::kF32, {tokens, a.ids.shape[1]});
   if (a.plan)
     check.that(a.plan->tokens() == tokens, "plan", cat("a plan refilled for ", tokens, " tokens"),
                cat("one for ", a.plan->tokens()));

@@ -19,6 +19,8 @@ cuda::TopkParams topk_params(const Params& p) {
           .ids = p.ids,
           .id_stride = p.id_stride,
           .width = p.width,
+          .values = p.values,
+          .value_stride = p.value_stride,
           .relative = p.relative,
           .device = p.device};
 }

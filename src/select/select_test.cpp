@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "select/select_cases.h"
@@ -114,6 +115,21 @@ struct Problem {
   }
 };
 
+// The logits at the ids, bit for bit.
+void expect_values(const Problem& p, const Guarded<int32_t>& ids, const Guarded<float>& values) {
+  const Case& c = p.c;
+  for (int64_t t = 0; t < c.tokens; ++t) {
+    const int64_t start = std::clamp<int64_t>(c.starts ? p.starts[t] : 0, 0, c.columns);
+    for (int64_t i = t * c.topk; i < (t + 1) * c.topk; ++i) {
+      const int64_t column = ids[i] + (c.relative ? start : 0);
+      const float want =
+          ids[i] < 0 ? -std::numeric_limits<float>::infinity() : p.logits[t * p.stride + column];
+      ASSERT_EQ(std::memcmp(&values[i], &want, sizeof want), 0)
+          << "token " << t << ", id " << ids[i] << ": " << values[i] << ", expected " << want;
+    }
+  }
+}
+
 class SelectTest : public ::testing::TestWithParam<std::tuple<std::string, Case>> {};
 
 TEST_P(SelectTest, MatchesAFullSort) {
@@ -126,8 +142,17 @@ TEST_P(SelectTest, MatchesAFullSort) {
   SelectArgs a = p.args();
   a.ids = tensor(ids.data(), {c.tokens, c.topk});
   a.target = target;
+  Guarded<float> values(c.tokens * c.topk);
+  a.values = tensor(values.data(), {c.tokens, c.topk});
   select(a);
   ASSERT_TRUE(testing::device_finished());
+  expect_values(p, ids, values);
+  const std::vector<int32_t> with_values = ids.values();
+  a.values = {};
+  ids.poison();
+  select(a);
+  ASSERT_TRUE(testing::device_finished());
+  ASSERT_EQ(ids.values(), with_values);
   for (int64_t t = 0; t < c.tokens; ++t) {
     const std::vector<int32_t> got(ids.data() + t * c.topk, ids.data() + (t + 1) * c.topk);
     const auto want = p.expected(t);

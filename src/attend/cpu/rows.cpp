@@ -153,7 +153,7 @@ void load(const StoredPart& part, Partial& to) noexcept {
 
 void finish(const Params& p, int64_t token, int32_t head, const Partial& part) noexcept {
   const bool empty = part.l == 0;
-  const int64_t at = token * p.out_token_stride + head * p.out_head_stride;
+  const int64_t at = p.out_at(token, head);
   if (empty) {
     if (p.out_f32) std::fill_n(p.out_f32 + at, kValueDim, 0.0f);
     else std::fill_n(p.out + at, kValueDim, bf16{0});
@@ -169,10 +169,9 @@ void finish(const Params& p, int64_t token, int32_t head, const Partial& part) n
   // A NaN among the logits is a NaN in the sum, and in all three results.
   const float max = std::isnan(part.l) ? part.l : part.max;
   if (p.lse)
-    p.lse[token * p.lse_token_stride + head * p.lse_head_stride] = empty ? p.empty_lse
-                                                                   : std::isinf(max)
-                                                                       ? max
-                                                                       : part.m + std::log(part.l);
+    p.lse[p.lse_at(token, head)] = empty             ? p.empty_lse
+                                   : std::isinf(max) ? max
+                                                     : part.m + std::log(part.l);
   if (p.max_logit)
     p.max_logit[token * p.max_token_stride + head * p.max_head_stride] =
         empty ? -std::numeric_limits<float>::infinity() : max;

@@ -55,7 +55,9 @@ constexpr int kMostCtas = 144;
 constexpr size_t kExchangeAlign = 128;
 
 // Blocks of 64 rows of a token.
-int blocks_of(const Shape& shape) { return ceil_div(shape.width, 64); }
+int blocks_of(const Shape& shape) {
+  return ceil_div(shape.likely_width > 0 ? shape.likely_width : shape.width, 64);
+}
 // What a block takes a CTA, and what a CTA of one split takes without merging, in microseconds.
 double block_us(int cta_heads) {
   return cta_heads <= 32 ? tuned::kBlockUsFewHeads : tuned::kBlockUs;
@@ -118,6 +120,13 @@ std::pair<std::byte*, size_t> exchange_memory(const Params& params) {
   return {static_cast<std::byte*>(begin), bytes};
 }
 
+WideOutput wide_output_of(const Params& p) {
+  if (p.block_heads == 0) return {p.out_f32, 0, 0, 0};
+  return {p.out_f32, p.out_block_stride - p.block_heads * p.out_head_stride,
+          p.lse_block_stride - p.block_heads * p.lse_head_stride,
+          ceil_div(0x10000u, static_cast<uint32_t>(p.block_heads))};
+}
+
 // Cuts a call and launches the decode kernel for it.
 void cut_and_launch(const Params& params) {
   const Shape shape = shape_of(params);
@@ -126,12 +135,13 @@ void cut_and_launch(const Params& params) {
   const auto splits = static_cast<unsigned>(cut.splits);
   std::byte* const exchange = cut.exchange ? exchange_memory(params).first : nullptr;
   const Args args{{cut.splits, ceil_div(0x80000000u, splits), exchange},
-                  device_params_of(params, cut.groups)};
+                  device_params_of(params, cut.groups),
+                  wide_output_of(params)};
   // Without splits, each multiprocessor has a CTA that goes from token to token. Rows are counted
   // in stages of 16 over all tokens, in an int. Where a token's heads are in groups, these drift
   // apart over many rows, until one no longer finds the other's rows in the L2.
   Share share{cut.heads, params.tokens};
-  if (cut.splits == 1 && takes_many_tokens(format, cut.heads, shape.tables)) {
+  if (cut.splits == 1 && takes_many_tokens(format, cut.heads, shape.tables) && !params.out_f32) {
     const int at_once = std::max(1, clusters(params.device.index, 1) / cut.groups);
     const int64_t rows = (int64_t{shape.width} + 64) * (params.tokens / at_once + 1);
     const int64_t most_rows = cut.groups == 1 ? int64_t{INT_MAX} : tuned::kMostRowsOfGroups;

@@ -60,7 +60,27 @@ struct Splits {
   // The workspace where splits meet that are no cluster (all CTAs run at once), or null.
   std::byte* exchange;
 };
-struct Args : Splits, DeviceParams {};
+// An output in fp32 instead of DeviceParams::out, in blocks of heads.
+struct WideOutput {
+  // Null: bf16, to `out`.
+  float* out_f32;
+  // How much farther than by its head's stride the first head of a block is from the one before
+  // it, times the block's number: of the output and of lse.
+  int64_t out_block_gap;
+  int64_t lse_block_gap;
+  // 2^16 / heads of a block, rounded up; 0: one block. Exact for up to 128 heads.
+  uint32_t block_reciprocal;
+};
+struct Args : Splits, DeviceParams, WideOutput {};
+
+__device__ __forceinline__ int64_t block_of(const Args& args, int head) {
+  return static_cast<uint32_t>(head) * args.block_reciprocal >> 16;
+}
+// The row of a token and head in an fp32 output.
+__device__ __forceinline__ float* f32_row(const Args& args, int token, int head) {
+  return args.out_f32 + token * args.out_token_stride + head * args.out_head_stride +
+         block_of(args, head) * args.out_block_gap;
+}
 
 // What a CTA takes: one token, one token after the other, or a split of a token's lists. The splits
 // of a token form a cluster or meet in the workspace. Each way is a kernel of its own, because the

@@ -23,8 +23,8 @@ __device__ __forceinline__ float finish_head(const Args& args, int token, int he
   if (write) {
     const float lse = reference == FLT_MAX && !nan ? INFINITY : (log2f(row_sum) + reference) * kLn2;
     if (args.lse)
-      args.lse[token * args.lse_token_stride + head * args.lse_head_stride] =
-          some ? lse : args.empty_lse;
+      args.lse[token * args.lse_token_stride + head * args.lse_head_stride +
+               block_of(args, head) * args.lse_block_gap] = some ? lse : args.empty_lse;
     if (args.max_logit)
       args.max_logit[token * args.max_token_stride + head * args.max_head_stride] =
           nan    ? row_sum
@@ -137,6 +137,20 @@ __device__ __forceinline__ void put_merged(const Args& args, const Span& span, i
   const int row = (sender & 31) >> 2;
   const int column = tile / 4 * 256 + sixteen_of<Row, kHeads>(warp, tile % 4) * 16;
   const bool fp8 = Row::kFp8 && (Row::kNope >= Row::kV || column < Row::kNope);
+  if (args.out_f32) {
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+      if (head + k >= span.head_count) break;
+      float* const to = f32_row(args, span.token, span.head_begin + head + k) + column;
+      if (fp8) {
+        *reinterpret_cast<float2*>(to + 2 * row) = make_float2(sum[2 * k], sum[2 * k + 1]);
+      } else {
+        to[row] = sum[2 * k];
+        to[row + 8] = sum[2 * k + 1];
+      }
+    }
+    return;
+  }
   bf16* to = args.out + (int64_t)span.token * args.out_token_stride +
              (int64_t)(span.head_begin + head) * args.out_head_stride + column +
              (fp8 ? 2 * row : row);

@@ -77,6 +77,44 @@ __device__ __forceinline__ void write_out(const Smem<Row, kHeads>& smem, const A
   }
 }
 
+// The same in fp32, for a CTA's only token.
+template <class Row, int kHeads>
+__device__ __forceinline__ void write_out_f32(const Smem<Row, kHeads>& smem, const Args& args,
+                                              int token, const float (&o)[4][kHeads / 2],
+                                              int warpgroup) {
+  const int thread = thread_here() & 127;
+  const int lane = thread & 31;
+  const int quad = lane & 3;
+  const int row = lane >> 2;
+  const Span span = span_here<kHeads>(args);
+  constexpr bool kRopeInV = ConfigOf<Row, kHeads>::kRopeInV;
+  constexpr int kNextTile = sixteen_of<Row, kHeads>(0, 1) * 16;
+  const int column = warpgroup * 256 + sixteen_of<Row, kHeads>(thread / 32, 0) * 16;
+#pragma unroll
+  for (int j = 0; j < kHeads / 8; j++) {
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+      const int head = 8 * j + 2 * quad + k;
+      if (head >= span.head_count) continue;
+      const float by = smem.factor[head];
+      float* const to = f32_row(args, token, span.head_begin + head) + column;
+#pragma unroll
+      for (int tile = 0; tile < 4; tile++) {
+        const float first = o[tile][4 * j + k] * by;
+        const float second = o[tile][4 * j + k + 2] * by;
+        const bool bf16_tile = !Row::kFp8 || (kRopeInV && tile == 3 && warpgroup == 1);
+        if (bf16_tile) {
+          __stcs(to + tile * kNextTile + row, first);
+          __stcs(to + tile * kNextTile + row + 8, second);
+        } else {
+          float* const at = to + tile * kNextTile + 2 * row;
+          __stcs(reinterpret_cast<float2*>(at), make_float2(first, second));
+        }
+      }
+    }
+  }
+}
+
 // Where the output lies before bulk copies take it. Stores from registers hold them until the L2
 // has taken the data, 4,700 cycles for the 64 KB of V4 with 64 heads. So where a CTA has several
 // tokens, V4's output leaves by a bulk copy a head, and the next token begins meanwhile. It lies in

@@ -56,6 +56,7 @@ const char* slower(const attend::Shape& shape) {
 
 const char* fits(const attend::Shape& shape) {
   if (shape.heads > 128) return "more than 128 heads";
+  if (shape.f32_out) return "an output in fp32";
   for (int i = 0; i < shape.list_count; ++i) {
     if (shape.formats[i] != CacheFormat::kV32Bf16 && shape.formats[i] != CacheFormat::kV4Bf16)
       return "a cache that is not bf16";
