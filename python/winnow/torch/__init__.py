@@ -1,10 +1,10 @@
 """winnow for PyTorch: custom operators, and whole attention layers.
 
 ``ops`` is ``torch.ops.winnow``, every operation as a custom operator (operators.py).
-``MlaLayer`` (DeepSeek V3.2, GLM-5), ``V4Layer`` (DeepSeek V4) and ``V41Layer`` (V4.1) are attention layers from the
-normalised hidden state to the layer's output, with a checkpoint's weights; ``LayerCaches`` holds
-the paged caches and compressor states of all layers for many requests. docs/layers.md explains
-both. Inference only.
+``MlaLayer`` (DeepSeek V3.2, GLM-5), ``V4Layer`` (DeepSeek V4) and ``V41Layer`` (V4.1) are
+attention layers from the normalised hidden state to the layer's output, with a checkpoint's
+weights; ``LayerCaches`` holds the paged caches and compressor states of all layers for many
+requests. docs/layers.md explains both. Inference only.
 """
 
 from winnow.torch.caches import LayerCaches, Records, State, Step
