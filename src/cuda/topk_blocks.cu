@@ -2,9 +2,9 @@
 // finds the K-th largest key by its four bytes, from the highest on, then writes what lies above it
 // and as many equal ones as are left, in ascending order.
 //
-// Who does what: an item is an entry of the token's list, with all columns of its block (within), or
-// a block of the row with its largest column (best). A thread takes every 512th item. Keys are read
-// again in each of the five passes; 16,384 columns are 64 KB, which the L1 cache and L2 hold.
+// Who does what: an item is an entry of the token's list, with all columns of its block (within),
+// or a block of the row with its largest column (best). A thread takes every 512th item. Keys are
+// read again in each of the five passes; 16,384 columns are 64 KB, which the L1 cache and L2 hold.
 // Budget: no bar, since its rows are few; a pass over 2,048 blocks of 8 is about 3 us.
 #include "cuda/launch.h"
 #include "cuda/topk_blocks.h"
@@ -18,8 +18,7 @@ constexpr int kThreads = 512, kWarps = kThreads / 32;
 // Digits in the order of the floats: -0 equals +0, NaN is below everything (cpu::order_key()).
 __device__ __forceinline__ uint32_t digits_of(float x) {
   const int32_t bits = __float_as_int(x), magnitude = bits & 0x7fffffff;
-  const int32_t key =
-      magnitude > 0x7f800000 ? INT32_MIN : (bits < 0 ? -magnitude : magnitude);
+  const int32_t key = magnitude > 0x7f800000 ? INT32_MIN : (bits < 0 ? -magnitude : magnitude);
   return static_cast<uint32_t>(key) ^ 0x80000000u;
 }
 constexpr uint32_t kAlways = 0xffffffffu;  // above +inf: the newest block
@@ -184,9 +183,8 @@ __global__ void __launch_bounds__(kThreads)
   if constexpr (kWithin) {
     select_items<true>(job, p.ids + token * p.id_stride, p.width, sm);
   } else {
-    job.items = range.first < range.last
-                    ? (range.last - 1) / job.size - range.first / job.size + 1
-                    : 0;
+    job.items =
+        range.first < range.last ? (range.last - 1) / job.size - range.first / job.size + 1 : 0;
     select_items<false>(job, b.best + token * b.best_stride, b.best_count, sm);
   }
 }

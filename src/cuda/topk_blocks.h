@@ -14,8 +14,8 @@ struct BlockParams {
   bool restricts = false, finds = false;
 };
 
-// Semantics: SelectBlocks in <winnow/select.h>. Ids, from the blocks that `within` names or, without
-// it, from whole rows; and the best blocks where they are asked for. Any row fits.
+// Semantics: SelectBlocks in <winnow/select.h>. Ids, from the blocks that `within` names or,
+// without it, from whole rows; and the best blocks where they are asked for. Any row fits.
 void topk_in_blocks(const TopkParams& rows, const BlockParams& blocks) noexcept;
 
 }  // namespace winnow::internal::cuda

@@ -22,9 +22,7 @@ namespace {
   return s.is_bf16 ? "reads index keys in e4m3" : nullptr;
 }
 #ifdef WINNOW_WITH_CUDA
-const char* needs_bf16(const Shape& s) {
-  return s.is_bf16 ? nullptr : "reads index keys in bf16";
-}
+const char* needs_bf16(const Shape& s) { return s.is_bf16 ? nullptr : "reads index keys in bf16"; }
 const char* needs_tiles(const Shape& s) {
   if (s.is_bf16) return needs_e4m3(s);
   return s.whole_tiles ? nullptr : "tiles of 64 keys do not lie whole and aligned in pages";
@@ -54,9 +52,7 @@ std::span<const ScoreKernel> kernels() {
     {{{"sm90/bulk", DeviceKind::kCuda, false, internal::cuda::missing}, needs_tiles, bulk_sm90},
      sm90_workspace,
      select_sm90},
-    {{{"sm90/loads", DeviceKind::kCuda, false, internal::cuda::missing},
-      needs_e4m3,
-      loads_sm90},
+    {{{"sm90/loads", DeviceKind::kCuda, false, internal::cuda::missing}, needs_e4m3, loads_sm90},
      sm90_workspace,
      select_sm90},
     {{{"sm90/bf16", DeviceKind::kCuda, false, internal::cuda::missing}, needs_bf16, bf16_sm90},
