@@ -18,6 +18,7 @@ inline std::string not_negative(const std::string& text) {
 }
 
 void add_run(CLI::App& app, Outcome& outcome);
+void add_layer(CLI::App& app, Outcome& outcome);
 void add_soak(CLI::App& app, Outcome& outcome);
 void add_verify(CLI::App& app, Outcome& outcome);
 void add_support(CLI::App& app, Outcome& outcome);

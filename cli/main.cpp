@@ -1,4 +1,4 @@
-// winnow: run, soak, verify, bench, support, and a command for each stage.
+// winnow: run, layer, soak, verify, bench, support, and a command for each stage.
 //
 // Exit status: 0 done, 1 a check failed, 2 bad usage or unreadable input.
 #include <cstdio>
@@ -28,6 +28,7 @@ int run(int argc, char** argv) {
   app.footer(
       "Examples:\n"
       "  winnow run --model v4 --check       a batch of requests through every stage\n"
+      "  winnow layer --model v4 --layer c4a one layer of a model, projections included\n"
       "  winnow verify tests/data/golden     this machine's kernels against stored vectors\n"
       "  winnow bench attend --json out.json times, share of the machine's peak, peers\n"
       "  winnow attend --heads 12 --help     one stage alone, and its options\n\n"
@@ -35,6 +36,7 @@ int run(int argc, char** argv) {
       "WINNOW_THREADS sets the number of CPU workers.");
   Outcome outcome;
   add_run(app, outcome);
+  add_layer(app, outcome);
   add_soak(app, outcome);
   add_verify(app, outcome);
   add_bench(app, outcome);

@@ -11,6 +11,8 @@
 #include "progress.h"
 #include "start_ranks.h"
 #include "table.h"
+#include "whole/run_model.h"
+#include "whole/spec.h"
 #include "winnow/error.h"
 
 namespace winnow::cli {
@@ -25,6 +27,9 @@ struct RunOptions {
   uint64_t seed = 1;
   bool check = false, json = false;
   RankedRun ranked;
+  // Of a real model.
+  int64_t layers = 0;
+  std::string cache = "fp8", device = "cpu";
 };
 
 struct Counts {
@@ -213,6 +218,41 @@ int run_loop(const RunOptions& o) {
   return ok ? 0 : 1;
 }
 
+bool is_real(const std::string& model) {
+  const std::vector<std::string>& all = whole::models();
+  return std::find(all.begin(), all.end(), model) != all.end();
+}
+
+// An option that the other kind of run has.
+void refuse(const CLI::App& cmd, std::initializer_list<const char*> options, const RunOptions& o) {
+  for (const char* option : options)
+    if (cmd.count(option) > 0)
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("run: {}: --model {} has none", option, o.model));
+}
+
+// Small where nothing else is asked for: a layer of a real model takes seconds on two cores.
+int run_real(const CLI::App& cmd, const RunOptions& o) {
+  refuse(cmd, {"--heads", "--index-heads", "--topk", "--ranks", "--spread", "--interleave"}, o);
+  whole::RunModelOptions real{.model = o.model, .cache = o.cache, .device = o.device};
+  real.kernel = o.kernel;
+  real.layers = o.layers;
+  real.limits = o.limits;
+  if (cmd.count("--requests") == 0) real.limits.requests = 2;
+  if (cmd.count("--context") == 0) real.limits.context = 288;
+  if (cmd.count("--step-tokens") == 0) real.limits.step_tokens = 32;
+  if (cmd.count("--steps") > 0) real.steps = o.steps;
+  real.seed = o.seed;
+  real.check = o.check;
+  real.json = o.json;
+  return whole::run_model(real);
+}
+
+int run_family(const CLI::App& cmd, const RunOptions& o) {
+  refuse(cmd, {"--layers", "--cache", "--device"}, o);
+  return run_loop(o);
+}
+
 }  // namespace
 
 void add_run(CLI::App& app, Outcome& outcome) {
@@ -222,14 +262,21 @@ void add_run(CLI::App& app, Outcome& outcome) {
       "Requests arrive, prefill, decode and finish; every step takes the batch through write, "
       "plan,\n"
       "score, select, locate and attend of one layer. Exit status: 1 if a check fails.\n"
+      "A real model (v3.2, glm-5, v4-flash, v4-pro, v4.1-flash) brings its own sizes and the "
+      "layers "
+      "of its\nschedule, projections included; by default the first of each kind, and a small "
+      "batch.\n"
       "Examples:\n"
       "  winnow run\n"
+      "  winnow run --model v4-flash\n"
       "  winnow run --model v4 --check\n"
       "  winnow run --ranks 4 --spread queries\n"
       "  winnow run --heads 128 --requests 16 --context 8192 --json");
   auto o = std::make_shared<RunOptions>();
-  cmd->add_option("--model", o->model, "Model family")
-      ->check(CLI::IsMember({"v32", "v4"}))
+  std::vector<std::string> names = {"v32", "v4"};
+  names.insert(names.end(), whole::models().begin(), whole::models().end());
+  cmd->add_option("--model", o->model, "Model family, or a real model")
+      ->check(CLI::IsMember(names))
       ->capture_default_str();
   cmd->add_option("--heads", o->heads, "Query heads of this rank")
       ->check(CLI::Range(kMinHeads, kMaxHeads))
@@ -268,9 +315,19 @@ void add_run(CLI::App& app, Outcome& outcome) {
                   "With --ranks: consecutive positions on one rank")
       ->check(CLI::Range(1, 1 << 16))
       ->capture_default_str();
+  cmd->add_option("--layers", o->layers, "Real model: the first of its schedule (one of each kind)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1000}));
+  cmd->add_option("--cache", o->cache, "Real model: records of the caches")
+      ->check(CLI::IsMember({"fp8", "bf16"}))
+      ->capture_default_str();
+  cmd->add_option("--device", o->device, "Real model: where it runs")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
   cmd->add_flag("--check", o->check, "Compare every step with the reference (else the last)");
   cmd->add_flag("--json", o->json, "Print JSON");
-  cmd->callback([o, &outcome] { outcome.code = run_loop(*o); });
+  cmd->callback([o, cmd, &outcome] {
+    outcome.code = is_real(o->model) ? run_real(*cmd, *o) : run_family(*cmd, *o);
+  });
 }
 
 }  // namespace winnow::cli

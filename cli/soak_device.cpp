@@ -16,8 +16,7 @@ namespace {
 
 void expect_success(cudaError_t e, const char* what) {
   if (e != cudaSuccess)
-    throw Error(ErrorCode::kRuntime,
-                std::string("soak: ") + what + ": CUDA: " + cudaGetErrorString(e));
+    throw Error(ErrorCode::kRuntime, std::string(what) + ": CUDA: " + cudaGetErrorString(e));
 }
 
 }  // namespace
@@ -25,7 +24,7 @@ void expect_success(cudaError_t e, const char* what) {
 void expect_cuda() {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0)
-    throw Error(ErrorCode::kUnsupported, "soak: --device cuda: no CUDA device");
+    throw Error(ErrorCode::kUnsupported, "--device cuda: no CUDA device");
 }
 
 int64_t device_bytes_used() {
@@ -95,7 +94,7 @@ void Replay::launch(int64_t times) const {
 #else
 
 void expect_cuda() {
-  throw Error(ErrorCode::kUnsupported, "soak: --device cuda: this build has no CUDA kernels");
+  throw Error(ErrorCode::kUnsupported, "--device cuda: this build has no CUDA kernels");
 }
 int64_t device_bytes_used() { return 0; }
 DeviceMemory::DeviceMemory(size_t bytes) {

@@ -65,10 +65,10 @@ TEST_F(Cli, HelpAndVersion) {
   const Output help = run("--help");
   EXPECT_EQ(help.code, 0);
   for (const char* command :
-       {"run",    "soak",          "verify",          "bench",      "support", "norm",
-        "rotate", "prepare_query", "index_query",     "compress",   "write",   "plan",
-        "score",  "select",        "locate",          "attend",     "mha",     "merge",
-        "mask",   "lists",         "prepare_queries", "norm_write", "absorb"}) {
+       {"run",   "layer",  "soak",          "verify",          "bench",      "support",
+        "norm",  "rotate", "prepare_query", "index_query",     "compress",   "write",
+        "plan",  "score",  "select",        "locate",          "attend",     "mha",
+        "merge", "mask",   "lists",         "prepare_queries", "norm_write", "absorb"}) {
     expect_in(help.out, {command});
     const Output o = run(std::string(command) + " --help");
     EXPECT_EQ(o.code, 0) << command;
@@ -232,6 +232,95 @@ TEST_F(Cli, RunSelects) {
     EXPECT_GT(j.at("keys_scored").get<int64_t>(), 2 * j.at("keys_kept").get<int64_t>()) << j;
     EXPECT_GE(j.at("keys_attended"), j.at("keys_kept")) << j;
   }
+}
+
+// Sizes of a layer that takes no time; a head has its real size in all of them.
+constexpr const char* kSmallLayer = " --hidden 128 --heads 4 --q-lora 64 --index-heads 4";
+
+TEST_F(Cli, LayersAreWithinTheirBoundsOfFp64) {
+  const std::pair<const char*, const char*> layers[] = {
+      {"v3.2", "full"},  {"glm-5", "shared"}, {"v4", "sliding"},
+      {"v4-pro", "c4a"}, {"v4", "c128a"},     {"v4.1", "c2a"},
+      {"v4.1", "c1a"},   {"v4.1", "reindex"}, {"v4.1", "reuse"}};
+  for (const auto& [model, kind] : layers)
+    for (const char* cache : {"fp8", "bf16"}) {
+      const json j =
+          run_json("layer --json --topk 20 --prompt 140 --chunk 96 --page 16 --model " +
+                   std::string(model) + " --layer " + kind + " --cache " + cache + kSmallLayer);
+      EXPECT_TRUE(j.at("ok").get<bool>()) << j;
+      EXPECT_EQ(j.at("decode_steps"), 4);
+      int compared = 0;
+      for (const json& stage : j.at("decode")) {
+        if (stage.at("compared") == 0) continue;
+        ++compared;
+        EXPECT_LT(stage.at("deviation"), stage.at("bound")) << stage;
+        // Roundings show: a comparison of a thing with itself would not.
+        EXPECT_GT(stage.at("deviation"), 1e-4) << stage;
+      }
+      EXPECT_GE(compared, 4) << model << " " << kind;
+    }
+  const Output o = run("layer --layer c4a --decode 0" + std::string(kSmallLayer));
+  EXPECT_EQ(o.code, 0) << o.err;
+  expect_in(o.out, {"v4-flash c4a", "compress", "output projections", "All within"});
+  expect_in(run("layer --no-check --kernel simd" + std::string(kSmallLayer)).out, {"prefill"});
+}
+
+TEST_F(Cli, LayerTakesACheckpointsWeights) {
+  using Shape = std::initializer_list<int64_t>;
+  std::vector<bf16> zeros(static_cast<size_t>(4 * 512 * 64), bf16{0x3c00});
+  std::vector<float> ones(512, 1.0f);
+  std::vector<e4m3> codes(static_cast<size_t>(4 * 512 * 64), e4m3{0x30});
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  const auto add = [&](const char* name, Shape shape) {
+    tensors.emplace_back(std::string("layers.0.attn.") + name, tensor(zeros.data(), shape));
+  };
+  add("wq_a.weight", {64, 128});
+  add("wkv.weight", {512, 128});
+  add("wo_a.weight", {8, 2048});
+  add("wo_b.weight", {128, 8});
+  add("q_norm.weight", {64});
+  add("kv_norm.weight", {512});
+  tensors.emplace_back("layers.0.attn.wq_b.weight", tensor(codes.data(), {2048, 64}));
+  tensors.emplace_back("layers.0.attn.wq_b.scale", tensor(ones.data(), {16, 1}));
+  const std::string call =
+      "layer --layer sliding --prompt 20 --rank 8 --groups 1 --prefix "
+      "layers.0.attn. --weights '" +
+      path("layer.safetensors") + "'" + kSmallLayer;
+  tools::write_safetensors(path("layer.safetensors"), tensors);
+  const Output missing = run(call);
+  EXPECT_EQ(missing.code, 2);
+  expect_in(missing.err, {"--weights", "layers.0.attn.sinks", "attn_sink", "missing", "[4]"});
+  tensors.emplace_back("layers.0.attn.attn_sink", tensor(ones.data(), {4}));
+  tools::write_safetensors(path("layer.safetensors"), tensors);
+  const Output whole = run(call + " --json");
+  EXPECT_EQ(whole.code, 0) << whole.err;
+  tensors[1].second = tensor(zeros.data(), {511, 128});
+  tools::write_safetensors(path("layer.safetensors"), tensors);
+  const Output wrong = run(call);
+  EXPECT_EQ(wrong.code, 2);
+  expect_in(wrong.err, {"layers.0.attn.wkv.weight", "expected [512, 128], found [511, 128]"});
+  tensors[1].second = tensor(zeros.data(), {512, 128});
+  tensors[7].second = tensor(ones.data(), {15, 1});
+  tools::write_safetensors(path("layer.safetensors"), tensors);
+  expect_in(run(call).err, {"wq_b.scale", "128 x 128", "[15, 1]"});
+  const Output kind = run("layer --model v3.2 --layer c4a");
+  EXPECT_EQ(kind.code, 2);
+  expect_in(kind.err, {"--layer", "v3.2 has full", "c4a"});
+}
+
+// One layer with its real sizes; schedules by name.
+TEST_F(Cli, RunTakesRealModels) {
+  const json j = run_json(
+      "run --json --model v4-flash --layers 1 --steps 2 --requests 1 --context 24 --step-tokens 4 "
+      "--check");
+  EXPECT_TRUE(j.at("ok").get<bool>());
+  EXPECT_EQ(j.at("checked_steps"), 2);
+  EXPECT_EQ(j.at("layers").size(), 1u);
+  EXPECT_EQ(j.at("layers")[0].at("kind"), "sliding");
+  const Output heads = run("run --model v4-flash --heads 3");
+  EXPECT_EQ(heads.code, 2);
+  expect_in(heads.err, {"--heads", "v4-flash"});
+  EXPECT_EQ(run("run --model v4 --layers 3").code, 2);
 }
 
 TEST_F(Cli, SoakFindsNoDriftAndNoLeak) {

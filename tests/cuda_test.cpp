@@ -248,6 +248,73 @@ std::vector<testing::Layout> one_part_layouts() {  // the parts of a batch are b
 INSTANTIATE_TEST_SUITE_P(Layouts, CudaPipeline, ::testing::ValuesIn(one_part_layouts()),
                          [](const auto& info) { return info.param.name; });
 
+// A captured decode step of a compressor, replayed token by token over two boundaries: no decision
+// of the host is left in it. Two requests whose boundaries lie apart; the same calls without a
+// graph give the same bytes.
+class CudaCompressor : public ::testing::TestWithParam<int32_t> {};
+
+TEST_P(CudaCompressor, ReplaysAcrossBoundaries) {
+  if (const std::string why = why_no_device(); !why.empty()) GTEST_SKIP() << why;
+  using testing::Guarded;
+  const int32_t ratio = GetParam();
+  const bool overlap = ratio == 4;
+  const int64_t values = overlap ? 1024 : 512, ring = (overlap ? 2 : 1) * ratio, pages = 4;
+  const Stream stream;
+  Guarded<int32_t> positions(2), requests(std::vector<int32_t>{0, 1});
+  Guarded<int32_t> pages_of(std::vector<int32_t>{2, 0, 1, 3});
+  Guarded<float> rows(2 * 2 * values), angles(1024 * 64);
+  rope_table({.table = tensor(angles.data(), {1024, 2, 32})});
+  struct Side {
+    Guarded<float> state;
+    Guarded<uint8_t> bytes;
+    Guarded<int64_t> slots;
+  };
+  std::vector<Side> sides;
+  for (int i = 0; i < 2; ++i)
+    sides.push_back({Guarded<float>(2 * ring * 2 * values, 0),
+                     Guarded<uint8_t>(pages * page_bytes(CacheFormat::kV4Fp8, 16), 0),
+                     Guarded<int64_t>(2)});
+  const auto call = [&](Side& side, const Device& device) {
+    compressed_slots({.positions = tensor(positions.data(), {2}),
+                      .requests = tensor(requests.data(), {2}),
+                      .block_table = tensor(pages_of.data(), {2, 2}),
+                      .ratio = ratio,
+                      .page = 16,
+                      .pages = pages,
+                      .slots = tensor(side.slots.data(), {2}),
+                      .target = {.device = device}});
+    compress({.rows = tensor(rows.data(), {2, 2 * values}),
+              .positions = tensor(positions.data(), {2}),
+              .requests = tensor(requests.data(), {2}),
+              .ratio = ratio,
+              .overlap = overlap,
+              .state = {.rows = tensor(side.state.data(), {2, ring, 2 * values}), .ring = true},
+              .rope = {.table = tensor(angles.data(), {1024, 2, 32})},
+              .slots = tensor(side.slots.data(), {2}),
+              .cache = {side.bytes.data(), CacheFormat::kV4Fp8, pages, 16},
+              .target = {.device = device}});
+  };
+  positions[0] = positions[1] = 0;
+  const Graph graph(stream, [&](const Device& device) { call(sides[0], device); });
+  testing::Rng rng{7};
+  int64_t stored = 0;
+  for (int32_t p = 0; p < 2 * ratio + ratio / 2 + 1; ++p) {
+    positions[0] = p;
+    positions[1] = p < ratio / 2 ? -1 : p - ratio / 2;
+    for (float& x : rows) x = testing::normal(rng);
+    graph.replay();
+    call(sides[1], stream.device());
+    ASSERT_TRUE(testing::device_finished());
+    ASSERT_TRUE(sides[0].state.values() == sides[1].state.values()) << "token " << p;
+    ASSERT_TRUE(sides[0].bytes.values() == sides[1].bytes.values()) << "token " << p;
+    for (const int64_t slot : sides[0].slots) stored += slot >= 0;
+  }
+  EXPECT_GE(stored, 4);
+  EXPECT_NE(std::count(sides[0].bytes.begin(), sides[0].bytes.end(), 0),
+            std::ssize(sides[0].bytes.values()));
+}
+INSTANTIATE_TEST_SUITE_P(Ratios, CudaCompressor, ::testing::Values(2, 4, 128));
+
 // A cache of more than 4 GiB, all NaN; records near its end are written, read and attended to as in
 // a small one.
 class LargeCache : public ::testing::TestWithParam<CacheFormat> {

@@ -26,9 +26,9 @@ struct TypeName {
   const char* name;
   DType dtype;
 };
-constexpr TypeName kTypes[] = {{"BF16", DType::kBf16}, {"F8_E4M3", DType::kE4m3},
-                               {"F32", DType::kF32},   {"I32", DType::kI32},
-                               {"I64", DType::kI64},   {"U8", DType::kU8}};
+constexpr TypeName kTypes[] = {
+    {"BF16", DType::kBf16}, {"F8_E4M3", DType::kE4m3}, {"F32", DType::kF32},   {"I32", DType::kI32},
+    {"I64", DType::kI64},   {"U8", DType::kU8},        {"F8_E8M0", DType::kU8}};  // read as bytes
 
 [[noreturn]] void fail(ErrorCode code, const std::string& path, const std::string& what) {
   throw Error(code, "safetensors: " + path + ": " + what);
@@ -109,7 +109,7 @@ Entry read_entry(const std::string& path, const std::string& name, const json& v
                                   [&](const TypeName& t) { return type == t.name; });
   if (known == std::end(kTypes))
     fail(type.is_string() ? ErrorCode::kUnsupported : ErrorCode::kInvalidArgument, path,
-         where + ": dtype: expected BF16, F8_E4M3, F32, I32, I64 or U8, found " +
+         where + ": dtype: expected BF16, F8_E4M3, F8_E8M0, F32, I32, I64 or U8, found " +
              type.dump(-1, ' ', true).substr(0, 40));
   e.view.dtype = known->dtype;
   const json& offsets = value["data_offsets"];

@@ -35,7 +35,7 @@ struct SelectArgs {
 
 // The K largest of the valid range of each row, exactly: ties go to the lowest index, NaN ranks
 // below everything (-inf included), -0 equals +0. Output ascends; a range shorter than K is given
-// whole, then -1. Entries outside the range are never read. Deterministic. Blocks: on the CPU.
+// whole, then -1. Entries outside the range are never read. Deterministic.
 void select(const SelectArgs& args);
 
 }  // namespace winnow

@@ -150,7 +150,7 @@ within        [tokens, blocks] int32, ascending: ids come from these blocks of `
 best          that many blocks with the largest logits are given too, the last valid one always
 
 Returns ids [tokens, topk] int32, ascending, -1 behind them; with best also the blocks [tokens, best]
-int32. Blocks are for the CPU.)");
+int32.)");
   def(m,
       "def locate(ids: Array, requests: Array | None = None, block_table: Array | None = None, *, "
       "page: int "

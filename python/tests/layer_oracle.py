@@ -195,3 +195,97 @@ def replace(model):
         v4 = model.config.model_type == "deepseek_v4"
         layer.self_attn = V4(layer.self_attn) if v4 else Mla(layer.self_attn, shared)
     return model
+
+
+class V41:
+    """DeepSeek V4.1's layers, each from a mapping of names to weights; `shared` goes from one to
+    the next: entries, index keys, the choice, and blocks of candidates."""
+
+    def __init__(self, config, weights, prefix, shared):
+        self.config, self.shared = config, shared
+        self.weights = {name.removeprefix(prefix): w for name, w in weights.items()}
+
+    def linear(self, x, name):
+        weight = self.weights[f"{name}.weight"].bfloat16()
+        return functional.linear(x.bfloat16(), weight).float()
+
+    def norm(self, x, name):
+        return rms(x, self.weights[f"{name}.weight"], self.config.eps)
+
+    def __call__(self, x):
+        c, x = self.config, x.float()
+        tokens, at = len(x), torch.arange(len(x))
+        f = self.frequencies()
+        q_c = self.norm(self.linear(x, "wq_a"), "q_norm")
+        q = rotate_last(self.linear(q_c, "wq_b").view(tokens, c.heads, 512), at, f)
+        keys = rotate_last(self.norm(self.linear(x, "wkv"), "kv_norm"), at, f)
+        seen = (at[None] <= at[:, None]) & (at[None] > at[:, None] - c.window)
+        if c.ratio:
+            self.store(x, f)
+            if c.chooses:
+                self.shared["chosen"] = self.choice(x, q_c, at, f)
+            keys = torch.cat([keys, self.shared["entries"]])
+            seen = torch.cat([seen, self.shared["chosen"]], 1)
+        out = attend(q, keys, keys, seen, 512**-0.5, self.weights["attn_sink"])
+        out = rotate_last(out, at, f, sign=-1.0).view(tokens, c.groups, -1)
+        o_a = self.weights["wo_a.weight"].bfloat16().view(c.groups, c.rank, -1)
+        low_rank = torch.einsum("tgd,grd->tgr", out.bfloat16(), o_a).flatten(1)
+        return self.linear(low_rank.float(), "wo_b")
+
+    def frequencies(self):
+        rope = self.config.rope
+        return frequencies(
+            {
+                "rope_theta": rope.theta,
+                "rope_type": "yarn" if rope.factor > 1 else "default",
+                "factor": rope.factor,
+                "original_max_position_embeddings": rope.original,
+            }
+        )
+
+    def store(self, x, f):
+        c = self.config
+        if not c.stores:
+            return
+        values = x @ self.weights["compressor.wkv.weight"].bfloat16().float().T
+        count = len(x) // c.ratio
+        pooled = values[: count * c.ratio].view(count, c.ratio, 512)
+        scores = torch.zeros_like(pooled)
+        if c.ratio > 1:
+            scores = x @ self.weights["compressor.wgate.weight"].bfloat16().float().T
+            scores = scores[: count * c.ratio].view(count, c.ratio, 512)
+        pooled = (scores.softmax(1) * pooled).sum(1)
+        latent = self.norm(pooled, "compressor.norm")
+        first = torch.arange(count) * c.ratio
+        self.shared["entries"] = rotate_last(latent, first, f)
+        keys = self.norm(self.linear(latent, "indexer.wk"), "indexer.k_norm")
+        self.shared["keys"] = rotate_last(keys, first, f)
+
+    def choice(self, x, q_c, at, f):
+        c, keys = self.config, self.shared["keys"]
+        ends = (at + 1) // c.ratio
+        visible = torch.arange(len(keys))[None] < ends[:, None]
+        queries = self.linear(q_c, "indexer.wq_b").view(len(x), c.index_heads, 128)
+        queries = rotate_last(queries, at, f)
+        weights = self.linear(x, "indexer.weights_proj") * (c.index_heads * 128) ** -0.5
+        logits = index_logits(queries, weights, keys)
+        if c.finds_blocks:
+            self.shared["blocks"] = self.best_blocks(logits, visible, ends)
+        if c.within_blocks:
+            visible = visible & self.shared["blocks"]
+        return top(logits, visible, c.topk)
+
+    def best_blocks(self, logits, visible, ends):
+        """[tokens, keys] bool: inside the best blocks by their largest logit, the newest in."""
+        c, count = self.config, logits.shape[1]
+        best = torch.zeros_like(visible)
+        for t, end in enumerate(ends.tolist()):
+            if end == 0:
+                continue
+            row = logits[t].masked_fill(~visible[t], NEVER)
+            blocks = [row[b : b + c.block].max().item() for b in range(0, end, c.block)]
+            blocks[-1] = float("inf")
+            order = sorted(range(len(blocks)), key=lambda b: (-blocks[b], b))[: c.candidates]
+            for b in order:
+                best[t, b * c.block : min((b + 1) * c.block, count)] = True
+        return best

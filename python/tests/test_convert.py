@@ -20,6 +20,7 @@ import transformers
 
 import layer_oracle
 import winnow.hf
+from conftest import devices_of
 from layer_models import FAMILIES, LENGTHS, model_of, prompt, tokens
 
 if not all(hasattr(transformers, f"{family}ForCausalLM") for family in FAMILIES):
@@ -106,6 +107,38 @@ def test_tokens_of_the_oracle(family, seed):
     shares = gap(eager)[other] / eager.std()
     print(f"\n{family} {seed}: eager has {len(shares)} other tokens, gaps {shares.tolist()}")
     assert (shares <= EAGER_GAP).all()
+
+
+@pytest.mark.parametrize("device", devices_of("compress")[1:])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("seed", range(6))
+def test_on_a_device(family, seed, device):
+    """On CUDA: the oracle's tokens, up to ties of a model whose GEMMs sum in another order; then a
+    second turn on the same cache, with fp8 caches too."""
+    model, inputs = model_of(family, seed), prompt(PROMPTS[family][seed], LENGTHS[family])
+    there = {name: x.to(device) for name, x in inputs.items()}
+    ours = winnow.hf.convert(copy.deepcopy(model).to(device), "bf16")
+    fp8 = winnow.hf.convert(copy.deepcopy(model).to(device), "fp8")
+    oracle = layer_oracle.replace(model)
+    for converted_model, moved in ((ours, 0.05), (fp8, 0.2)):
+        cache = winnow.hf.new_cache(converted_model)
+        turn, host = there, inputs
+        for more in (23, 0):
+            out = generate(converted_model, turn, past_key_values=cache)
+            scores = torch.stack(out.scores, 1).float().cpu()
+            out.sequences = out.sequences.cpu()
+            want = logits_alone(oracle, out, host)
+            assert (want - scores).abs().mean() < moved * want.std()
+            differ = want.argmax(-1) != out.sequences[:, -NEW:]
+            if converted_model is ours:
+                assert (gap(want)[differ] <= TIE_GAP * want.std()).all()
+            said = tokens(seed, out.sequences.shape[0], more)
+            mask = torch.ones(out.sequences.shape[0], NEW + more, dtype=torch.long)
+            host = {
+                "input_ids": torch.cat([out.sequences, said], 1),
+                "attention_mask": torch.cat([host["attention_mask"], mask], 1),
+            }
+            turn = {name: x.to(device) for name, x in host.items()}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -22,16 +22,9 @@ namespace {
   return s.is_bf16 ? "reads index keys in e4m3" : nullptr;
 }
 #ifdef WINNOW_WITH_CUDA
-const char* needs_rows(const Shape& s) {
-  return s.blocks ? "selects from whole rows, not from blocks" : nullptr;
-}
-const char* needs_bf16(const Shape& s) {
-  if (s.blocks) return needs_rows(s);
-  return s.is_bf16 ? nullptr : "reads index keys in bf16";
-}
-const char* needs_e4m3_rows(const Shape& s) { return s.blocks ? needs_rows(s) : needs_e4m3(s); }
+const char* needs_bf16(const Shape& s) { return s.is_bf16 ? nullptr : "reads index keys in bf16"; }
 const char* needs_tiles(const Shape& s) {
-  if (s.blocks || s.is_bf16) return needs_e4m3_rows(s);
+  if (s.is_bf16) return needs_e4m3(s);
   return s.whole_tiles ? nullptr : "tiles of 64 keys do not lie whole and aligned in pages";
 }
 #endif
@@ -59,9 +52,7 @@ std::span<const ScoreKernel> kernels() {
     {{{"sm90/bulk", DeviceKind::kCuda, false, internal::cuda::missing}, needs_tiles, bulk_sm90},
      sm90_workspace,
      select_sm90},
-    {{{"sm90/loads", DeviceKind::kCuda, false, internal::cuda::missing},
-      needs_e4m3_rows,
-      loads_sm90},
+    {{{"sm90/loads", DeviceKind::kCuda, false, internal::cuda::missing}, needs_e4m3, loads_sm90},
      sm90_workspace,
      select_sm90},
     {{{"sm90/bf16", DeviceKind::kCuda, false, internal::cuda::missing}, needs_bf16, bf16_sm90},

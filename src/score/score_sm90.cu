@@ -8,6 +8,7 @@
 #include "core/tuning_h200.h"
 #include "cuda/device.h"
 #include "cuda/topk.h"
+#include "cuda/topk_blocks.h"
 #include "score/score_sm90.cuh"
 
 namespace winnow::internal::score {
@@ -148,6 +149,23 @@ size_t sm90_workspace(const Shape& s) {
   return arena.bytes();
 }
 
+namespace {
+
+// Those of the tokens from `first` on.
+cuda::BlockParams blocks_of(const core::Blocks& b, int64_t first) {
+  return {.size = b.size,
+          .within = b.within + first * b.within_stride,
+          .within_stride = b.within_stride,
+          .within_count = b.within_count,
+          .best = b.best + first * b.best_stride,
+          .best_stride = b.best_stride,
+          .best_count = b.best_count,
+          .restricts = b.restricts,
+          .finds = b.finds};
+}
+
+}  // namespace
+
 void select_sm90(const ScoreKernel& kernel, const SelectParams& p) noexcept {
   if (p.score.tokens == 0) return;
   const int64_t row = row_of(p.score.ranges.limit);
@@ -179,6 +197,11 @@ void select_sm90(const ScoreKernel& kernel, const SelectParams& p) noexcept {
                                 .relative = p.relative,
                                 .overlap = wave.ranges.limit > 0,
                                 .device = p.score.device};
+    if (p.blocks.given()) {
+      cuda::topk_in_blocks(topk, blocks_of(p.blocks, first));
+      detail::set_last_chosen(kernel.name, "sm90/blocks");
+      continue;
+    }
     const cuda::TopkForm form = cuda::fastest_topk(cuda::shape_of(topk));
     cuda::topk(topk, form);
     detail::set_last_chosen(kernel.name, cuda::name_of(form));

@@ -154,15 +154,16 @@ TEST_P(ScoreTest, FusedWithBlocksGivesTheSameIds) {
   ScoreSelectArgs fused{.score = p.args(), .ids = tensor(ids.data(), {c.tokens, c.topk})};
   fused.score.target = testing::target("score", kernel);
   fused.blocks.best = tensor(best.data(), {c.tokens, kBlocks});
-  if (fused.score.target.device.kind == DeviceKind::kCuda) {
-    testing::expect_error([&] { score_select(fused); }, ErrorCode::kUnsupported, {"blocks"});
-    return;
-  }
+  const testing::DeviceWorkspace enough(fused.score.target.device,
+                                        score_select_workspace_bytes(fused));
+  if (fused.score.target.device.kind == DeviceKind::kCuda)
+    fused.workspace = {static_cast<std::byte*>(enough.data()), enough.size()};
   score_select(fused);
   Guarded<float> logits(c.tokens * keys);
   ScoreArgs a = fused.score;
   a.logits = tensor(logits.data(), {c.tokens, keys});
   score(a);
+  ASSERT_TRUE(testing::device_finished());
   SelectArgs selects{.logits = a.logits,
                      .starts = a.starts,
                      .ends = a.ends,
@@ -176,6 +177,7 @@ TEST_P(ScoreTest, FusedWithBlocksGivesTheSameIds) {
   selects.blocks = fused.blocks;
   fused.relative = selects.relative = true;
   score_select(fused);
+  ASSERT_TRUE(testing::device_finished());
   select(selects);
   EXPECT_EQ(ids.values(), want.values());
 }

@@ -134,13 +134,15 @@ class SelectBlocksTest : public ::testing::TestWithParam<std::tuple<std::string,
 
 TEST_P(SelectBlocksTest, MatchesAFullSort) {
   const auto& [kernel, c] = GetParam();
+  if (const std::string why = testing::why_not("select", kernel); !why.empty()) GTEST_SKIP() << why;
   Problem p(c);
   Guarded<int32_t> ids(c.tokens * c.topk), best(c.tokens * c.blocks);
   SelectArgs a = p.args(ids.data());
-  a.target.kernel = kernel.c_str();
+  a.target = testing::target("select", kernel);
   a.blocks.within = tensor(p.within.data(), {c.tokens, c.blocks});
   a.blocks.best = tensor(best.data(), {c.tokens, c.blocks});
   select(a);
+  ASSERT_TRUE(testing::device_finished());
   for (int64_t t = 0; t < c.tokens; ++t) {
     const auto row = [&](const Guarded<int32_t>& of, int64_t width) {
       return std::vector<int32_t>(of.data() + t * width, of.data() + (t + 1) * width);
@@ -157,11 +159,12 @@ TEST_P(SelectBlocksTest, MatchesAFullSort) {
   a.blocks = {.size = c.size, .within = tensor(every.data(), {c.tokens, all})};
   a.ids = tensor(ids.data(), {c.tokens, c.topk});
   select(a);
+  ASSERT_TRUE(testing::device_finished());
   EXPECT_EQ(ids.values(), whole.values());
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, SelectBlocksTest,
-                         ::testing::Combine(::testing::ValuesIn(testing::cpu_kernels("select")),
+                         ::testing::Combine(::testing::ValuesIn(testing::kernels("select")),
                                             ::testing::ValuesIn(cases())),
                          [](const auto& info) {
                            return std::get<0>(info.param) + "_" + std::get<1>(info.param).name;

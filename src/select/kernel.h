@@ -39,6 +39,6 @@ std::span<const SelectKernel> kernels();
 
 void reference(const Params& p) noexcept;
 void simd(const Params& p) noexcept;
-std::array<SelectKernel, 4> sm90_kernels();  // CUDA builds
+std::array<SelectKernel, 5> sm90_kernels();  // CUDA builds
 
 }  // namespace winnow::internal::select

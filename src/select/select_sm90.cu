@@ -1,6 +1,7 @@
 // select on Hopper: the device's top-k (cuda/topk.cu) over the caller's logits, a row of the table
 // for each of its forms.
 #include "cuda/topk.h"
+#include "cuda/topk_blocks.h"
 #include "select/kernel.h"
 
 namespace winnow::internal::select {
@@ -41,6 +42,20 @@ void run(const Params& p) noexcept {
   cuda::topk(topk_params(p), form);
 }
 
+// Without blocks it is the fastest of the others.
+void run_blocks(const Params& p) noexcept {
+  const core::Blocks& b = p.blocks;
+  cuda::topk_in_blocks(topk_params(p), {.size = b.size,
+                                        .within = b.within,
+                                        .within_stride = b.within_stride,
+                                        .within_count = b.within_count,
+                                        .best = b.best,
+                                        .best_stride = b.best_stride,
+                                        .best_count = b.best_count,
+                                        .restricts = b.restricts,
+                                        .finds = b.finds});
+}
+
 template <cuda::TopkForm form>
 SelectKernel row() {
   return {{cuda::name_of(form), DeviceKind::kCuda, false, cuda::missing},
@@ -51,9 +66,11 @@ SelectKernel row() {
 
 }  // namespace
 
-std::array<SelectKernel, 4> sm90_kernels() {
+std::array<SelectKernel, 5> sm90_kernels() {
   using enum cuda::TopkForm;
-  return {row<kFilter>(), row<kCluster>(), row<kStream>(), row<kDigits>()};
+  const SelectKernel blocks{
+      {"sm90/blocks", DeviceKind::kCuda, false, cuda::missing}, nullptr, run_blocks};
+  return {row<kFilter>(), row<kCluster>(), row<kStream>(), row<kDigits>(), blocks};
 }
 
 }  // namespace winnow::internal::select

@@ -32,11 +32,10 @@ void run(Source& s) {
   for (int64_t t = 0; t < T && chance(s, 80); ++t)
     std::sort(within.begin() + t * B, within.begin() + (t + 1) * B);
   Guarded<int32_t> best(T * B);
-  const bool on_cpu = compared == Compared::kCpu;
-  if (on_cpu && chance(s, 40)) a.blocks.within = tensor(within.data(), {T, B});
-  if (on_cpu && chance(s, 40)) a.blocks.best = tensor(best.data(), {T, B});
+  if (chance(s, 40)) a.blocks.within = tensor(within.data(), {T, B});
+  if (chance(s, 40)) a.blocks.best = tensor(best.data(), {T, B});
   Guarded<float> values(T * K);
-  if (on_cpu && chance(s, 40)) a.values = tensor(values.data(), {T, K});
+  if (chance(s, 40)) a.values = tensor(values.data(), {T, K});
   expect_exact("select", select, a, ids, best, values);
 }
 

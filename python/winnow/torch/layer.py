@@ -32,14 +32,18 @@ class Layer(nn.Module):
     def device(self) -> torch.device:
         return next(self.buffers()).device
 
-    def cache_of(self, name: str, step: Step) -> tuple[_winnow.Cache, Pages]:
-        caches = step.caches
-        return caches.cache(self.number, name), caches.pages_of(self.number, name)
+    def cache_of(self, name: str, step: Step, source=None) -> tuple[_winnow.Cache, Pages]:
+        """Its own, or that of the layer with the number `source`."""
+        number = self.number if source is None else source
+        return step.caches.cache(number, name), step.caches.pages_of(number, name)
 
-    def choose(self, x: Tensor, q_c: Tensor, step: Step, table: Tensor, **rope) -> Tensor:
+    def choose(
+        self, x: Tensor, q_c: Tensor, step: Step, table: Tensor, source=None, blocks=None, **rope
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """The indexer's top-k: ids [tokens, topk] int32, ascending, -1 behind them.
 
-        Fewer columns in short contexts. The step's own index keys are stored before.
+        Fewer columns in short contexts. The step's own index keys are stored before; they are those
+        of the layer with the number `source`, where it is another. `blocks` goes to score_select().
         """
         c = self.config
         queries, weights = _winnow.index_query(
@@ -51,7 +55,7 @@ class Layer(nn.Module):
             bf16=step.caches.dtype == "bf16",
             **rope,
         )
-        keys, pages = self.cache_of("index", step)
+        keys, pages = self.cache_of("index", step, source)
         return _winnow.score_select(
             queries,
             weights,
@@ -60,4 +64,5 @@ class Layer(nn.Module):
             keys=keys,
             block_table=pages.table(),
             requests=step.requests,
+            **(blocks or {}),
         )

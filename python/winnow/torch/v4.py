@@ -143,19 +143,17 @@ class Compressor(nn.Module):
         )
 
 
-class V4Layer(Layer):
-    """Attention over a window and, by its ratio, over compressed entries.
+class WindowLayer(Layer):
+    """What V4 and V4.1 share: heads of 512, a window, grouped output projections.
 
-    `tensors` is a checkpoint (or a module's state_dict); names follow `prefix`, for example
-    "layers.3.attn.", in the checkpoint's spelling or in transformers'.
+    A subclass says in `compressed` what is attended to besides.
     """
 
-    def __init__(
-        self, config: V4Config, tensors: Mapping[str, Tensor], prefix: str = "", device=None
-    ):
+    q_norm = "rms"  # of each query head
+
+    def __init__(self, config, weights: Weights):
         super().__init__([Records("window", "v4", window=config.window)])
         self.config = c = config
-        weights = Weights(tensors, prefix, device, ALIASES)
         q_a = weights.matrix("q_a_proj", c.q_lora, c.hidden)
         self.keep("qkv_a", torch.cat([q_a, weights.matrix("kv_proj", HEAD, c.hidden)]))
         self.keep("q_a_norm", weights.tensor("q_a_norm.weight"))
@@ -166,17 +164,10 @@ class V4Layer(Layer):
         self.keep("o_a", o_a.view(c.groups, c.rank, per_group).transpose(1, 2))
         self.keep("o_b", weights.matrix("o_b_proj", c.hidden, c.groups * c.rank))
         self.keep("sinks", weights.tensor("sinks"))
-        if c.ratio:
-            self.entries = Compressor(weights, "compressor", c, HEAD, "entries")
-            self.stores += self.entries.stores
-        if c.ratio == 4:
-            indexer = "compressor.indexer"
-            self.index_entries = Compressor(weights, indexer, c, INDEX_DIM, "index")
-            self.stores += self.index_entries.stores
-            rows = c.index_heads * INDEX_DIM
-            self.keep("index_q", weights.matrix(f"{indexer}.q_b_proj", rows, c.q_lora))
-            scorer = f"{indexer}.scorer.weights_proj"
-            self.keep("index_w", weights.matrix(scorer, c.index_heads, c.hidden))
+
+    def compressed(self, x: Tensor, q_c: Tensor, step: Step, table: Tensor) -> dict:
+        """Stores the entries that the batch closes; gives attend()'s second list."""
+        raise NotImplementedError
 
     @torch.no_grad()
     def forward(self, x: Tensor, step: Step) -> Tensor:
@@ -200,21 +191,46 @@ class V4Layer(Layer):
         indices, lengths = step.window(pages)
         q = functional.linear(q_c, self.q_b).view(tokens, c.heads, HEAD)
         attended = _winnow.attend(
-            _winnow.prepare_query(q, step.positions, table, norm="rms", eps=c.eps),
+            _winnow.prepare_query(q, step.positions, table, norm=self.q_norm, eps=c.eps),
             cache,
             indices,
             lengths=lengths,
             scale=HEAD**-0.5,
             sink=self.sinks,
-            **self._compressed(x, q_c, step, table),
+            **self.compressed(x, q_c, step, table),
         )
         _winnow.rotate(attended, step.positions, table, inverse=True, out=attended)
         groups = attended.view(tokens, c.groups, -1).transpose(0, 1)
         low_rank = torch.bmm(groups, self.o_a).transpose(0, 1).reshape(tokens, c.groups * c.rank)
         return functional.linear(low_rank, self.o_b)
 
-    def _compressed(self, x: Tensor, q_c: Tensor, step: Step, table: Tensor) -> dict:
-        """Stores the entries that the batch closes; gives attend()'s second list."""
+
+class V4Layer(WindowLayer):
+    """Attention over a window and, by its ratio, over compressed entries.
+
+    `tensors` is a checkpoint (or a module's state_dict); names follow `prefix`, for example
+    "layers.3.attn.", in the checkpoint's spelling or in transformers'.
+    """
+
+    def __init__(
+        self, config: V4Config, tensors: Mapping[str, Tensor], prefix: str = "", device=None
+    ):
+        weights = Weights(tensors, prefix, device, ALIASES)
+        super().__init__(config, weights)
+        c = config
+        if c.ratio:
+            self.entries = Compressor(weights, "compressor", c, HEAD, "entries")
+            self.stores += self.entries.stores
+        if c.ratio == 4:
+            indexer = "compressor.indexer"
+            self.index_entries = Compressor(weights, indexer, c, INDEX_DIM, "index")
+            self.stores += self.index_entries.stores
+            rows = c.index_heads * INDEX_DIM
+            self.keep("index_q", weights.matrix(f"{indexer}.q_b_proj", rows, c.q_lora))
+            scorer = f"{indexer}.scorer.weights_proj"
+            self.keep("index_w", weights.matrix(scorer, c.index_heads, c.hidden))
+
+    def compressed(self, x: Tensor, q_c: Tensor, step: Step, table: Tensor) -> dict:
         c = self.config
         if not c.ratio:
             return {}
