@@ -29,9 +29,10 @@ struct Scratch {
   int64_t packed = -1;   // token block that `queries` holds
 };
 
-class Call {
+// The tasks of a call, which threads take in turn: a block of tokens and a piece of the keys each.
+class Tasks {
  public:
-  Call(const Params& p, const Engine& e) : p_(p), e_(e), query_bytes_(e.query_bytes(p.heads)) {
+  Tasks(const Params& p, const Engine& e) : p_(p), e_(e), query_bytes_(e.query_bytes(p.heads)) {
     per_block_ = std::clamp<int64_t>(kQueryBytes / query_bytes_, 1, kMaxTokens);
     const int64_t blocks = ceil_div(p.tokens, per_block_);
     first_ = p.ranges.limit;
@@ -50,7 +51,7 @@ class Call {
 
   void run() {
     cpu::parallel_for(std::min<int64_t>(cpu::threads(), tasks_), [&](int64_t, int) {
-      const auto share = [](void* call) { static_cast<Call*>(call)->drain(); };
+      const auto share = [](void* tasks) { static_cast<Tasks*>(tasks)->drain(); };
       if (e_.around) e_.around(share, this);
       else drain();
     });
@@ -150,7 +151,7 @@ void run_blocks(const Params& p, const Engine& engine) noexcept {
       std::fill(row, row + first, -std::numeric_limits<float>::infinity());
       std::fill(row + last, row + p.ranges.limit, -std::numeric_limits<float>::infinity());
     });
-  Call(p, engine).run();
+  Tasks(p, engine).run();
 }
 
 }  // namespace winnow::internal::score
