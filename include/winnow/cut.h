@@ -32,8 +32,8 @@ struct CutArgs {
   Tensor ids;     // [T, K] int32: the top-k of this rank's part, as score_select() gives them
   Tensor values;  // [T, K] f32: their logits
   // At least one of the outputs is given; each of them on all ranks or on none.
-  Tensor kept = {};       // [T, K] int32, out: of `ids`, those of the row's top-k, then -1; may be
-                          // `ids` itself
+  // [T, K] int32, out: of `ids`, those of the row's top-k, then -1; may be `ids` itself.
+  Tensor kept = {};
   Tensor counts = {};     // [T] int32, out: how many these are
   Tensor positions = {};  // [T, K] int32, out: the row's whole top-k, ascending, then -1
   CutForm form = CutForm::kAuto;

@@ -32,7 +32,7 @@ struct Sizes {
   int64_t value_bytes() const { return bf16_wire ? 2 : 4; }
   // Rounded up to whole floats.
   size_t lse_offset() const {
-    return static_cast<size_t>((block_rows() * d_v * value_bytes() + 3) / 4 * 4);
+    return static_cast<size_t>(round_up(block_rows() * d_v * value_bytes(), 4));
   }
   size_t block_bytes() const {
     return round_up(lse_offset() + static_cast<size_t>(block_rows()) * sizeof(float), size_t{16});
@@ -54,7 +54,7 @@ struct Sizes {
 };
 
 // A call whose arguments are right.
-struct Call : Sizes {
+struct CheckedCall : Sizes {
   const CombineArgs& a;
   Communicator* comm;  // null: this rank is alone
   Device device;
@@ -75,7 +75,7 @@ Tensor one_block(const Tensor& t) {
   return r;
 }
 
-Call checked(const Check& check, const CombineArgs& a) {
+CheckedCall checked(const Check& check, const CombineArgs& a) {
   check.choice(a.wire, "wire", Wire::kBf16);
   check.that(!a.plan || !a.comm, "comm", "none with a plan", "one");
   Communicator* const comm = a.plan ? a.plan->options().parallel.comm : a.comm;
@@ -121,7 +121,7 @@ struct Memory {
   }
 };
 
-Packing packing_of(const Call& c, std::byte* send) {
+Packing packing_of(const CheckedCall& c, std::byte* send) {
   const bool blocked = c.a.partial_out.rank == 4;
   const Tensor out = blocked ? c.a.partial_out : one_block(c.a.partial_out);
   const Tensor lse = blocked ? c.a.partial_lse : one_block(c.a.partial_lse);
@@ -155,7 +155,7 @@ void pack(const Packing& p) noexcept {
   });
 }
 
-void pack_on(const Call& c, std::byte* send) {
+void pack_on(const CheckedCall& c, std::byte* send) {
   const Packing packing = packing_of(c, send);
 #ifdef WINNOW_WITH_CUDA
   if (c.device.kind == DeviceKind::kCuda) {
@@ -167,7 +167,7 @@ void pack_on(const Call& c, std::byte* send) {
   pack(packing);
 }
 
-void merge_blocks(const Call& c, std::byte* received) {
+void merge_blocks(const CheckedCall& c, std::byte* received) {
   MergeArgs merged{.partial_out = {},
                    .partial_lse = {},
                    .sink = c.a.sink,
@@ -186,7 +186,7 @@ void merge_blocks(const Call& c, std::byte* received) {
   merge(merged);
 }
 
-void agree_on(const Call& c, std::byte* room) {
+void agree_on(const CheckedCall& c, std::byte* room) {
   parallel::Offer offer("combine");
   offer.number("partial_out", c.tokens, " tokens");
   offer.number("partial_out", c.heads, " heads");
@@ -195,7 +195,7 @@ void agree_on(const Call& c, std::byte* room) {
   parallel::agree_in(*c.comm, offer, c.device.kind == DeviceKind::kCpu ? room : nullptr);
 }
 
-void run(const Call& c, std::span<std::byte> workspace) {
+void run(const CheckedCall& c, std::span<std::byte> workspace) {
   Arena arena(workspace);
   const Memory m(arena, c, c.device.kind, c.in_place);
   if (c.comm && !c.a.plan) agree_on(c, m.agreement);
@@ -209,7 +209,7 @@ void run(const Call& c, std::span<std::byte> workspace) {
   merge_blocks(c, m.received);
 }
 
-size_t workspace_of(const Call& c) {
+size_t workspace_of(const CheckedCall& c) {
   if (!c.comm && c.device.kind == DeviceKind::kCuda) return 0;
   Arena arena;
   Memory(arena, c, c.device.kind, c.in_place);
@@ -240,14 +240,15 @@ void combine(const CombineArgs& args) try {
   using namespace internal::combine;
   if (!args.plan) internal::parallel::check_not_captured("combine", args.comm, args.target.device);
   std::optional<OwnMemory> own;
-  const Call call = internal::parallel::telling(args.plan ? nullptr : args.comm, "combine", [&] {
-    const Check check("combine");
-    const Call c = checked(check, args);
-    const bool on_cpu = c.device.kind == DeviceKind::kCpu;
-    if (args.workspace.empty() && !args.plan && on_cpu) own.emplace("combine", workspace_of(c));
-    else check.workspace(args.workspace, workspace_of(c));
-    return c;
-  });
+  const CheckedCall call =
+      internal::parallel::telling(args.plan ? nullptr : args.comm, "combine", [&] {
+        const Check check("combine");
+        const CheckedCall c = checked(check, args);
+        const bool on_cpu = c.device.kind == DeviceKind::kCpu;
+        if (args.workspace.empty() && !args.plan && on_cpu) own.emplace("combine", workspace_of(c));
+        else check.workspace(args.workspace, workspace_of(c));
+        return c;
+      });
   run(call, own ? own->span() : args.workspace);
 } catch (const std::bad_alloc&) {
   out_of_memory("combine");

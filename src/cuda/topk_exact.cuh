@@ -116,7 +116,10 @@ __device__ __forceinline__ void select_exactly(const Job& job, uint32_t width, E
   });
   above = __reduce_add_sync(~0u, above);
   tied = __reduce_add_sync(~0u, tied);
-  if (lane == 0) sm.warp_above[warp] = above, sm.warp_ties[warp] = tied;
+  if (lane == 0) {
+    sm.warp_above[warp] = above;
+    sm.warp_ties[warp] = tied;
+  }
   if constexpr (kCluster) {
     if (lane < blocks) {
       add_remote(peer(s32(&sm.block_above[rank]), lane), above);

@@ -154,8 +154,10 @@ __device__ __forceinline__ void collect(const Row& row, const Wanted& reaches, c
         place += sizeof(uint2);
       };
       const uint32_t column = at + (threadIdx.x + g * kThreads) * 4;
-      append(x[g].x, column), append(x[g].y, column + 1);
-      append(x[g].z, column + 2), append(x[g].w, column + 3);
+      append(x[g].x, column);
+      append(x[g].y, column + 1);
+      append(x[g].z, column + 2);
+      append(x[g].w, column + 3);
     }
   };
   float4 x[kLoads], next[kLoads];
@@ -180,7 +182,11 @@ __device__ __forceinline__ void mark(uint32_t listed, uint32_t wanted, uint32_t*
   const uint32_t bins = fresh(s32(sm.bins));
   bool tied = false, whole = false;  // whether columns decide; whether the rest is wanted whole
   for (int round = 0; !whole; ++round) {
-    if (round == 3) tie = prefix, tied = true, prefix = mask = 0;
+    if (round == 3) {
+      tie = prefix;
+      tied = true;
+      prefix = mask = 0;
+    }
     const int shift = shift_of(round % 3);
     const uint32_t digits = digits_of(round % 3);
     clear(sm.bins, sizeof sm.bins);

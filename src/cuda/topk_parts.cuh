@@ -141,7 +141,11 @@ __device__ __forceinline__ Found find(const uint32_t* bins, uint32_t wanted, Sca
     uint32_t digit = kBins - 1 - 4 * threadIdx.x, count = bin[0];
 #pragma unroll
     for (int i = 1; i < 4; ++i)
-      if (wanted > above + count) above += count, --digit, count = bin[i];
+      if (wanted > above + count) {
+        above += count;
+        --digit;
+        count = bin[i];
+      }
     scan.found = {digit, above, count};
   }
   __syncthreads();

@@ -133,7 +133,10 @@ __device__ __forceinline__ Found find_shared(uint32_t wanted, SharedRowMemory& s
     if (r < rank) lower += theirs;
   }
   const uint32_t above = scan_block(n, sm.scan);
-  if (above < wanted && wanted <= above + n) sm.found = {bin, above, n}, sm.lower_entries = lower;
+  if (above < wanted && wanted <= above + n) {
+    sm.found = {bin, above, n};
+    sm.lower_entries = lower;
+  }
   const uint32_t below = __reduce_add_sync(~0u, above + n < wanted ? lower : 0);
   if (threadIdx.x % 32 == 0) sm.below[threadIdx.x / 32] = below;
   __syncthreads();
@@ -207,7 +210,10 @@ __device__ __forceinline__ void rank_entries(uint32_t entries, uint32_t wanted, 
 
 // Prepares a block's memory; others may send once cluster_wait() has passed.
 __device__ __forceinline__ void begin(SharedRowMemory& sm, unsigned blocks) {
-  if (threadIdx.x == 0) mb_init(&sm.counted, 1), mb_init(&sm.listed, 1);
+  if (threadIdx.x == 0) {
+    mb_init(&sm.counted, 1);
+    mb_init(&sm.listed, 1);
+  }
   clear(sm.none, sizeof sm - offsetof(SharedRowMemory, none));
   clear(sm.all[blocks], (kMaxBlocks - blocks) * sizeof sm.all[0]);
   fence_barrier_init();
@@ -276,9 +282,12 @@ __global__ void __launch_bounds__(kThreads, kGroups > 2 ? 1 : 2)
   }
   const auto each = [&](auto&& visit) {
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g)
-      visit(4 * g, x[g].x), visit(4 * g + 1, x[g].y), visit(4 * g + 2, x[g].z),
-          visit(4 * g + 3, x[g].w);
+    for (int g = 0; g < kGroups; ++g) {
+      visit(4 * g, x[g].x);
+      visit(4 * g + 1, x[g].y);
+      visit(4 * g + 2, x[g].z);
+      visit(4 * g + 3, x[g].w);
+    }
   };
 
   // Count, tell the cluster, find the middle bin.

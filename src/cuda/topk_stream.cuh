@@ -100,7 +100,10 @@ __device__ __forceinline__ void count_stretch(const Row& part, float bar, const 
   } else {
     for (uint32_t v = part.first / 4 * 4 + threadIdx.x * 4; v < part.last; v += kThreads * 4) {
       const float4 x = load_near_edge(part, v);
-      add(x.x), add(x.y), add(x.z), add(x.w);
+      add(x.x);
+      add(x.y);
+      add(x.z);
+      add(x.w);
     }
   }
 }

@@ -72,14 +72,14 @@ struct Sizes {
 };
 
 // A call whose arguments are right.
-struct Call : Sizes {
+struct CheckedCall : Sizes {
   const CutArgs& a;
   Communicator* comm;  // null: this rank is alone
   Shard shard;
   Device device;
 };
 
-Call checked(const Check& check, const CutArgs& a) {
+CheckedCall checked(const Check& check, const CutArgs& a) {
   check.tensor(a.ids, "ids", DType::kI32, {Check::kAny, Check::kAny});
   const int64_t tokens = a.ids.shape[0], width = a.ids.shape[1];
   check.tensor(a.values, "values", DType::kF32, {tokens, width});
@@ -145,7 +145,7 @@ T* row_of(const Tensor& t, int64_t row) {
   return static_cast<T*>(t.data) + row * t.stride[0];
 }
 
-OwnRows own_rows(const Call& c, float* packed) {
+OwnRows own_rows(const CheckedCall& c, float* packed) {
   return {.ids = row_of<const int32_t>(c.a.ids, 0),
           .values = row_of<const float>(c.a.values, 0),
           .id_stride = c.a.ids.stride[0],
@@ -159,7 +159,7 @@ OwnRows own_rows(const Call& c, float* packed) {
 }
 
 // Rows of positions into rows of the output's stride.
-void spread_positions(const Call& c, const int32_t* rows) noexcept {
+void spread_positions(const CheckedCall& c, const int32_t* rows) noexcept {
 #ifdef WINNOW_WITH_CUDA
   if (!c.on_cpu) {
     const size_t bytes = static_cast<size_t>(c.width) * sizeof(int32_t);
@@ -176,7 +176,7 @@ void spread_positions(const Call& c, const int32_t* rows) noexcept {
 }
 
 // The ranks make one call: shapes, form and outputs decide what is sent.
-void agree_on(const Call& c, std::byte* room) {
+void agree_on(const CheckedCall& c, std::byte* room) {
   parallel::Offer offer("cut");
   offer.number("ids", c.tokens, " tokens");
   offer.number("ids", c.width, " columns");
@@ -188,7 +188,7 @@ void agree_on(const Call& c, std::byte* room) {
   parallel::agree_in(*c.comm, offer, c.on_cpu ? room : nullptr);
 }
 
-void run(const Call& c, const CutKernel& kernel, Arena& arena) {
+void run(const CheckedCall& c, const CutKernel& kernel, Arena& arena) {
   const Memory m(arena, c);
   if (c.comm && !c.a.plan) agree_on(c, m.agreement);
   if (c.tokens == 0) return;
@@ -266,9 +266,9 @@ void cut(const CutArgs& args) try {
   if (!args.plan) internal::parallel::check_not_captured("cut", args.comm, args.target.device);
   const CutKernel* kernel = nullptr;
   std::optional<OwnMemory> own;
-  const Call call = internal::parallel::telling(args.plan ? nullptr : args.comm, "cut", [&] {
+  const CheckedCall call = internal::parallel::telling(args.plan ? nullptr : args.comm, "cut", [&] {
     const Check check("cut");
-    const Call c = checked(check, args);
+    const CheckedCall c = checked(check, args);
     Target target = args.target;
     target.device = c.device;
     kernel = &choose("cut", kernels(), Shape{c.width, c.positions}, target);

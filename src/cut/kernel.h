@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "core/arithmetic.h"
 #include "core/kernel_table.h"
 #include "cpu/topk.h"
 #include "winnow/cut.h"
@@ -77,7 +78,7 @@ struct Params {
 
 // Of one worker: an order, or a value, a position and an index, for every candidate of a row.
 inline size_t scratch_bytes(int64_t width, int32_t blocks) {
-  return (static_cast<size_t>(width) * blocks * 12 + 63) / 64 * 64;
+  return round_up(static_cast<size_t>(width) * blocks * 12, 64);
 }
 
 struct Shape {

@@ -23,12 +23,12 @@ void Plan::State::allocate() {
       cat(most_tiles, " (max_tokens ", o.max_tokens, ", split_size ", o.split_size, ")"));
   const size_t by_request = o.max_requests, by_token = o.max_tokens;
   const size_t shared = by_queries() ? queried.world * by_token : 0;
-  const size_t gathering =
-      sharded() ? shared + by_token + 2 * by_request : by_queries() ? by_request : 0;
-  staging = internal::plan::Staging(
-      o.target.device,
-      (separate() ? 7 * by_request + 4 * by_token : 2 * by_request + 3 * by_token) + shared +
-          gathering);
+  const size_t gathering = sharded()      ? shared + by_token + 2 * by_request
+                           : by_queries() ? by_request
+                                          : 0;
+  staging = internal::plan::Staging(o.target.device, (separate() ? 7 * by_request + 4 * by_token
+                                                                 : 2 * by_request + 3 * by_token) +
+                                                         shared + gathering);
   for (auto* v : {&query_lens, &seq_lens}) *v = staging.take(by_request);
   for (auto* v : {&request_ids, &positions, &key_ends}) *v = staging.take(by_token);
   if (by_queries()) {
@@ -53,7 +53,8 @@ void Plan::State::allocate() {
   tiles.resize(most_tiles);
   worker_starts.resize(most_parts * (shape.workers + 1));
   split_starts.resize(o.max_tokens + most_parts);
-  parts.resize(most_parts), schedules.resize(most_parts);
+  parts.resize(most_parts);
+  schedules.resize(most_parts);
 }
 
 Plan::Plan(const PlanOptions& asked) try : state_(std::make_unique<State>()) {
@@ -83,23 +84,23 @@ Plan::~Plan() = default;
 Plan::Plan(Plan&&) noexcept = default;
 Plan& Plan::operator=(Plan&&) noexcept = default;
 
-// The way of a prefill of kSeparate.
+// The route of a prefill of kSeparate.
 Route Plan::State::route(int32_t query_len, int32_t seq_len) const noexcept {
   const PlanOptions& o = options;
   if (!routed) return Route::kGathered;
   if (seq_len > o.workspace_rows && !v4()) return Route::kDirect;
-  const Route way = o.route({.model = o.model,
-                             .heads = o.heads,
-                             .tokens = query_len,
-                             .context = seq_len,
-                             .mha = o.mha,
-                             .device = o.target.device.kind});
-  return way == Route::kMha && !o.mha ? Route::kGathered : way;
+  const Route route = o.route({.model = o.model,
+                               .heads = o.heads,
+                               .tokens = query_len,
+                               .context = seq_len,
+                               .mha = o.mha,
+                               .device = o.target.device.kind});
+  return route == Route::kMha && !o.mha ? Route::kGathered : route;
 }
 
 // The same by number, once lengths and `leading` are filled. V4's index lists have those of pages
 // before all others.
-Route Plan::State::way(int32_t prefill) const noexcept {
+Route Plan::State::route_of(int32_t prefill) const noexcept {
   if (prefill < leading) return Route::kDirect;
   const int32_t r = split.decodes + prefill;
   const Route one = route(query_lens[r], seq_lens[r]);
@@ -151,8 +152,8 @@ internal::plan::CheckedBatch Plan::State::checked(const Batch& batch) const {
     if (length != 0 && length < query)
       check.fail("seq_lens", cat("at least the query length, ", query, ", or 0 (padding)"),
                  cat(length, " at entry ", r));
-    // Only prefills of kSeparate are gathered; where each has its way, what is too long is not, but
-    // for V4, where that would depend on the requests before.
+    // Only prefills of kSeparate are gathered. Where each has its route, what is too long is not,
+    // except for V4, where that would depend on the requests before.
     if (!separate() || (routed && !v4())) continue;
     if (r < split.decodes && !by_queries()) continue;
     const int64_t rows =
@@ -222,7 +223,7 @@ void Plan::State::fill(const Batch& batch) noexcept {
   }
   for (int32_t r = 0; r < requests; ++r) {
     const bool gathered =
-        separate() && r >= split.decodes && way(r - split.decodes) != Route::kDirect;
+        separate() && r >= split.decodes && route_of(r - split.decodes) != Route::kDirect;
     const int64_t before = by_queries() ? queried.local_length(prefix_lens[r]) : 0;
     for (int32_t i = 0; i < query_lens[r]; ++i) {
       const int32_t t = query_starts[r] + i;
@@ -263,11 +264,11 @@ void Plan::State::fill_parts(std::span<const int32_t> query_starts) noexcept {
     return;
   }
   const int32_t base = split.decodes;
-  // The prefills from `first` on that go one way; padding goes with those before it.
+  // The prefills from `first` on that take one route; padding goes with those before it.
   const auto run_from = [&](int32_t first) {
-    const Route one = way(first);
+    const Route one = route_of(first);
     int32_t last = first + 1;
-    while (last < split.prefills && (seq_lens[base + last] == 0 || way(last) == one)) ++last;
+    while (last < split.prefills && (seq_lens[base + last] == 0 || route_of(last) == one)) ++last;
     return last;
   };
   // Padding behind the last request belongs to the last part.
@@ -279,7 +280,7 @@ void Plan::State::fill_parts(std::span<const int32_t> query_starts) noexcept {
   else if (split.decode_tokens > 0 || split.prefills == 0)
     parts[part_count++] = {0, split.decode_tokens, 0, base};
   while (first < split.prefills) {
-    const Route one = way(first);
+    const Route one = route_of(first);
     const int32_t last = run_from(first);
     if (one == Route::kDirect) {
       parts[part_count++] = {token_at(first), token_at(last), base + first, base + last};
@@ -290,7 +291,7 @@ void Plan::State::fill_parts(std::span<const int32_t> query_starts) noexcept {
   }
 }
 
-// One chunk of the prefills [first, last), which go one way; returns where the next begins.
+// One chunk of the prefills [first, last), which take one route; returns where the next begins.
 int32_t Plan::State::fill_chunk(int32_t first, int32_t last, std::span<const int32_t> query_starts,
                                 bool mha) noexcept {
   const int32_t base = split.decodes;

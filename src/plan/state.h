@@ -66,9 +66,9 @@ struct Plan::State {
                      bool mha) noexcept;
   void fill_gather(const Part& part) noexcept;
   bool separate() const { return options.mode == Mode::kSeparate; }
-  bool routed = false;  // prefills of kSeparate have a way each
+  bool routed = false;  // prefills of kSeparate have a route each
   Route route(int32_t query_len, int32_t seq_len) const noexcept;
-  Route way(int32_t prefill) const noexcept;
+  Route route_of(int32_t prefill) const noexcept;
   bool v4() const { return options.model.lists == 2; }
 };
 
