@@ -29,7 +29,7 @@ from winnow.engines.vllm.tokens import fill_tokens
 _log = logging.getLogger("vllm.winnow")
 
 # Bytes of an index key: 128 e4m3 values and an f32 scale.
-_RECORD = 132
+_RECORD = winnow.page_bytes_used("index_keys", 1)
 
 # vLLM's function, which still serves what winnow's does not.
 _their_function = theirs.sparse_attn_indexer

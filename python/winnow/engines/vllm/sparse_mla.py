@@ -27,7 +27,7 @@ import winnow
 from winnow.engines.vllm.tokens import fill_tokens
 
 # Bytes of a V3.2 fp8 record: 512 e4m3 values, 4 f32 scales, 64 bf16 RoPE values.
-_FP8_RECORD = 656
+_FP8_RECORD = winnow.page_bytes_used("v32_fp8", 1)
 _LATENT, _ROPE = 512, 64
 
 
