@@ -1,14 +1,60 @@
-// compress on the device: what is done in order where rows of the call may take places in a ring
-// that its entries read. All entries of a request that read the state, and then the rows that take
-// such places, are left to the block of the request's first token.
+// compress on the device: the tokens around a token, and what is done in order where rows of the
+// call may take places in a ring that its entries read.
+//
+// A run is what a call has of a request: neighbouring tokens at ascending positions. Its rows take
+// no such place as long as it and a window fit into the ring. Most calls have short runs, which
+// every token sees; else all entries of the run that read the state, and then the rows that take
+// such places, are left to its first token.
 #pragma once
 
 #include <cuda_runtime.h>
 
-#include "compress/pool_sm90.cuh"
+#include "compress/quads_sm90.cuh"
 #include "core/arithmetic.h"
 
 namespace winnow::internal::compress {
+
+// A token, and as much of its run as 31 tokens before it and 32 behind it show.
+struct Around {
+  int64_t position = -1, request = 0;
+  int back = 0, ahead = 0;  // tokens of the run
+  bool later = false;       // in a ring: the call has a row that will take this one's place
+};
+
+// By all lanes of a warp, in one wait.
+__device__ __forceinline__ Around look(const Params& p, int64_t token, int lane) {
+  constexpr int kBefore = 31;
+  const int64_t before = token - kBefore + lane;
+  const int64_t behind = token + 1 + lane;
+  const int64_t over = token + p.block;
+  const bool in_before = before >= 0;
+  const bool in_behind = behind < p.tokens;
+  const bool in_over = p.ring && over < p.tokens;
+  const int64_t position_before = in_before ? position_of(p, before) : 0;
+  const int64_t position_behind = in_behind ? position_of(p, behind) : 0;
+  const int64_t position_over = in_over ? position_of(p, over) : 0;
+  const int64_t request_before = in_before ? request_of(p, before) : 0;
+  const int64_t request_behind = in_behind ? request_of(p, behind) : 0;
+  const int64_t request_over = in_over ? request_of(p, over) : 0;
+  Around a;
+  a.position = __shfl_sync(~0u, position_before, kBefore);
+  a.request = __shfl_sync(~0u, request_before, kBefore);
+  const unsigned backwards = __ballot_sync(
+      ~0u, in_before && position_before == a.position - kBefore + lane &&
+               request_before == a.request);
+  const unsigned forwards =
+      __ballot_sync(~0u, in_behind && position_behind == a.position + 1 + lane &&
+                             request_behind == a.request);
+  a.back = __clz(static_cast<int>(~backwards)) - 1;
+  a.ahead = forwards == ~0u ? 32 : __ffs(static_cast<int>(~forwards)) - 1;
+  a.later = in_over && position_over == a.position + p.block && request_over == a.request;
+  return a;
+}
+
+// Whether the token's run is seen whole and short enough to take no place that an entry reads.
+__device__ __forceinline__ bool is_short(const Params& p, const Around& a) {
+  return a.back < 31 && a.ahead < 32 && a.back + a.ahead + rows_of_entry(p) <= p.block;
+}
 
 // The first position whose row an entry takes.
 __device__ __forceinline__ int64_t entry_begin(const Params& p, int64_t last) {
@@ -16,8 +62,8 @@ __device__ __forceinline__ int64_t entry_begin(const Params& p, int64_t last) {
   return begin > 0 ? begin : 0;
 }
 
-// How many tokens before (direction -1) or behind (1) a token continue its request's positions, by
-// all lanes of a warp. They ascend, so that 32 at a time suffice, then every 32nd, and so on.
+// How many tokens before (direction -1) or behind (1) a token continue its run, by all lanes of a
+// warp. They ascend, so that 32 at a time suffice, then every 32nd, and so on.
 __device__ __forceinline__ int64_t continued(const Params& p, int64_t token, int direction) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t position = position_of(p, token);
@@ -45,40 +91,41 @@ __device__ __forceinline__ bool reads_state(const Params& p, int64_t token) {
 }
 
 // Whether the row of a position takes the place of one that an entry of the call may read: one of
-// those before the request's first position in the call, as far as a window reaches.
+// those before the run's first position, as far as a window reaches.
 __device__ __forceinline__ bool takes_place(const Params& p, int64_t first, int64_t position) {
   const int64_t distance = position - first + 1;
   return round_up(distance, p.block) - distance + 1 < rows_of_entry(p);
 }
 
-// The entries that read the state, of a request that begins with `token`: how far ahead the token
-// is that closes the first of them (which = 0) or, with overlap, the second; -1: there is none.
-__device__ __forceinline__ int ordered_entry(const Params& p, int64_t token, int which) {
+// The entries that read the state, of a run that begins with `token`: how far ahead the token is
+// that closes the first of them (which = 0) or, with overlap, the second; -1: there is none.
+__device__ __forceinline__ int64_t ordered_entry(const Params& p, int64_t token, int which) {
   const int64_t first = position_of(p, token);
   const int64_t from = first > 0 ? first : 0;
   const int64_t position = (quotient(from, p.ratio) + 1 + which) * p.ratio - 1;
   const int64_t ahead = position - first;
   const bool there = is_neighbour(p, token, token + ahead, position);
-  return there && reads_state(p, token + ahead) ? static_cast<int>(ahead) : -1;
+  return there && reads_state(p, token + ahead) ? ahead : -1;
 }
 
-// Lists up to 32 rows, from the `back`th place before it on, of a request that begins with `token`
-// which take places that its entries read. False if the call's rows take none.
-__device__ __forceinline__ bool list_ordered(const Params& p, Shared& shared, int64_t token,
-                                             int64_t back) {
-  const int64_t first = position_of(p, token);
-  const int64_t last = first + continued(p, token, 1);
+// The rows that a token of a run that is not short stores: those that take places which the entries
+// of the run have read, if it is the first one, and its own if it takes none. Calls row(t) for each.
+template <class Row>
+__device__ __forceinline__ void ordered_rows(const Params& p, int64_t token, const Around& a,
+                                             Row row) {
   const int64_t window = rows_of_entry(p);
-  if (last < 0 || last - (first - window + 1) < p.block) return false;
-  if (threadIdx.x < kMaxTokens) {
-    // The newest position that shares the place of one before the call.
-    const int64_t old = first - back - threadIdx.x;
-    const int64_t newest = old + (last - old) / p.block * p.block;
-    const bool stored = back + threadIdx.x < window && newest >= first;
-    shared.tokens[threadIdx.x] = token + newest - first;
-    shared.places[threadIdx.x] = stored ? own_state_row(p, token + newest - first) : nullptr;
+  int64_t last = -1;
+  if (a.back == 0) last = a.position + continued(p, token, 1);
+  const bool taking = last >= 0 && last - (a.position - window + 1) >= p.block;
+  const int64_t before = a.back < 31 ? a.back : continued(p, token, -1);
+  const bool own = !takes_place(p, a.position - before, a.position);
+#pragma unroll 1
+  for (int64_t back = taking ? window - 1 : 0; back >= 0; --back) {
+    // The newest position that shares the place of one before the call; last, the token's own.
+    const int64_t old = a.position - back;
+    const int64_t newest = back > 0 ? old + (last - old) / p.block * p.block : a.position;
+    if (back > 0 ? newest >= a.position : own) row(token + newest - a.position);
   }
-  return true;
 }
 
 }  // namespace winnow::internal::compress

@@ -19,6 +19,11 @@ bool is_even(const HeadParams& p) {
          is_wide(p.norm);
 }
 
+bool is_latent(const HeadParams& p) {
+  return p.width == kLatentWidth && p.norm.kind == NormKind::kRms && p.norm.weight == nullptr &&
+         p.norm.bias == nullptr && !p.rope.half && !p.rope.first;
+}
+
 Cut cut_of(const HeadParams& p) {
   const bool in_place = p.x == p.out && p.x_token == p.out_token && p.x_head == p.out_head;
   Cut cut;
@@ -47,7 +52,9 @@ HeadsPlan plan_heads(const HeadParams& p) noexcept {
     const int64_t groups = core::ceil_div(p.tokens, int64_t{kHeadThreads / plan.cut.threads});
     plan.blocks = static_cast<unsigned>(groups * plan.cut.blocks);
   } else if (p.width <= 2 * kWarpValues) {
-    plan.way = p.width <= kWarpValues ? HeadsWay::kNormShort : HeadsWay::kNorm;
+    plan.way = is_latent(p)               ? HeadsWay::kNormLatent
+               : p.width <= kWarpValues ? HeadsWay::kNormShort
+                                        : HeadsWay::kNorm;
     const int64_t groups = p.tokens * core::ceil_div(p.heads, int64_t{kNormHeads});
     plan.blocks = static_cast<unsigned>(core::ceil_div(groups, int64_t{kHeadThreads / 32}));
   }

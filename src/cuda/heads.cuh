@@ -1,8 +1,11 @@
-// Norm and RoPE of heads, by blocks of 256 threads: three ways over rows of 64 values or more.
+// Norm and RoPE of heads, by blocks of 256 threads: four ways over rows of 64 values or more.
 //
 // turn_heads   RoPE alone. 8 lanes take 64 values, each thread four such groups at once; in place
 //              only the rotated ones. A token's heads share the angles that a thread has loaded.
 // norm_heads   norm, then RoPE: a warp holds two heads (of up to 512 values) in registers.
+// norm_latents the same for what V4 has: heads of 512, no weights, interleaved pairs last. Both heads
+//              share the sums' shuffles and the root: 150 instructions a head, where the memory
+//              leaves time for 450.
 // any_heads    rows that are not aligned, or of other widths: a warp per head, the result through
 //              memory, a pair of RoPE a lane.
 //
@@ -21,7 +24,7 @@ namespace winnow::internal::cuda {
 
 inline constexpr int kHeadThreads = 256;
 
-enum class HeadsWay : uint8_t { kTurn, kNormShort, kNorm, kAny };
+enum class HeadsWay : uint8_t { kTurn, kNormShort, kNorm, kNormLatent, kAny };
 
 // What turn_heads needs to know: groups of a head that are touched, and who takes them.
 struct Cut {
@@ -47,6 +50,7 @@ void with_way(HeadsWay way, F&& f) {
     case HeadsWay::kTurn: return f(std::integral_constant<HeadsWay, HeadsWay::kTurn>());
     case HeadsWay::kNormShort: return f(std::integral_constant<HeadsWay, HeadsWay::kNormShort>());
     case HeadsWay::kNorm: return f(std::integral_constant<HeadsWay, HeadsWay::kNorm>());
+    case HeadsWay::kNormLatent: return f(std::integral_constant<HeadsWay, HeadsWay::kNormLatent>());
     case HeadsWay::kAny: return f(std::integral_constant<HeadsWay, HeadsWay::kAny>());
   }
 }
@@ -127,6 +131,81 @@ __device__ __forceinline__ void norm_heads(const HeadParams& p, uint32_t block) 
   }
 }
 
+// The sums of two values over a warp: lanes below 16 get that of `first`, the others that of
+// `second`, each with the bits of warp_sum().
+__device__ __forceinline__ float warp_sums(float first, float second, int lane) {
+  const bool upper = lane >= 16;
+  float own = upper ? second : first;
+  own = __fadd_rn(own, __shfl_xor_sync(~0u, upper ? first : second, 16));
+#pragma unroll
+  for (int d = 8; d > 0; d /= 2) own = __fadd_rn(own, __shfl_xor_sync(~0u, own, d));
+  return own;
+}
+
+inline constexpr int kLatentWidth = 2 * kWarpValues;
+
+// A piece times `inverse`, rounded.
+__device__ __forceinline__ uint4 scaled_piece(const uint4& piece, float inverse) {
+  float v[kPiece];
+  unpack(piece, v);
+#pragma unroll
+  for (float& x : v) x = __fmul_rn(x, inverse);
+  return packed(v);
+}
+
+__device__ __forceinline__ void norm_latents(const HeadParams& p, uint32_t block) {
+  const Head h = head_of<kNormHeads>(p, block);
+  if (!h.inside) return;
+  const int lane = threadIdx.x % 32;
+  const bool both = h.head + 1 < p.heads;
+  const bf16* x = p.x + h.token * p.x_token + h.head * p.x_head + lane * kPiece;
+  uint4 row[kNormHeads][2] = {};
+#pragma unroll
+  for (int i = 0; i < kNormHeads; ++i)
+    if (i == 0 || both) {
+      row[i][0] = *reinterpret_cast<const uint4*>(x + i * p.x_head);
+      row[i][1] = *reinterpret_cast<const uint4*>(x + i * p.x_head + kWarpValues);
+    }
+  // Of the rotated values, which the last 8 lanes have in their second piece.
+  constexpr int kPairs = kPiece / 2;
+  float cosine[kPairs], sine[kPairs];
+  load_turns(p.rope, h.position, lane % kRopeLanes * kPairs, cosine, sine);
+  float squares[kNormHeads];
+#pragma unroll
+  for (int i = 0; i < kNormHeads; ++i) {
+    float v[kPiece];
+    unpack(row[i][0], v);
+    const float first = add_squares(0, v);
+    unpack(row[i][1], v);
+    squares[i] = __fadd_rn(first, add_squares(0, v));
+  }
+  const float inverse = inverse_of(p.norm, warp_sums(squares[0], squares[1], lane), kLatentWidth);
+  bf16* out = p.out + h.token * p.out_token + h.head * p.out_head + lane * kPiece;
+#pragma unroll
+  for (int i = 0; i < kNormHeads; ++i) {
+    const float own = __shfl_sync(~0u, inverse, 16 * i);
+    const uint4 low = scaled_piece(row[i][0], own);
+    uint4 high = scaled_piece(row[i][1], own);
+    if (lane >= 32 - kRopeLanes) {
+      float v[kPiece];
+      unpack(high, v);
+#pragma unroll
+      for (int k = 0; k < kPairs; ++k) {
+        const float s = p.rope.inverse ? -sine[k] : sine[k];
+        const float u = v[2 * k];
+        const float w = v[2 * k + 1];
+        v[2 * k] = __fsub_rn(__fmul_rn(u, cosine[k]), __fmul_rn(w, s));
+        v[2 * k + 1] = __fadd_rn(__fmul_rn(w, cosine[k]), __fmul_rn(u, s));
+      }
+      high = packed(v);
+    }
+    if (i == 0 || both) {
+      store16(out + i * p.out_head, low);
+      store16(out + i * p.out_head + kWarpValues, high);
+    }
+  }
+}
+
 __device__ __forceinline__ void any_heads(const HeadParams& p, uint32_t block) {
   const Head h = head_of<1>(p, block);
   if (!h.inside) return;
@@ -164,6 +243,7 @@ __device__ __forceinline__ void prepare_heads(const HeadsPlan& plan, uint32_t bl
   if constexpr (kWay == HeadsWay::kTurn) turn_heads(plan.p, plan.cut, block);
   else if constexpr (kWay == HeadsWay::kNormShort) norm_heads<1>(plan.p, block);
   else if constexpr (kWay == HeadsWay::kNorm) norm_heads<2>(plan.p, block);
+  else if constexpr (kWay == HeadsWay::kNormLatent) norm_latents(plan.p, block);
   else any_heads(plan.p, block);
 }
 

@@ -169,8 +169,14 @@ struct NormFactors {
   float mean = 0, inverse = 1;
 };
 
+// sum / count, rounded once; a power of two is a product.
+__device__ __forceinline__ float mean_of(float sum, float count) {
+  const uint32_t bits = __float_as_uint(count);
+  if ((bits & 0x7fffffu) == 0) return __fmul_rn(sum, __uint_as_float((254u << 23) - bits));
+  return __fdiv_rn(sum, count);
+}
 __device__ __forceinline__ float inverse_of(const NormParams& n, float squares, float count) {
-  return __frcp_rn(__fsqrt_rn(__fadd_rn(__fdiv_rn(squares, count), n.eps)));
+  return __frcp_rn(__fsqrt_rn(__fadd_rn(mean_of(squares, count), n.eps)));
 }
 
 // A lane's sums over its pieces run in four chains, piece c in chain c % 4, which are joined last:
@@ -231,7 +237,7 @@ __device__ __forceinline__ NormFactors layer_factors(const NormParams& n, const 
   const auto count = static_cast<float>(width);
   const float sum =
       row_sum(row, [](float chain, int, const auto& v) { return add_values(chain, v); });
-  const float mean = __fdiv_rn(sum, count);
+  const float mean = mean_of(sum, count);
   const float squares = row_sum(row, [&](float chain, int c, const auto& v) {
     return add_squares(chain, v, mean, width - (int64_t{c} * 32 + lane) * kPiece);
   });

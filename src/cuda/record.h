@@ -25,13 +25,38 @@ __device__ __forceinline__ float magnitude(float x) {
   return isnan(x) ? 0.0f : fminf(fabsf(x), FLT_MAX);
 }
 
-// The larger of amax and a piece's magnitudes. The maximum takes no NaN.
-__device__ __forceinline__ float largest(float amax, const uint4& piece) {
-  float v[kPiece];
-  unpack(piece, v);
+// The larger of two pairs of bf16 magnitudes, both halves at once. The maximum takes no NaN.
+__device__ __forceinline__ uint32_t larger_pair(uint32_t a, uint32_t b) {
+  uint32_t out;
+  asm("{\n.reg .b32 x, y;\nabs.bf16x2 x, %1;\nabs.bf16x2 y, %2;\nmax.bf16x2 %0, x, y;\n}"
+      : "=r"(out)
+      : "r"(a), "r"(b));
+  return out;
+}
+// The largest magnitude of the bf16 values in `pairs`.
+template <int kPairs>
+__device__ __forceinline__ float largest(const uint32_t (&pairs)[kPairs]) {
+  uint32_t both = 0;
 #pragma unroll
-  for (int i = 0; i < kPiece; ++i) amax = fmaxf(amax, fabsf(v[i]));
-  return amax;
+  for (int i = 0; i < kPairs; ++i) both = larger_pair(both, pairs[i]);
+  return fmaxf(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u));
+}
+__device__ __forceinline__ float largest(const uint4& piece) {
+  return largest<4>({piece.x, piece.y, piece.z, piece.w});
+}
+
+// core::scale_of() for the largest magnitude of bf16 values. A division by 448 takes one
+// correction, above 2^-80.
+__device__ __forceinline__ float scale_of_bf16(const Quantizer& q, float amax) {
+  const float floored = q.floor_amax ? fmaxf(amax, q.floor) : amax;
+  const bool small = floored < 0x1p-80f;  // ... or is brought there
+  const float nearer = small ? __fmul_rn(floored, 0x1p64f) : floored;
+  float s = core::corrected_quotient(nearer, kE4m3Max, 1 / kE4m3Max);
+  if (small) s = __fmul_rn(s, 0x1p-64f);
+  if (!q.floor_amax) s = fmaxf(s, q.floor);
+  if (!q.power_of_two) return s;
+  // Up to the next power of two, by the exponent: the scale is normal here, above the floor.
+  return __uint_as_float((__float_as_uint(s) + 0x7fffffu) & 0x7f800000u);
 }
 
 // The scale of a tile that lies in `kLanes` neighbours, by all lanes of a warp, each with the
@@ -40,53 +65,56 @@ template <int kLanes>
 __device__ __forceinline__ float tile_scale(const Quantizer& q, float amax) {
 #pragma unroll
   for (int d = kLanes / 2; d > 0; d /= 2) amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, d));
-  return core::scale_of(q, fminf(amax, FLT_MAX));
+  return scale_of_bf16(q, fminf(amax, FLT_MAX));
 }
 
-// x / scale, rounded once, for scales far from the ends of fp32's range; `inverse` is that of the
-// scale. The quotient is corrected twice by what it leaves over; its sign is x's, for zeros too.
-__device__ __forceinline__ float divided(float x, float scale, float inverse) {
-  float quotient = __fmul_rn(x, inverse);
+// The codes of four values, given their quotients; signs, of zeros and NaNs too, are those of the
+// bf16 pairs that the values came from.
+__device__ __forceinline__ uint32_t codes_of(const float* scaled, uint32_t low, uint32_t high) {
+  uint32_t codes;
+  asm("{\n.reg .b16 x, y;\ncvt.rn.satfinite.e4m3x2.f32 x, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 y, %4, %3;\nmov.b32 %0, {x, y};\n}"
+      : "=r"(codes)
+      : "f"(scaled[0]), "f"(scaled[1]), "f"(scaled[2]), "f"(scaled[3]));
+  const uint32_t signs = __byte_perm(low, high, 0x7531);  // the upper bytes of four bf16
+  return (codes & 0x7f7f7f7fu) | (signs & 0x80808080u);
+}
+
+// The codes of bf16 values, two a word of `pairs`. A division by a power of two is an exact product.
+template <int kPairs>
+__device__ __forceinline__ void codes_of(const Quantizer& q, float scale,
+                                         const uint32_t (&pairs)[kPairs],
+                                         uint32_t (&codes)[kPairs / 2]) {
+  float v[2 * kPairs];
 #pragma unroll
-  for (int i = 0; i < 2; ++i)
-    quotient = __fmaf_rn(__fmaf_rn(-quotient, scale, x), inverse, quotient);
-  return copysignf(quotient, x);
-}
-
-// The piece's codes. A division by a power of two is an exact product.
-__device__ __forceinline__ uint2 codes_of(const Quantizer& q, float scale, const uint4& piece) {
-  float v[kPiece], scaled[kPiece];
-  unpack(piece, v);
+  for (int i = 0; i < kPairs; ++i) {
+    v[2 * i] = __uint_as_float(pairs[i] << 16);
+    v[2 * i + 1] = __uint_as_float(pairs[i] & 0xffff0000u);
+  }
   if (q.power_of_two) {  // between 2^-22 and 2^120: the inverse has the opposite exponent
     const float inverse = __uint_as_float((254u << 23) - __float_as_uint(scale));
 #pragma unroll
-    for (int i = 0; i < kPiece; ++i) scaled[i] = __fmul_rn(v[i], inverse);
-  } else if (scale >= 0x1p-100f && scale <= 0x1p100f) {
+    for (float& x : v) x = __fmul_rn(x, inverse);
+  } else if (scale >= 0x1p-80f && scale <= 0x1p100f) {
     const float inverse = __frcp_rn(scale);
 #pragma unroll
-    for (int i = 0; i < kPiece; ++i) scaled[i] = divided(v[i], scale, inverse);
-  } else {
+    for (float& x : v) x = core::corrected_quotient(x, scale, inverse);
+  } else {  // both brought nearer to 1; an infinity stays one
+    const float by = scale < 1 ? 0x1p64f : 0x1p-64f;
+    const float nearer = __fmul_rn(scale, by);
+    const float inverse = __frcp_rn(nearer);
 #pragma unroll
-    for (int i = 0; i < kPiece; ++i) scaled[i] = __fdiv_rn(v[i], scale);
+    for (float& x : v)
+      x = isinf(x) ? x : core::corrected_quotient(__fmul_rn(x, by), nearer, inverse);
   }
-  uint32_t words[2] = {};
-  bool any_nan = false;
 #pragma unroll
-  for (int i = 0; i < kPiece; i += 2) {
-    const __nv_fp8x2_storage_t pair =
-        __nv_cvt_float2_to_fp8x2({scaled[i], scaled[i + 1]}, __NV_SATFINITE, __NV_E4M3);
-    words[i / 4] |= static_cast<uint32_t>(pair) << (i % 4 * 8);
-    any_nan = any_nan || isnan(v[i]) || isnan(v[i + 1]);
-  }
-  if (any_nan) {  // whose signs the conversion drops
-#pragma unroll
-    for (int i = 0; i < kPiece; ++i)
-      if (isnan(v[i])) {
-        const uint32_t code = signbit(v[i]) ? 0xff : 0x7f;
-        words[i / 4] = (words[i / 4] & ~(0xffu << (i % 4 * 8))) | code << (i % 4 * 8);
-      }
-  }
-  return {words[0], words[1]};
+  for (int i = 0; i < kPairs / 2; ++i)
+    codes[i] = codes_of(v + 4 * i, pairs[2 * i], pairs[2 * i + 1]);
+}
+__device__ __forceinline__ uint2 codes_of(const Quantizer& q, float scale, const uint4& piece) {
+  uint32_t codes[2];
+  codes_of<4>(q, scale, {piece.x, piece.y, piece.z, piece.w}, codes);
+  return {codes[0], codes[1]};
 }
 
 // Writes the record of a row, by all lanes of a warp: R::kDim values in `row`.
@@ -100,7 +128,7 @@ __device__ __forceinline__ void store_record(const Quantizer& q, const Held<kPie
     const uint4 piece = row.pieces[c];
     if constexpr (R::kQuantized) {
       float scale = 0;
-      if (c * kWarpValues < R::kNope) scale = tile_scale<R::kTile / kPiece>(q, largest(0, piece));
+      if (c * kWarpValues < R::kNope) scale = tile_scale<R::kTile / kPiece>(q, largest(piece));
       if (at < R::kNope) {
         const uint2 codes = codes_of(q, scale, piece);
         auto* to = reinterpret_cast<uint32_t*>(page + R::row(offset, page_size) + at);

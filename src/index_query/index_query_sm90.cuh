@@ -57,18 +57,21 @@ __device__ __forceinline__ void prepare(const Call& call, uint32_t block) {
   const int lane = threadIdx.x % kLanes;
   const int at = lane * cuda::kPiece;
   const int64_t first = block % call.blocks * call.rows * kEach + threadIdx.x / kLanes;
-  uint4 low[kEach], high[kEach];  // of the first 64 values, of the last 64
+  // Pieces of the half that RoPE turns, and of the other one.
+  const int turned_at = at + (p.rope.first ? 0 : kHalf);
+  const int still_at = at + (p.rope.first ? kHalf : 0);
+  uint4 turned[kEach], still[kEach];
   float weight[kEach];
   const auto load = [&](bool wide) {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int64_t h = first + i * call.rows;
-      low[i] = high[i] = {};
+      turned[i] = still[i] = {};
       weight[i] = 0;
       if (h >= p.heads) continue;
       const bf16* q = p.q + t * p.q_token + h * p.q_head;
-      low[i] = cuda::load_piece(q, at, kWidth, wide);
-      high[i] = cuda::load_piece(q, at + kHalf, kWidth, wide);
+      turned[i] = cuda::load_piece(q, turned_at, kWidth, wide);
+      still[i] = cuda::load_piece(q, still_at, kWidth, wide);
       weight[i] = weight_of(p, t, h);
     }
   };
@@ -78,26 +81,29 @@ __device__ __forceinline__ void prepare(const Call& call, uint32_t block) {
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     const int64_t h = first + i * call.rows;
-    const uint4 turned =
-        cuda::rotated(p.rope.half, turn, cuda::either(p.rope.first, low[i], high[i]));
-    low[i] = cuda::either(p.rope.first, turned, low[i]);
-    high[i] = cuda::either(p.rope.first, high[i], turned);
-    if (p.hadamard) cuda::hadamard(low[i], high[i], lane);
+    turned[i] = cuda::rotated(p.rope.half, turn, turned[i]);
+    if (p.hadamard) {
+      uint4 low = cuda::either(p.rope.first, turned[i], still[i]);
+      uint4 high = cuda::either(p.rope.first, still[i], turned[i]);
+      cuda::hadamard(low, high, lane);
+      turned[i] = cuda::either(p.rope.first, low, high);
+      still[i] = cuda::either(p.rope.first, high, low);
+    }
     float scale = 1;
     if (!p.out_is_bf16) {
-      const float amax = cuda::largest(cuda::largest(0, low[i]), high[i]);
+      const float amax = fmaxf(cuda::largest(turned[i]), cuda::largest(still[i]));
       scale = cuda::tile_scale<kLanes>(p.quantizer, amax);
     }
     if (h >= p.heads) continue;
-    const int64_t to = t * p.out_token + h * p.out_head + at;
+    const int64_t to = t * p.out_token + h * p.out_head;
     if (p.out_is_bf16) {
       auto* out = static_cast<bf16*>(p.out) + to;
-      cuda::store_piece(out, 0, cuda::kPiece, call.out_wide, low[i]);
-      cuda::store_piece(out, kHalf, kWidth, call.out_wide, high[i]);
+      cuda::store_piece(out, turned_at, kWidth, call.out_wide, turned[i]);
+      cuda::store_piece(out, still_at, kWidth, call.out_wide, still[i]);
     } else {
       auto* out = static_cast<uint8_t*>(p.out) + to;
-      store_codes(out, call.out_wide, cuda::codes_of(p.quantizer, scale, low[i]));
-      store_codes(out + kHalf, call.out_wide, cuda::codes_of(p.quantizer, scale, high[i]));
+      store_codes(out + turned_at, call.out_wide, cuda::codes_of(p.quantizer, scale, turned[i]));
+      store_codes(out + still_at, call.out_wide, cuda::codes_of(p.quantizer, scale, still[i]));
     }
     if (lane == 0)
       p.out_weights[t * p.out_weight_token + h * p.out_weight_head] =

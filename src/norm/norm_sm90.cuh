@@ -60,7 +60,7 @@ __device__ __forceinline__ void norm_shared(const Rows& rows, const bf16* x, bf1
       row.values(m, v);
       chain = cuda::add_values(chain, v);
     }
-    f.mean = __fdiv_rn(sum_of_warps(sums.values, chain, warp, lane), count);
+    f.mean = cuda::mean_of(sum_of_warps(sums.values, chain, warp, lane), count);
     chain = 0;
 #pragma unroll
     for (int m = 0; m < kPieces; ++m) {

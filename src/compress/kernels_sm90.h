@@ -1,0 +1,17 @@
+// compress on the device: its kernels by the rows that an entry takes.
+#pragma once
+
+#include "compress/quads_sm90.cuh"
+
+namespace winnow::internal::compress {
+
+inline constexpr int kFewRows = 8;
+
+// Entries of up to kFewRows rows. `streamed`: of a prefill, whose rows take no place that an entry
+// reads, or are not stored here.
+void few_rows(const Call& call, Load load, bool streamed) noexcept;
+
+// Entries of any number of rows.
+void many_rows(const Call& call, Load load) noexcept;
+
+}  // namespace winnow::internal::compress
