@@ -161,7 +161,8 @@ class DamagedCall {
       case 4: t.shape[i] = odd(); break;
       case 5: t.stride[i] = odd(); break;
       case 6: t = {}; break;
-      default: t.shape[i] += draw(s_, -1, 1);
+      // Of a number that may be damaged already.
+      default: __builtin_add_overflow(t.shape[i], draw(s_, -1, 1), &t.shape[i]);
     }
   }
   void damage_cache(winnow_cache& c) {
