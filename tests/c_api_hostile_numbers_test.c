@@ -112,7 +112,9 @@ static void sweep_accessors(const winnow_plan* plan) {
       winnow_plan_query_lens,       winnow_plan_seq_lens,         winnow_plan_request_ids,
       winnow_plan_positions,        winnow_plan_key_ends,         winnow_plan_arrays,
       winnow_plan_workspace_starts, winnow_plan_prefill_requests, winnow_plan_compressed_lens,
-      winnow_plan_gather_starts,    winnow_plan_gather_lens,      winnow_plan_gather_rows};
+      winnow_plan_gather_starts,    winnow_plan_gather_lens,      winnow_plan_gather_rows,
+      winnow_plan_token_order,      winnow_plan_token_rows,       winnow_plan_key_starts,
+      winnow_plan_prefix_lens,      winnow_plan_row_starts};
   for (size_t i = 0; i < sizeof lists / sizeof *lists; ++i) read_all(lists[i](plan));
   int64_t parts = 0, chunks = 0;
   const winnow_part* part = winnow_plan_parts(plan, &parts);
@@ -132,6 +134,7 @@ static void sweep_accessors(const winnow_plan* plan) {
   if (reasons) seen += (int64_t)strlen(reasons);
   seen += winnow_plan_mode(plan) + winnow_plan_request_count(plan) + winnow_plan_tokens(plan) +
           winnow_plan_split(plan).decodes;
+  seen += winnow_plan_batch_tokens(plan) + winnow_plan_gathered_rows(plan);
   seen += (int64_t)(winnow_plan_workspace_bytes(plan) + winnow_plan_gather_bytes(plan));
   size_t bytes;
   ANSWERED("pipeline", "plan", bytes,

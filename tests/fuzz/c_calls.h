@@ -376,6 +376,7 @@ inline constexpr NamedCall kCalls[] = {
     {"norm_write", norm_write_call},
     {"pipeline", pipeline_call},
     {"pipeline_steps", steps_call},
+    {"gather_prefix", prefix_call},
 };
 
 }  // namespace winnow::testing::c_calls

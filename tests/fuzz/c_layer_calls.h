@@ -182,9 +182,9 @@ inline void norm_write_call(DamagedCall& c) {
       a, +[](const winnow_write_args*) { return winnow_norm_write(&both); });
 }
 
-// Runs `call` with a plan of a small batch, and workspace for its pipeline.
+// Runs `call` with a plan of a small batch.
 template <class F>
-void with_plan(winnow_plan_options options, const F& call) {
+void with_any_plan(winnow_plan_options options, const F& call) {
   options.heads = 2;
   options.index_heads = 2;
   options.pages = 4;
@@ -198,9 +198,15 @@ void with_plan(winnow_plan_options options, const F& call) {
   batch.seq_lens = {lens, 2};
   winnow_plan* plan = nullptr;
   if (winnow_plan_create(&options, &plan) != WINNOW_OK) return;
-  size_t bytes = 0;
-  if (winnow_plan_refill(plan, &batch) == WINNOW_OK &&
-      winnow_pipeline_workspace_bytes(plan, &bytes) == WINNOW_OK) {
+  if (winnow_plan_refill(plan, &batch) == WINNOW_OK) call(plan);
+  winnow_plan_destroy(plan);
+}
+// The same, with workspace for its pipeline.
+template <class F>
+void with_plan(const winnow_plan_options& options, const F& call) {
+  with_any_plan(options, [&](const winnow_plan* plan) {
+    size_t bytes = 0;
+    if (winnow_pipeline_workspace_bytes(plan, &bytes) != WINNOW_OK) return;
     std::vector<std::byte> workspace(bytes);
     winnow_pipeline_args a = WINNOW_PIPELINE_ARGS_INIT;
     a.plan = plan;
@@ -208,8 +214,7 @@ void with_plan(winnow_plan_options options, const F& call) {
     a.workspace = workspace.data();
     a.workspace_bytes = workspace.size();
     call(a);
-  }
-  winnow_plan_destroy(plan);
+  });
 }
 inline void run_pipeline(DamagedCall& c, winnow_pipeline_args& a) {
   c.tensors({&a.kv, &a.slots, &a.block_table, &a.indexer.k, &a.indexer.slots,
@@ -293,6 +298,50 @@ inline void steps_call(DamagedCall& c) {
     c.tensors({&a.steps.index_q, &a.steps.index_weights});
     c.ints({&a.steps.scale, &a.steps.index_scale});
     run_pipeline(c, a);
+  });
+}
+
+// One of two ranks: the other one's bytes are what this one sends.
+inline winnow_communicator mirror() {
+  winnow_communicator comm = WINNOW_COMMUNICATOR_INIT;
+  comm.size = 2;
+  comm.name = "mirror";
+  comm.takes_host = true;
+  comm.exchange = [](void*, const void* send, void* recv, size_t bytes) {
+    for (int i = 0; i < 2; ++i) std::memcpy(static_cast<std::byte*>(recv) + i * bytes, send, bytes);
+    return 0;
+  };
+  comm.all_gather = [](void*, const void* send, void* recv, size_t bytes, void*) {
+    for (int i = 0; i < 2; ++i) std::memcpy(static_cast<std::byte*>(recv) + i * bytes, send, bytes);
+    return 0;
+  };
+  comm.all_to_all = [](void*, const void* send, void* recv, size_t bytes, void*) {
+    std::memcpy(recv, send, 2 * bytes);
+    return 0;
+  };
+  return comm;
+}
+inline void prefix_call(DamagedCall& c) {
+  const winnow_communicator comm = mirror();
+  winnow_plan_options options = WINNOW_PLAN_OPTIONS_INIT;
+  options.format = WINNOW_V32_FP8;
+  options.topk = 4;
+  options.comm = &comm;
+  options.spread = WINNOW_SPREAD_QUERIES;
+  options.sharded = 1;
+  with_any_plan(options, [&](const winnow_plan* plan) {
+    winnow_gather_prefix_args a = WINNOW_GATHER_PREFIX_ARGS_INIT;
+    if (winnow_gather_prefix_bytes(plan, &a.rows_bytes) != WINNOW_OK) return;
+    std::vector<std::byte> rows(a.rows_bytes);
+    a.plan = plan;
+    a.cache = c.cache(WINNOW_V32_FP8, 4, 4);
+    a.block_table = c.in(WINNOW_I32, {2, 3});
+    a.keys = c.cache(WINNOW_INDEX_KEYS, 4, 4);
+    a.key_table = c.in(WINNOW_I32, {2, 3});
+    a.rows = rows.data();
+    c.tensors({&a.block_table, &a.key_table});
+    c.caches({&a.cache, &a.keys});
+    c.run(a, winnow_gather_prefix);
   });
 }
 
