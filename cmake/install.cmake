@@ -5,6 +5,9 @@ install(DIRECTORY include/winnow DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 if(TARGET winnow-cli)
   install(TARGETS winnow-cli)
 endif()
+if(TARGET winnow-ranks)
+  install(TARGETS winnow-ranks)  # where `winnow run --ranks` looks for it
+endif()
 # What the C++ compiler links by itself and the C compiler does not: projects without C++ name it.
 set(winnow_cxx_runtime ${CMAKE_CXX_IMPLICIT_LINK_LIBRARIES})
 if(CMAKE_C_IMPLICIT_LINK_LIBRARIES)

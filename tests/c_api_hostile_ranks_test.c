@@ -1,44 +1,38 @@
-/* Queries over ranks with damaged structs and communicators (c_hostile.h says what must hold). */
+/* Queries over ranks with damaged structs (c_hostile.h says what must hold): a plan of two ranks of
+ * which the other says what this one says. */
 #include "c_hostile.h"
 
-/* One of two ranks: the other one's bytes are what this one sends. */
-static int mirror(void* context, const void* send, void* recv, size_t bytes) {
+static int twice(void* context, const void* send, void* recv, size_t size) {
   (void)context;
-  memcpy(recv, send, bytes);
-  memcpy((uint8_t*)recv + bytes, send, bytes);
+  memcpy(recv, send, size);
+  memcpy((uint8_t*)recv + size, send, size);
   return 0;
 }
-static int gather_mirrored(void* context, const void* send, void* recv, size_t bytes,
-                           void* stream) {
+static int move_twice(void* context, const void* send, void* recv, size_t size, void* stream) {
   (void)stream;
-  return mirror(context, send, recv, bytes);
+  return twice(context, send, recv, size);
 }
-static int swap_mirrored(void* context, const void* send, void* recv, size_t bytes, void* stream) {
-  (void)context;
-  (void)stream;
-  memcpy(recv, send, 2 * bytes);
-  return 0;
+
+static int32_t own_starts[ROWS + 1], own_lens[ROWS], own_tokens[TOKENS], own_positions[TOKENS];
+static winnow_status call_shard_batch(const void* args) {
+  winnow_batch_share share = {own_starts, own_lens, own_tokens, own_positions, TOKENS, 0};
+  const winnow_shard shard = {(int32_t)PICK(2, 2, 2, 3, 0, -1, INT32_MAX), (int32_t)PICK(0, 0, 1, -1),
+                              (int32_t)PICK(1, 2, 2, 0, INT32_MAX)};
+  const winnow_status status = winnow_shard_batch((const winnow_batch*)args, shard, &share);
+  CHECK(status != WINNOW_OK || (share.count >= 0 && share.count <= TOKENS));
+  return status;
 }
-static winnow_communicator two_ranks(void) {
-  winnow_communicator comm = WINNOW_COMMUNICATOR_INIT;
-  comm.size = 2;
-  comm.name = "mirror";
-  comm.takes_host = true;
-  comm.all_gather = gather_mirrored;
-  comm.all_to_all = swap_mirrored;
-  comm.exchange = mirror;
-  return comm;
-}
+CALL(gather_prefix, winnow_gather_prefix_args)
 
 static winnow_plan_options options_of(const winnow_communicator* comm) {
   winnow_plan_options options = WINNOW_PLAN_OPTIONS_INIT;
   options.heads = HEADS;
   options.topk = WIDTH;
-  options.index_heads = HEADS;
   options.page = PAGE;
   options.pages = PAGES;
   options.max_requests = ROWS;
   options.max_tokens = TOKENS;
+  options.max_context = 64;
   options.comm = comm;
   options.spread = WINNOW_SPREAD_QUERIES;
   options.sharded = 1;
@@ -55,56 +49,59 @@ static winnow_status call_plan(const void* args) {
   return status;
 }
 
-static winnow_batch_share share;
-static winnow_shard part;
-static winnow_status call_shard_batch(const void* args) {
-  int32_t starts[ROWS + 1], lens[ROWS], tokens[TOKENS], positions[TOKENS];
-  share = (winnow_batch_share){starts, lens, tokens, positions, TOKENS, 0};
-  if (draw(8) == 0) share.tokens = NULL;
-  if (draw(8) == 0) share.capacity = PICK(-1, 0, 1, INT64_MIN);
-  part = (winnow_shard){(int32_t)PICK(2, 2, 2, 1, 0, -1, INT32_MAX), (int32_t)PICK(0, 0, 1, -1, 9),
-                        (int32_t)PICK(1, 4, 4, 0, -1, INT32_MAX)};
-  return winnow_shard_batch((const winnow_batch*)args, part, draw(16) == 0 ? NULL : &share);
-}
-
-CALL(gather_prefix, winnow_gather_prefix_args)
-
 int main(void) {
+  (void)in_bf16; /* of c_hostile.h, for others */
+  (void)out;
   begin();
   static const int32_t starts[] = {0, 1, TOKENS}, lens[] = {9, 5};
-  winnow_communicator comm = two_ranks();
-  typedef winnow_communicator M;
-  SWEEP(plan, "plan", comm, AT(SIZE, M, struct_size), AT(INT32, M, rank), AT(INT32, M, size),
-        AT(POINTER, M, name), AT(POINTER, M, all_gather), AT(POINTER, M, exchange));
-
   winnow_batch batch = WINNOW_BATCH_INIT;
   batch.query_starts = (winnow_ints){starts, ROWS + 1};
   batch.seq_lens = (winnow_ints){lens, ROWS};
   typedef winnow_batch B;
   SWEEP(shard_batch, "plan", batch, AT(SIZE, B, struct_size), AT(INTS, B, query_starts),
         AT(INTS, B, seq_lens), AT(INT64, B, tokens));
+  const winnow_shard shard = {2, 0, 1};
+  CHECK(winnow_shard_batch(&batch, shard, NULL) == WINNOW_INVALID_ARGUMENT);
+  CHECK(winnow_shard_batch(NULL, shard, NULL) == WINNOW_INVALID_ARGUMENT);
 
-  const winnow_plan_options options = options_of(&comm);
+  winnow_communicator comm = WINNOW_COMMUNICATOR_INIT;
+  comm.size = 2;
+  comm.takes_host = true;
+  comm.all_gather = move_twice;
+  comm.all_to_all = move_twice;
+  comm.exchange = twice;
+  typedef winnow_communicator M;
+  SWEEP(plan, "plan", comm, AT(SIZE, M, struct_size), AT(INT32, M, rank), AT(INT32, M, size),
+        AT(POINTER, M, name), AT(POINTER, M, all_gather), AT(POINTER, M, exchange));
+
+  winnow_plan_options options = options_of(&comm);
+  options.sharded = 2;
   winnow_plan* plan = NULL;
+  CHECK(winnow_plan_create(&options, &plan) == WINNOW_INVALID_ARGUMENT);
+  options.sharded = 1;
   OK(winnow_plan_create(&options, &plan));
   OK(winnow_plan_refill(plan, &batch));
+  CHECK(winnow_plan_batch_tokens(plan) == TOKENS && winnow_plan_gathered_rows(plan) == 14);
+  CHECK(winnow_plan_token_order(plan).count == winnow_plan_token_rows(plan).count);
+  CHECK(winnow_plan_prefix_lens(plan).count == ROWS && winnow_plan_row_starts(plan).count == ROWS);
+  CHECK(winnow_plan_key_starts(plan).count == winnow_plan_tokens(plan));
+
+  static _Alignas(64) uint8_t rows[1 << 20];
   winnow_gather_prefix_args prefix = WINNOW_GATHER_PREFIX_ARGS_INIT;
   OK(winnow_gather_prefix_bytes(plan, &prefix.rows_bytes));
+  CHECK(prefix.rows_bytes <= sizeof rows);
   CHECK(winnow_gather_prefix_bytes(NULL, &prefix.rows_bytes) == WINNOW_INVALID_ARGUMENT);
   CHECK(winnow_gather_prefix_bytes(plan, NULL) == WINNOW_INVALID_ARGUMENT);
-  prefix.rows = malloc(prefix.rows_bytes);
   prefix.plan = plan;
   prefix.cache = cache_of(WINNOW_V32_FP8);
   prefix.block_table = in_i32(2, SHAPE(ROWS, 3));
-  prefix.keys = prefix.cache;
-  prefix.keys.format = WINNOW_INDEX_KEYS;
-  prefix.keys.page_stride = 0;
-  prefix.key_table = prefix.block_table;
+  prefix.keys = cache_of(WINNOW_INDEX_KEYS);
+  prefix.key_table = in_i32(2, SHAPE(ROWS, 3));
+  prefix.rows = rows;
   typedef winnow_gather_prefix_args G;
   SWEEP(gather_prefix, "plan", prefix, AT(SIZE, G, struct_size), AT(POINTER, G, plan),
-        AT(CACHE, G, cache), FREE(3, G, block_table), AT(CACHE, G, keys), FREE(3, G, key_table),
-        AT(POINTER, G, rows), AT(TARGET, G, target));
-  free(prefix.rows);
+        AT(CACHE, G, cache), FREE(2, G, block_table), AT(CACHE, G, keys), FREE(2, G, key_table),
+        AT(POINTER, G, rows), AT(POINTER, G, comm), AT(TARGET, G, target));
   winnow_plan_destroy(plan);
   return end();
 }

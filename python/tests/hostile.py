@@ -65,6 +65,17 @@ class Guarded:
         return False
 
 
+class OneRank:
+    """A group of one: nothing is ever sent."""
+
+    rank, size, name, takes_cuda = 0, 1, "one", False
+
+    def all_gather(self, send, recv, nbytes):
+        raise AssertionError("one rank has nobody to ask")
+
+    all_to_all = exchange = all_gather
+
+
 def plan_for(tokens: int) -> winnow.Plan:
     plan = winnow.Plan(
         heads=2, topk=5, index_heads=4, page=8, pages=3, max_tokens=4, max_requests=4
@@ -137,6 +148,19 @@ def calls() -> dict:
     made["combine"] = winnow.combine, {
         "partial_out": torch.rand(3, 2, 16), "partial_lse": torch.rand(3, 2),
         "sink": torch.zeros(2), "wire": "f32", "lse": True,
+    }  # fmt: skip
+    made["shard_batch"] = winnow.shard_batch, {
+        "query_starts": [0, 1, 3], "seq_lens": [4, 5], "world": 2, "rank": 1, "interleave": 2,
+    }  # fmt: skip
+    # One rank reads its own caches: the call checks its arguments and gathers nothing.
+    alone = winnow.Plan(
+        heads=2, topk=5, index_heads=4, page=8, pages=3, max_requests=4, max_tokens=4,
+        comm=OneRank(), spread="queries", sharded=True,
+    )  # fmt: skip
+    alone.refill([0, 1, 2, 3], [4, 5, 1])
+    made["gather_prefix"] = winnow.gather_prefix, {
+        "plan": alone, "cache": winnow.Cache(memory, "v32_fp8", 8), "block_table": table,
+        "index_keys": keys, "index_table": table, "out": torch.zeros(0, dtype=torch.uint8),
     }  # fmt: skip
     made["pipeline_workspace_bytes"] = winnow.pipeline_workspace_bytes, {"plan": plan}
     made["Cache"] = winnow.Cache, {"data": memory, "format": "v32_fp8", "page": 8}

@@ -322,7 +322,11 @@ class Flow {
                      .key_table = a_.indexer.block_table,
                      .rows = m_.queries.prefix,
                      .target = a_.target});
-    write_over_ranks(a_, m_.queries, prefix_);
+    const auto ints = [&](std::span<const int32_t> s) {
+      return static_cast<const int32_t*>(view(s).data);
+    };
+    write_over_ranks(a_, m_.queries, prefix_,
+                     {ints(plan_.token_order()), ints(plan_.token_rows())});
   }
 
   // C128A: slots for rows that read pages, state numbers for those of gathered chunks.

@@ -3,7 +3,6 @@
 #include "pipeline/queries.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "core/arithmetic.h"
 #include "core/check.h"
@@ -56,10 +55,6 @@ int64_t most_prefix_rows(const PlanOptions& o) {
 
 Tensor places(const QueryMemory& m, int64_t count) { return tensor(m.places, {count}); }
 
-std::span<const int64_t> slots_of(const Tensor& t) {
-  return {static_cast<const int64_t*>(t.data), static_cast<size_t>(t.shape[0])};
-}
-
 }  // namespace
 
 PrefixMemory::PrefixMemory(Arena& arena, const Plan& plan) {
@@ -104,16 +99,18 @@ void set_gathered_keys(const Plan& plan, const PrefixMemory& rows, ScoreArgs& sc
   score.key_scales = tensor(reinterpret_cast<const float*>(scales), {count});
 }
 
-void write_over_ranks(const PipelineArgs& a, const QueryMemory& m, const PrefixMemory& rows) {
+void write_over_ranks(const PipelineArgs& a, const QueryMemory& m, const PrefixMemory& rows,
+                      const TokenOrder& order) {
   const Plan& plan = *a.plan;
   const PlanOptions& o = plan.options();
   Communicator& comm = *o.parallel.comm;
-  const std::span<const int32_t> order = plan.token_order();
-  if (order.empty()) return;  // no rank has a token
-  const int64_t most = static_cast<int64_t>(order.size()) / comm.size();
+  const auto count = static_cast<int64_t>(plan.token_order().size());
+  if (count == 0) return;  // no rank has a token
+  const int64_t most = count / comm.size();
   const CacheFormat format = a.indexer.keys.format;
+  const Device device = plan.device(a.target);
   const Pages own = latent_of(m.send, o, most), own_keys = keys_of(m.send, format, o, most);
-  std::iota(m.places, m.places + plan.tokens(), int64_t{0});
+  parallel::number_places(m.places, plan.tokens(), device);
   write({.plan = &plan,
          .kv = a.kv,
          .slots = places(m, plan.tokens()),
@@ -127,15 +124,22 @@ void write_over_ranks(const PipelineArgs& a, const QueryMemory& m, const PrefixM
          .target = a.target});
 
   const size_t bytes = block_bytes(o.format, format, most);
-  const parallel::Step step{"pipeline", comm, plan.device(a.target)};
+  const parallel::Step step{"pipeline", comm, device};
   step.all_gather(m.send, m.received, bytes);
   const Pages latent = of_all(latent_of(m.received, o, most), comm.size(), bytes);
   const Pages keys = of_all(keys_of(m.received, format, o, most), comm.size(), bytes);
-  parallel::place_records(latent, pages_in(a.cache), order, slots_of(a.slots));
-  parallel::place_records(keys, pages_in(a.indexer.keys), order, slots_of(a.indexer.slots));
+  const auto place = [&](const Pages& from, const Pages& to, const Tensor& slots) {
+    parallel::place_records(
+        {from, to, order.order, count, static_cast<const int64_t*>(slots.data)}, device);
+  };
+  place(latent, pages_in(a.cache), a.slots);
+  place(keys, pages_in(a.indexer.keys), a.indexer.slots);
   if (!by_sharded_queries(o)) return;
-  parallel::place_records(latent, rows_of(rows.latent, o.format, o), plan.token_rows(), {});
-  parallel::place_records(keys, rows_of(rows.keys, format, o), plan.token_rows(), {});
+  const auto in_rows = [&](const Pages& from, const Pages& to) {
+    parallel::place_records({from, to, order.rows, count}, device);
+  };
+  in_rows(latent, rows_of(rows.latent, o.format, o));
+  in_rows(keys, rows_of(rows.keys, format, o));
 }
 
 void gather_prefix(const GatherPrefixArgs& a) try {
@@ -175,15 +179,17 @@ void gather_prefix(const GatherPrefixArgs& a) try {
   const int64_t rows = parallel::block_rows(records.shard, records.lengths);
   if (rows == 0) return;
   const size_t bytes = block_bytes(o.format, keys.format, rows);
-  parallel::take_records(pages_in(cache), records, latent_of(m.send, o, rows));
-  parallel::take_records(pages_in(keys), key_records, keys_of(m.send, keys.format, o, rows));
+  parallel::take_records(pages_in(cache), records, latent_of(m.send, o, rows), device);
+  parallel::take_records(pages_in(keys), key_records, keys_of(m.send, keys.format, o, rows),
+                         device);
   const parallel::Step step{"gather_prefix", comm, device};
   step.all_gather(m.send, m.received, bytes);
   const Pages latent = of_all(latent_of(m.received, o, rows), comm.size(), bytes);
   const Pages found = of_all(keys_of(m.received, keys.format, o, rows), comm.size(), bytes);
-  parallel::order_records(latent, records, plan.row_starts(), rows_of(m.latent, o.format, o));
-  parallel::order_records(found, key_records, plan.row_starts(),
-                          rows_of(m.keys, keys.format, o));
+  parallel::order_records(latent, records, plan.row_starts(), rows_of(m.latent, o.format, o),
+                          device);
+  parallel::order_records(found, key_records, plan.row_starts(), rows_of(m.keys, keys.format, o),
+                          device);
 } catch (const std::bad_alloc&) {
   out_of_memory("gather_prefix");
 }

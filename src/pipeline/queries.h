@@ -38,9 +38,15 @@ struct QueryMemory {
 Cache gathered_records(const Plan& plan, const PrefixMemory& rows);
 void set_gathered_keys(const Plan& plan, const PrefixMemory& rows, ScoreArgs& score);
 
+// The plan's token_order() and token_rows(), where the device reads them.
+struct TokenOrder {
+  const int32_t* order = nullptr;
+  const int32_t* rows = nullptr;
+};
+
 // Writes this rank's new tokens and index keys into a block, gathers the blocks of all ranks, and
 // places their records where they belong: in the caches, and over sharded caches in `rows` as well.
-void write_over_ranks(const PipelineArgs& args, const QueryMemory& memory,
-                      const PrefixMemory& rows);
+void write_over_ranks(const PipelineArgs& args, const QueryMemory& memory, const PrefixMemory& rows,
+                      const TokenOrder& order);
 
 }  // namespace winnow

@@ -55,11 +55,6 @@ void check_parallel(const PlanOptions& o) {
     return;
   }
   check.that(!o.mha, "mha", "false with kQueries", "true");
-  if (o.target.device.kind == DeviceKind::kCuda)
-    throw Error(
-        ErrorCode::kUnsupported,
-        "plan: parallel.spread: expected kNone, kHeads or kContext on CUDA (records have no "
-        "kernel there), found kQueries");
   // V4's compressor takes rows of tokens that another rank has.
   if (o.model.lists == 2)
     throw Error(ErrorCode::kUnsupported,
