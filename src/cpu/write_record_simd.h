@@ -7,6 +7,7 @@
 #define WINNOW_CPU_WRITE_RECORD_SIMD_H
 #endif
 
+#include <bit>
 #include <cstring>
 
 #include "core/quantizer.h"
@@ -19,9 +20,67 @@ namespace winnow::internal::cpu::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Finds the scale of one tile and encodes it.
+// A tile's largest and smallest magnitude as bits of bf16, which order as the values do.
+struct Magnitudes {
+  uint16_t most, least;
+};
 template <int kTile>
-HWY_INLINE float write_tile(const core::Quantizer& q, const bf16* x, uint8_t* codes) {
+HWY_INLINE Magnitudes magnitudes_of(const bf16* x) {
+  const hn::CappedTag<uint16_t, kTile> dh;
+  const int lanes = static_cast<int>(hn::Lanes(dh));
+  auto most = hn::Zero(dh);
+  auto least = hn::Set(dh, uint16_t{0x7fff});
+  for (int i = 0; i < kTile; i += lanes) {
+    const auto bits = hn::LoadU(dh, reinterpret_cast<const uint16_t*>(x + i));
+    const auto magnitude = hn::And(bits, hn::Set(dh, uint16_t{0x7fff}));
+    most = hn::Max(most, magnitude);
+    least = hn::Min(least, magnitude);
+  }
+  return {hn::GetLane(hn::MaxOfLanes(dh, most)), hn::GetLane(hn::MinOfLanes(dh, least))};
+}
+
+// Codes of x / 2^exponent, all of which are normal e4m3: three bits of the mantissa are kept, in
+// the 16 bits of a bf16.
+template <int kTile>
+HWY_INLINE void write_normal_codes(int bias, const bf16* x, uint8_t* codes) {
+  const hn::CappedTag<uint16_t, kTile> dh;
+  const hn::RebindToSigned<decltype(dh)> di;
+  const hn::Rebind<uint8_t, decltype(di)> db;
+  const int lanes = static_cast<int>(hn::Lanes(dh));
+  const auto rebias = hn::Set(dh, static_cast<uint16_t>(bias));
+  for (int i = 0; i < kTile; i += lanes) {
+    const auto bits = hn::LoadU(dh, reinterpret_cast<const uint16_t*>(x + i));
+    const auto u = hn::Sub(hn::And(bits, hn::Set(dh, uint16_t{0x7fff})), rebias);
+    const auto odd = hn::And(hn::ShiftRight<4>(u), hn::Set(dh, uint16_t{1}));
+    const auto rounded = hn::ShiftRight<4>(hn::Add(u, hn::Add(odd, hn::Set(dh, uint16_t{7}))));
+    const auto sign = hn::And(hn::ShiftRight<8>(bits), hn::Set(dh, uint16_t{0x80}));
+    hn::StoreU(hn::DemoteTo(db, hn::BitCast(di, hn::Or(rounded, sign))), db, codes + i);
+  }
+}
+
+// The same with a scale that is no power of two.
+template <int kTile>
+HWY_INLINE void write_normal_quotients(float scale, const bf16* x, uint8_t* codes) {
+  const hn::CappedTag<float, kTile> df;
+  const hn::RebindToUnsigned<decltype(df)> du;
+  const hn::RebindToSigned<decltype(df)> di;
+  const hn::Rebind<uint8_t, decltype(df)> db;
+  const int lanes = static_cast<int>(hn::Lanes(df));
+  const auto divisor = hn::Set(df, scale);
+  for (int i = 0; i < kTile; i += lanes) {
+    const auto u = hn::BitCast(du, hn::Div(load_bf16(df, x + i), divisor));
+    const auto odd = hn::And(hn::ShiftRight<20>(u), hn::Set(du, 1u));
+    // Rounds, and takes 120 from the exponent; the sign is put back behind it.
+    const auto a = hn::And(u, hn::Set(du, 0x7fffffffu));
+    const auto code = hn::ShiftRight<20>(hn::Add(a, hn::Add(odd, hn::Set(du, 0xc407ffffu))));
+    const auto sign = hn::And(hn::ShiftRight<24>(u), hn::Set(du, 0x80u));
+    hn::StoreU(hn::DemoteTo(db, hn::BitCast(di, hn::Or(code, sign))), db, codes + i);
+  }
+}
+
+// Any tile: NaN, infinities, values that become zero or a subnormal code.
+template <int kTile>
+HWY_INLINE float write_any_tile(const core::Quantizer& q, const bf16* x, uint8_t* codes) {
   const hn::CappedTag<float, kTile> df;
   const int lanes = static_cast<int>(hn::Lanes(df));
   auto amax = hn::Zero(df);
@@ -35,6 +94,24 @@ HWY_INLINE float write_tile(const core::Quantizer& q, const bf16* x, uint8_t* co
     const auto scale = hn::Set(df, s);
     for (int i = 0; i < kTile; i += lanes)
       store_e4m3(df, hn::Div(load_bf16(df, x + i), scale), codes + i);
+  }
+  return s;
+}
+
+// Finds the scale of one tile and encodes it. Values of a tile seldom lie 2^14 apart: then all
+// codes are normal, which takes half the instructions or, with a power of two, a quarter.
+template <int kTile>
+HWY_INLINE float write_tile(const core::Quantizer& q, const bf16* x, uint8_t* codes) {
+  const Magnitudes m = magnitudes_of<kTile>(x);
+  const auto value = [](uint16_t bits) { return core::to_float(bf16{bits}); };
+  if (m.most >= 0x7f80 || m.least < 0x80) return write_any_tile<kTile>(q, x, codes);
+  const float s = core::scale_of(q, value(m.most));
+  if (!(value(m.least) / s >= 0x1p-6f)) return write_any_tile<kTile>(q, x, codes);
+  if (q.power_of_two) {
+    const int exponent = static_cast<int>(std::bit_cast<uint32_t>(s) >> 23) - 127;
+    write_normal_codes<kTile>((exponent + 120) * 128, x, codes);
+  } else {
+    write_normal_quotients<kTile>(s, x, codes);
   }
   return s;
 }

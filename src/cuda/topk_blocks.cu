@@ -119,8 +119,10 @@ __device__ void for_items(const Job& job, Memory& sm, F&& body) {
   }
 }
 
+// `values`, if there are any: the logits at the ids, -inf behind them.
 template <bool kWithin>
-__device__ void select_items(const Job& job, int32_t* ids, int64_t width, Memory& sm) {
+__device__ void select_items(const Job& job, int32_t* ids, float* values, int64_t width,
+                             Memory& sm) {
   if (threadIdx.x == 0) {
     sm.left = width;
     sm.found = 0;
@@ -159,13 +161,19 @@ __device__ void select_items(const Job& job, int32_t* ids, int64_t width, Memory
       const bool keeps = digits > found || (digits == found && tie < left);
       tie += digits == found;
       if (!keeps) return;
-      if (at < width) ids[at] = id;
+      if (at < width) {
+        ids[at] = id;
+        if (kWithin && values) values[at] = job.row[id + job.base];
+      }
       ++at;
     });
     given += all_above + min(ties + all_equal, left) - min(ties, left);
     ties += all_equal;
   });
-  for (int64_t i = min(given, width) + threadIdx.x; i < width; i += kThreads) ids[i] = -1;
+  for (int64_t i = min(given, width) + threadIdx.x; i < width; i += kThreads) {
+    ids[i] = -1;
+    if (kWithin && values) values[i] = -INFINITY;
+  }
 }
 
 template <bool kWithin>
@@ -181,11 +189,12 @@ __global__ void __launch_bounds__(kThreads)
           .base = p.relative ? range.first : 0,
           .within = b.within + token * b.within_stride};
   if constexpr (kWithin) {
-    select_items<true>(job, p.ids + token * p.id_stride, p.width, sm);
+    float* values = p.values ? p.values + token * p.value_stride : nullptr;
+    select_items<true>(job, p.ids + token * p.id_stride, values, p.width, sm);
   } else {
     job.items =
         range.first < range.last ? (range.last - 1) / job.size - range.first / job.size + 1 : 0;
-    select_items<false>(job, b.best + token * b.best_stride, b.best_count, sm);
+    select_items<false>(job, b.best + token * b.best_stride, nullptr, b.best_count, sm);
   }
 }
 

@@ -1,6 +1,7 @@
 // Blocks of columns: what select() finds and what it takes from them, against a full sort; hostile
 // lists name nothing that is not theirs.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -82,6 +83,11 @@ struct Problem {
     const int64_t first = std::max(starts[t], 0), last = std::min<int64_t>(ends[t], c.columns);
     return first < last ? std::pair{first, last} : std::pair{int64_t{0}, int64_t{0}};
   }
+  // The logit of an id that select() gave.
+  float value_at(int64_t t, int32_t id) const {
+    if (id < 0) return -std::numeric_limits<float>::infinity();
+    return logits[t * c.columns + id + (c.relative ? range(t).first : 0)];
+  }
   // The first k of `all` when the larger logits come first, in ascending order, then -1.
   template <class Value>
   std::vector<int32_t> best(std::vector<int64_t> all, int64_t k, Value&& value) const {
@@ -137,7 +143,9 @@ TEST_P(SelectBlocksTest, MatchesAFullSort) {
   if (const std::string why = testing::why_not("select", kernel); !why.empty()) GTEST_SKIP() << why;
   Problem p(c);
   Guarded<int32_t> ids(c.tokens * c.topk), best(c.tokens * c.blocks);
+  Guarded<float> values(c.tokens * c.topk);
   SelectArgs a = p.args(ids.data());
+  a.values = tensor(values.data(), {c.tokens, c.topk});
   a.target = testing::target("select", kernel);
   a.blocks.within = tensor(p.within.data(), {c.tokens, c.blocks});
   a.blocks.best = tensor(best.data(), {c.tokens, c.blocks});
@@ -149,7 +157,12 @@ TEST_P(SelectBlocksTest, MatchesAFullSort) {
     };
     EXPECT_EQ(row(ids, c.topk), p.expected_ids(t)) << "token " << t;
     EXPECT_EQ(row(best, c.blocks), p.expected_blocks(t)) << "token " << t;
+    for (int64_t i = 0; i < c.topk; ++i)
+      EXPECT_EQ(std::bit_cast<uint32_t>(values[t * c.topk + i]),
+                std::bit_cast<uint32_t>(p.value_at(t, ids[t * c.topk + i])))
+          << "token " << t << ", place " << i;
   }
+  a.values = {};
   // A layer selects inside the blocks that it found: with all of them, from the whole range.
   const int64_t all = c.columns / c.size + 1;
   Guarded<int32_t> every(c.tokens * all), whole(c.tokens * c.topk);
