@@ -1,0 +1,179 @@
+// `winnow run`, `winnow layer` and their ranks as users call them.
+#include "cli.h"
+
+#include "safetensors.h"
+
+namespace winnow {
+namespace {
+
+TEST_F(Cli, RunChecksItself) {
+  const std::string small = " --steps 3 --requests 3 --context 192 --step-tokens 20 --check";
+  for (const char* model : {"v32 --heads 3", "v4 --heads 12 --page 16"}) {
+    const json j = run_json("run --json --model " + std::string(model) + small);
+    EXPECT_TRUE(j.at("ok").get<bool>());
+    EXPECT_EQ(j.at("checked_steps"), 3);
+    EXPECT_EQ(j.at("stages").size(), 6u);
+    for (const json& s : j.at("stages")) {
+      EXPECT_GT(s.at("calls"), 0) << s;
+      EXPECT_EQ(s.at("compared") > 0, s.at("stage") != "plan") << s;
+    }
+  }
+  const Output o = run("run --kernel reference --heads 1" + small);
+  EXPECT_EQ(o.code, 0);
+  expect_in(o.out, {"attend  reference", "largest deviation from the reference", "3 steps checked",
+                    "keys/token: ", "of its bound: "});
+  expect_in(o.err, {"step 3/3"});
+}
+
+// Over MPI ranks, where this build has the program for them; otherwise it says how to get it.
+TEST_F(Cli, RunsOverRanks) {
+  const std::string small = " --steps 3 --requests 3 --context 192 --step-tokens 20 --heads 4";
+  const bool built = std::filesystem::exists(std::filesystem::path(WINNOW_PROGRAM).parent_path() /
+                                             "winnow-ranks");
+  if (!built) {
+    const Output o = run("run --ranks 2" + small);
+    EXPECT_EQ(o.code, 2);
+    expect_in(o.err, {"winnow-ranks", "MPI", "configure"});
+    GTEST_SKIP() << "built without MPI";
+  }
+  for (const char* spread : {"heads", "context", "queries", "sharded"}) {
+    const json j = run_json("run --json --ranks 2 --spread " + std::string(spread) + small);
+    EXPECT_TRUE(j.at("ok").get<bool>()) << j;
+    EXPECT_EQ(j.at("ranks"), 2);
+    EXPECT_GT(j.at("bytes_in_per_step"), 0) << j;
+    if (j.at("spread") == "queries") {
+      EXPECT_EQ(j.at("equal_to_one_rank"), 1) << j;
+    }
+  }
+  const Output o = run("run --ranks 2 --spread queries" + small);
+  EXPECT_EQ(o.code, 0) << o.err;
+  expect_in(o.out, {"2 ranks over mpi", "bytes from other ranks", "one rank's bits: 100.000 %"});
+  const Output none = run("run --ranks 2" + small, "PATH=/nowhere");
+  EXPECT_EQ(none.code, 2);
+  expect_in(none.err, {"no mpirun in PATH", "install", "mpirun -n 2", "winnow-ranks run"});
+  const Output v4 = run("run --ranks 2 --model v4" + small);
+  EXPECT_EQ(v4.code, 2);
+  expect_in(v4.err, {"--ranks", "v32"});
+}
+
+TEST_F(Cli, BenchOverRanks) {
+  expect_in(run("bench --help").out, {"parallel", "--ranks"});
+  EXPECT_EQ(run("bench parallel attend").code, 2);
+  if (!std::filesystem::exists(std::filesystem::path(WINNOW_PROGRAM).parent_path() /
+                               "winnow-ranks"))
+    GTEST_SKIP() << "built without MPI";
+  const Output o = run("bench parallel --quick --ranks 1,2 --filter context_1x32k --json '" +
+                       path("ranks.json") + "' --save '" + path("saved.json") + "'");
+  ASSERT_EQ(o.code, 0) << o.err;
+  expect_in(o.out, {"context_1x32k", "predicted", "Prediction only", "0.76 (57 %)"});
+  const json rows = json::parse(text_of(path("ranks.json")));
+  ASSERT_EQ(rows.size(), 2u);
+  for (const json& r : rows)
+    for (const char* field : {"case", "ranks", "measured_us", "predicted_us", "bytes_in"})
+      EXPECT_TRUE(r.contains(field)) << field;
+  EXPECT_EQ(rows[1].at("bytes_in"), 147712);  // 8 K and 128 heads / 2 of 2,052 B
+  EXPECT_EQ(json::parse(text_of(path("saved.json"))).at("parallel"), rows);
+  expect_in(text_of(path("saved.md")), {"| context_1x32k |", "Prediction only"});
+}
+
+// By default contexts are longer than what is kept of them: something is selected.
+TEST_F(Cli, RunSelects) {
+  for (const char* model : {"v32", "v4"}) {
+    const json j =
+        run_json("run --json --steps 1 --heads 1 --index-heads 1 --model " + std::string(model));
+    EXPECT_GT(j.at("keys_scored").get<int64_t>(), 2 * j.at("keys_kept").get<int64_t>()) << j;
+    EXPECT_GE(j.at("keys_attended"), j.at("keys_kept")) << j;
+  }
+}
+
+// Sizes of a layer that takes no time; a head has its real size in all of them.
+constexpr const char* kSmallLayer = " --hidden 128 --heads 4 --q-lora 64 --index-heads 4";
+
+TEST_F(Cli, LayersAreWithinTheirBoundsOfFp64) {
+  const std::pair<const char*, const char*> layers[] = {
+      {"v3.2", "full"},  {"glm-5", "shared"}, {"v4", "sliding"},
+      {"v4-pro", "c4a"}, {"v4", "c128a"},     {"v4.1", "c2a"},
+      {"v4.1", "c1a"},   {"v4.1", "reindex"}, {"v4.1", "reuse"}};
+  for (const auto& [model, kind] : layers)
+    for (const char* cache : {"fp8", "bf16"}) {
+      const json j =
+          run_json("layer --json --topk 20 --prompt 140 --chunk 96 --page 16 --model " +
+                   std::string(model) + " --layer " + kind + " --cache " + cache + kSmallLayer);
+      EXPECT_TRUE(j.at("ok").get<bool>()) << j;
+      EXPECT_EQ(j.at("decode_steps"), 4);
+      int compared = 0;
+      for (const json& stage : j.at("decode")) {
+        if (stage.at("compared") == 0) continue;
+        ++compared;
+        EXPECT_LT(stage.at("deviation"), stage.at("bound")) << stage;
+        // Roundings show: a comparison of a thing with itself would not.
+        EXPECT_GT(stage.at("deviation"), 1e-4) << stage;
+      }
+      EXPECT_GE(compared, 4) << model << " " << kind;
+    }
+  const Output o = run("layer --layer c4a --decode 0" + std::string(kSmallLayer));
+  EXPECT_EQ(o.code, 0) << o.err;
+  expect_in(o.out, {"v4-flash c4a", "compress", "output projections", "All within"});
+  expect_in(run("layer --no-check --kernel simd" + std::string(kSmallLayer)).out, {"prefill"});
+}
+
+TEST_F(Cli, LayerTakesACheckpointsWeights) {
+  using Shape = std::initializer_list<int64_t>;
+  std::vector<bf16> zeros(static_cast<size_t>(4 * 512 * 64), bf16{0x3c00});
+  std::vector<float> ones(512, 1.0f);
+  std::vector<e4m3> codes(static_cast<size_t>(4 * 512 * 64), e4m3{0x30});
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  const auto add = [&](const char* name, Shape shape) {
+    tensors.emplace_back(std::string("layers.0.attn.") + name, tensor(zeros.data(), shape));
+  };
+  add("wq_a.weight", {64, 128});
+  add("wkv.weight", {512, 128});
+  add("wo_a.weight", {8, 2048});
+  add("wo_b.weight", {128, 8});
+  add("q_norm.weight", {64});
+  add("kv_norm.weight", {512});
+  tensors.emplace_back("layers.0.attn.wq_b.weight", tensor(codes.data(), {2048, 64}));
+  tensors.emplace_back("layers.0.attn.wq_b.scale", tensor(ones.data(), {16, 1}));
+  const std::string call =
+      "layer --layer sliding --prompt 20 --rank 8 --groups 1 --prefix "
+      "layers.0.attn. --weights '" +
+      path("layer.safetensors") + "'" + kSmallLayer;
+  tools::write_safetensors(path("layer.safetensors"), tensors);
+  const Output missing = run(call);
+  EXPECT_EQ(missing.code, 2);
+  expect_in(missing.err, {"--weights", "layers.0.attn.sinks", "attn_sink", "missing", "[4]"});
+  tensors.emplace_back("layers.0.attn.attn_sink", tensor(ones.data(), {4}));
+  tools::write_safetensors(path("layer.safetensors"), tensors);
+  const Output whole = run(call + " --json");
+  EXPECT_EQ(whole.code, 0) << whole.err;
+  tensors[1].second = tensor(zeros.data(), {511, 128});
+  tools::write_safetensors(path("layer.safetensors"), tensors);
+  const Output wrong = run(call);
+  EXPECT_EQ(wrong.code, 2);
+  expect_in(wrong.err, {"layers.0.attn.wkv.weight", "expected [512, 128], found [511, 128]"});
+  tensors[1].second = tensor(zeros.data(), {512, 128});
+  tensors[7].second = tensor(ones.data(), {15, 1});
+  tools::write_safetensors(path("layer.safetensors"), tensors);
+  expect_in(run(call).err, {"wq_b.scale", "128 x 128", "[15, 1]"});
+  const Output kind = run("layer --model v3.2 --layer c4a");
+  EXPECT_EQ(kind.code, 2);
+  expect_in(kind.err, {"--layer", "v3.2 has full", "c4a"});
+}
+
+// One layer with its real sizes; schedules by name.
+TEST_F(Cli, RunTakesRealModels) {
+  const json j = run_json(
+      "run --json --model v4-flash --layers 1 --steps 2 --requests 1 --context 24 --step-tokens 4 "
+      "--check");
+  EXPECT_TRUE(j.at("ok").get<bool>());
+  EXPECT_EQ(j.at("checked_steps"), 2);
+  EXPECT_EQ(j.at("layers").size(), 1u);
+  EXPECT_EQ(j.at("layers")[0].at("kind"), "sliding");
+  const Output heads = run("run --model v4-flash --heads 3");
+  EXPECT_EQ(heads.code, 2);
+  expect_in(heads.err, {"--heads", "v4-flash"});
+  EXPECT_EQ(run("run --model v4 --layers 3").code, 2);
+}
+
+}  // namespace
+}  // namespace winnow
