@@ -1,4 +1,4 @@
-"""winnow's hooks in SGLang's real hook registry and FlashMLA interface.
+"""winnow's hooks in SGLang's real hook registry, FlashMLA interface and indexer.
 
 The kernels below that interface come from a wheel for CUDA; here a module that refuses every call
 stands in its place, so that a call which is answered was answered by winnow.
@@ -38,6 +38,7 @@ def interface(monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_mla", below)
     monkeypatch.setitem(sys.modules, schedule.__name__, schedule)
     monkeypatch.delitem(sys.modules, plugin._INTERFACE, raising=False)
+    monkeypatch.delitem(sys.modules, plugin._INDEXER, raising=False)
     monkeypatch.delenv("WINNOW_SGLANG", raising=False)
     monkeypatch.setattr(plugin, "_kernels_refused", lambda: "")
     from sglang.srt.plugins.hook_registry import HookRegistry
@@ -48,6 +49,7 @@ def interface(monkeypatch):
     yield sys.modules[plugin._INTERFACE], reached
     HookRegistry.reset()
     sys.modules.pop(plugin._INTERFACE, None)
+    sys.modules.pop(plugin._INDEXER, None)
 
 
 @pytest.fixture
@@ -116,6 +118,100 @@ def test_calls_of_others(interface, problem):
     assert [name for name, _ in reached] == ["flash_mla_with_kvcache"] * 4
     assert reached[1][1]["descale_q"] is one
     assert reached[2][1]["kv_format"] == "V41" and reached[2][1]["use_legacy"] is False
+
+
+@pytest.fixture
+def indexer(interface):
+    return sys.modules[plugin._INDEXER]
+
+
+@pytest.fixture
+def queries():
+    generator = torch.Generator().manual_seed(1)
+    q = torch.randn(6, 64, 128, generator=generator).to(torch.float8_e4m3fn)
+    return q, torch.rand(6, 64, generator=generator)
+
+
+def plain_logits(q, weights, keys, scales):
+    return (torch.relu(q.float() @ keys.float().T) * weights[:, None]).sum(0) * scales
+
+
+def test_logits_of_pages(indexer, queries):
+    """Decodes; then two tokens a request, given by its last token or by each."""
+    q, weights = queries
+    generator = torch.Generator().manual_seed(2)
+    cache = torch.zeros(9, 64, 1, 132, dtype=torch.uint8)
+    flat = cache.view(9, -1)
+    rows = torch.randn(9 * 64, 128, generator=generator).bfloat16()
+    winnow.write(rows, torch.arange(9 * 64), winnow.Cache(flat, "index_keys", 64), scale="pow2")
+    keys = flat[:, : 64 * 128].reshape(9, 64, 128).view(torch.float8_e4m3fn)
+    scales = flat[:, 64 * 128 :].contiguous().view(torch.float32)
+    tables = torch.stack([torch.randperm(9, generator=generator)[:3] for _ in range(6)]).int()
+    lengths = [1, 64, 65, 190, 100, 3]
+    by_token = torch.tensor(lengths).int()
+    pairs, by_request = torch.tensor([[63, 64], [189, 190], [2, 3]]).int(), [1, 3, 5]
+    last = pairs[:, 1].contiguous()
+    for shape, visible, table in (
+        ((6, 1), by_token[:, None], tables),
+        ((6, 1), by_token, tables),
+        ((3, 2), pairs, tables[by_request]),
+        ((3, 2), last, tables[by_request]),
+    ):
+        got = indexer.resolve_fp8_paged_mqa_logits_fn()(
+            *[q.view(*shape, 64, 128), cache, weights, visible, table, None, 190],
+            clean_logits=False,
+        )
+        assert got.shape == (6, 190) and got.stride(0) % 4 == 0
+        for token in range(6):
+            end = lengths[token] if shape == (6, 1) else pairs.flatten()[token].item()
+            pages = table[token // shape[1]].long()
+            want = plain_logits(
+                q[token],
+                weights[token],
+                keys[pages].flatten(0, 1)[:end],
+                scales[pages].flatten()[:end],
+            )
+            assert ((got[token, :end] - want).abs() <= 2**-16 * want.abs().max()).all()
+
+
+def test_logits_of_rows(indexer, queries):
+    """Prefills, beside SGLang's own PyTorch code too, whose products are rounded to bf16."""
+    q, weights = queries
+    generator = torch.Generator().manual_seed(3)
+    keys = torch.randn(90, 128, generator=generator).to(torch.float8_e4m3fn)
+    scales = torch.rand(90, generator=generator)
+    starts = torch.tensor([0, 0, 5, 40, 40, 89], dtype=torch.int32)
+    ends = torch.tensor([1, 90, 5, 60, 90, 90], dtype=torch.int32)
+    more = (q, (keys, scales), weights, starts, ends)
+    got = indexer.resolve_fp8_mqa_logits_fn()(*more, clean_logits=False)
+    theirs = indexer._fp8_mqa_logits_torch(*more)
+    assert got.shape == (6, 90) and got.stride(0) % 4 == 0
+    for token, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        if start == end:
+            continue
+        row = got[token, start:end]
+        want = plain_logits(q[token], weights[token], keys[start:end], scales[start:end])
+        assert ((row - want).abs() <= 2**-16 * want.abs().max()).all()
+        assert ((row - theirs[token, start:end]).abs() <= 2**-8 * want.abs().max()).all()
+
+
+def test_logits_of_others(interface, indexer, queries, monkeypatch):
+    """Other formats and a list of blocks reach DeepGEMM."""
+    q, weights = queries
+    below = types.ModuleType("deep_gemm")
+    below.fp8_paged_mqa_logits = lambda *args, **kwargs: ("paged", kwargs)
+    below.fp8_mqa_logits = lambda *args, **kwargs: ("rows", kwargs)
+    monkeypatch.setitem(sys.modules, "deep_gemm", below)
+    cache = torch.zeros(1, 64, 1, 68, dtype=torch.uint8)
+    table = torch.zeros(6, 1, dtype=torch.int32)
+    ends = torch.ones(6, dtype=torch.int32)
+    paged = indexer.resolve_fp8_paged_mqa_logits_fn()
+    assert paged(q[:, None], cache, weights, ends, table, None, 64)[0] == "paged"
+    cache = torch.zeros(1, 64, 1, 132, dtype=torch.uint8)
+    got = paged(q[:, None], cache, weights, ends, table, None, 64, indices=table)
+    assert got == ("paged", {"indices": table})
+    rows = indexer.resolve_fp8_mqa_logits_fn()
+    assert rows(q.bfloat16(), None, weights, ends, ends, clean_logits=False)[0] == "rows"
 
 
 def test_declines(monkeypatch, caplog):

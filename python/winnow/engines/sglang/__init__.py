@@ -1,4 +1,4 @@
-"""winnow in SGLang: FlashMLA's two sparse functions by winnow.
+"""winnow in SGLang: FlashMLA's two sparse functions and DeepGEMM's logits by winnow.
 
 SGLang calls ``register`` at the start of each of its processes, through the entry point
 ``sglang.srt.plugins`` of the installed package, and then applies the hooks that it registered.
@@ -15,6 +15,8 @@ import math
 import os
 import re
 
+from winnow.engines.sglang import logits
+
 __all__ = ["register", "version_refused"]
 
 _log = logging.getLogger("sglang.winnow")
@@ -22,6 +24,7 @@ _log = logging.getLogger("sglang.winnow")
 # The versions of SGLang whose interface the hooks were written against.
 _FIRST, _LAST = (0, 5, 23), (0, 5, 23)
 _INTERFACE = "sglang.kernels.ops.attention.flash_mla_interface"
+_INDEXER = "sglang.srt.layers.attention.dsa.utils"
 # Bytes of a record: V3.2 and V4 in fp8.
 _FP8_RECORDS = {576: 656, 512: 584}
 
@@ -46,8 +49,13 @@ def register() -> bool:
             _log.warning("winnow: not used: %s", refused)
             return False
         hooks = importlib.import_module("sglang.srt.plugins.hook_registry")
-        for hook in (flash_mla_with_kvcache, flash_mla_sparse_fwd):
-            target = f"{_INTERFACE}.{hook.__name__}"
+        for module, hook in (
+            (_INTERFACE, flash_mla_with_kvcache),
+            (_INTERFACE, flash_mla_sparse_fwd),
+            (_INDEXER, logits.resolve_fp8_paged_mqa_logits_fn),
+            (_INDEXER, logits.resolve_fp8_mqa_logits_fn),
+        ):
+            target = f"{module}.{hook.__name__}"
             hooks.HookRegistry.register(target, hook, hooks.HookType.AROUND)
     except Exception as error:
         _log.warning("winnow: not used: %s: %s", type(error).__name__, error)

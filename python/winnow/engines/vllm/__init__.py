@@ -16,6 +16,7 @@ import importlib.util
 import logging
 import os
 import re
+import warnings
 
 from winnow.engines.hooks import Changes, when_imported
 
@@ -135,12 +136,15 @@ def _replace_indexer_function(layers, changes: Changes) -> None:
     changes.set(layers, "sparse_attn_indexer", indexer.sparse_attn_indexer)
     library = torch.library.Library("vllm", "IMPL")
     changes.add(library._destroy)
-    library.impl(
-        "sparse_attn_indexer",
-        indexer.sparse_attn_indexer,
-        current_platform.dispatch_key,
-        allow_override=True,
-    )
+    with warnings.catch_warnings():
+        # That a function takes the place of another is what is wanted here.
+        warnings.filterwarnings("ignore", "Warning only once for all operators")
+        library.impl(
+            "sparse_attn_indexer",
+            indexer.sparse_attn_indexer,
+            current_platform.dispatch_key,
+            allow_override=True,
+        )
     name = layers.SparseAttnIndexer.__name__
     if name in op_registry_oot:
         raise RuntimeError(f"{name} is already {op_registry_oot[name]}")
