@@ -163,7 +163,7 @@ TEST_P(CudaRanksFaults, EndOnEveryRank) {
       if (fault == 0 && faulty) options.page = 0;
       Plan plan(options);
       std::vector<int32_t> lens = own.seq_lens;
-      if (fault == 1 && faulty) ++lens[0];
+      if (fault == 1 && faulty) --lens[0];
       if (fault == 2 && faulty) return;
       plan.refill({own.starts, lens});
       if (fault == 3 && faulty) return;

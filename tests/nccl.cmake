@@ -15,9 +15,10 @@ target_include_directories(nccl_ranks PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJEC
 target_include_directories(nccl_ranks SYSTEM PRIVATE ${NCCL_INCLUDE})
 target_compile_definitions(nccl_ranks PRIVATE WINNOW_WITH_CUDA=1)
 target_link_libraries(nccl_ranks PRIVATE winnow winnow_tools winnow_warnings CUDA::cudart_static ${NCCL_LIBRARY})
-# Loading a kernel waits for the device, and so for another rank's collective: all are loaded at the start.
+# Loading a kernel waits for the device, and so for another rank's collective: all are loaded at the start. Streams
+# that share a hardware queue wait for each other: there are as many as CUDA allows.
 foreach(ranks 1 ${WINNOW_TEST_NCCL_RANKS})
   add_test(NAME nccl_ranks_${ranks} COMMAND nccl_ranks ${ranks})
   set_tests_properties(nccl_ranks_${ranks} PROPERTIES TIMEOUT 150 RUN_SERIAL ON
-    ENVIRONMENT "CUDA_MODULE_LOADING=EAGER;NCCL_MULTI_RANK_GPU_ENABLE=1;NCCL_MAX_CTAS=4")
+    ENVIRONMENT "CUDA_MODULE_LOADING=EAGER;NCCL_MULTI_RANK_GPU_ENABLE=1;NCCL_MAX_CTAS=4;CUDA_DEVICE_MAX_CONNECTIONS=32")
 endforeach()

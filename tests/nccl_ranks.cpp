@@ -93,34 +93,50 @@ std::vector<Result> by_threads(const RankProblem& problem, int32_t ranks, Parall
 }
 
 void check_collectives(int32_t ranks) {
+  std::barrier together(ranks);
   on_ranks(ranks, [&](int32_t rank, ncclComm_t nccl) {
     NcclCommunicator comm(nccl);
     const OwnDevice device(DeviceKind::kCuda);
+    const auto stream = static_cast<cudaStream_t>(device.get().stream);
     constexpr size_t kBytes = 4096;
-    testing::MappedVector<uint8_t> send(ranks * kBytes), recv(ranks * kBytes);
+    const size_t all = ranks * kBytes;
+    std::vector<uint8_t> send(all), came(all);
     const auto value = [](int32_t from, int32_t to, size_t i) {
       return static_cast<uint8_t>(from * 31 + to * 7 + i);
     };
     for (int32_t to = 0; to < ranks; ++to)
       for (size_t i = 0; i < kBytes; ++i) send[to * kBytes + i] = value(rank, to, i);
-    comm.all_to_all(send.data(), recv.data(), kBytes, device.get());
+    const testing::DeviceWorkspace from(device.get(), all), to(device.get(), all);
+    const auto copy = [&](void* target, const void* source) {
+      testing::expect_cuda(cudaMemcpyAsync(target, source, all, cudaMemcpyDefault, stream), "copy");
+    };
+    copy(from.data(), send.data());
     bool right = testing::stream_finished(device.get());
-    for (int32_t from = 0; from < ranks; ++from)
-      for (size_t i = 0; i < kBytes; ++i)
-        right = right && recv[from * kBytes + i] == value(from, rank, i);
-    expect(right, "all_to_all", rank);
-    comm.all_gather(send.data(), recv.data(), kBytes, device.get());
-    right = testing::stream_finished(device.get());
-    for (int32_t from = 0; from < ranks; ++from)
-      for (size_t i = 0; i < kBytes; ++i)
-        right = right && recv[from * kBytes + i] == value(from, 0, i);
+    // What allocates or frees may wait for the device, and so for another rank's collective.
+    together.arrive_and_wait();
+    comm.all_gather(from.data(), to.data(), kBytes, device.get());
+    copy(came.data(), to.data());
+    right = right && testing::stream_finished(device.get());
+    for (int32_t r = 0; r < ranks; ++r)
+      for (size_t i = 0; i < kBytes; ++i) right = right && came[r * kBytes + i] == value(r, 0, i);
     expect(right, "all_gather", rank);
-    std::vector<uint8_t> told(ranks * 700);
-    comm.exchange(send.data(), told.data(), 700);
+    together.arrive_and_wait();
+    comm.all_to_all(from.data(), to.data(), kBytes, device.get());
+    copy(came.data(), to.data());
+    right = testing::stream_finished(device.get());
+    for (int32_t r = 0; r < ranks; ++r)
+      for (size_t i = 0; i < kBytes; ++i)
+        right = right && came[r * kBytes + i] == value(r, rank, i);
+    expect(right, "all_to_all", rank);
+    together.arrive_and_wait();
+    constexpr size_t kMessage = 500;
+    std::vector<uint8_t> told(ranks * kMessage);
+    comm.exchange(send.data(), told.data(), kMessage);
     right = true;
-    for (int32_t from = 0; from < ranks; ++from)
-      right = right && told[from * 700 + 699] == value(from, 0, 699);
+    for (int32_t r = 0; r < ranks; ++r)
+      right = right && told[r * kMessage + kMessage - 1] == value(r, 0, kMessage - 1);
     expect(right, "exchange", rank);
+    together.arrive_and_wait();
     return true;
   });
 }
@@ -143,8 +159,11 @@ void check_layers(int32_t ranks, Spread spread, Wire wire) {
     RankProblem first = step_problem(0);
     first.device = device.get();
     const Shard shard = RankProblem::held(way);
+    together.arrive_and_wait();
     Plan plan(first.options(way));
+    together.arrive_and_wait();
     plan.refill(first.batch());
+    together.arrive_and_wait();
     const auto call = first.prepare(plan);
     const auto eager = first.prepare(plan);
     together.arrive_and_wait();  // nothing is allocated while another rank waits on the device
@@ -195,7 +214,9 @@ void check_faults(int32_t ranks) {
     RankProblem problem = step_problem(0);
     problem.device = device.get();
     const Parallel way{.comm = &comm, .spread = Spread::kContext};
+    together.arrive_and_wait();
     Plan plan(problem.options(way));
+    together.arrive_and_wait();
     if (rank == 1) ++problem.seq_lens[0];
     try {
       plan.refill(problem.batch());

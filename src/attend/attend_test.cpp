@@ -65,7 +65,7 @@ TEST_P(AttendTest, GivesBlocksOfHeadsInFp32) {
   for (const int64_t n : {8, 5, 3, 2})
     if (c.heads % n == 0 && blocks == 1) blocks = n;
   const int64_t own = c.heads / blocks, d_v = internal::attend::kValueDim;
-  const int64_t block = c.tokens * own * (d_v + 1) + 6;  // a gap, of an even number
+  const int64_t block = (c.tokens * own * (d_v + 1) + 7) / 2 * 2;  // a gap, to an even number
   testing::Guarded<float> out(blocks * block);
   AttendArgs b = a;
   b.max_logit = {};

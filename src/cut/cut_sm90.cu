@@ -1,15 +1,15 @@
 // cut on Hopper: keys of the values travel (0: no candidate), and a block finds a row's cut.
 //
-// Who does what: the threads of the row's block hold up to 32 keys each. 512 spread keys give even
-// bins of the range in which the cut lies (topk_shared.cuh); the few entries of its bin are ranked
-// by key and position. Rows that do not fit the scheme (ties, infinities, a bin of more than
-// kRanked) go by digits of the keys, then of the positions, three rounds each. Positions are read
-// where keys are equal to the cut's bin alone. Then the block keeps this rank's entries of the row,
-// where the cuts of all rows are found here, and sorts the row's positions, where they are asked
-// for.
+// Who does what: the row's block copies its keys to shared memory. 512 spread keys give even bins
+// of the range in which the cut lies (topk_shared.cuh); the few entries of its bin are ranked by
+// key and position. Rows that do not fit the scheme (ties, infinities, a bin of more than kRanked)
+// go by digits of the keys, then of the positions, three rounds each. Positions are read where keys
+// are equal to the cut's bin alone. Then the block keeps this rank's entries of the row, where the
+// cuts of all rows are found here, and sorts the row's positions, where they are asked for.
 //
 // Budget for 8 x 2,048 candidates, in cycles: 64 KB of keys 2,500; bins 1,500; search 600; entries
-// and ranks 800; keeping 2,048 entries 1,200.
+// and ranks 800; keeping 2,048 entries 600, which are loaded meanwhile. Measured it takes twice
+// that (docs/parallel-cuda.md); keys in registers and unrolled loops took the same time.
 #include <bit>
 
 #include "core/arithmetic.h"
@@ -23,9 +23,10 @@ namespace {
 
 using namespace cuda::ranking;
 
-constexpr int kMostGroups = 8;           // groups of four keys that a thread holds
-constexpr int64_t kMostSorted = 32768;   // positions of a row
+constexpr int64_t kMostStaged = 24576;   // keys of a row in shared memory
+constexpr int64_t kMostSorted = 16384;   // positions of a row
 constexpr int64_t kMostWidth = 1 << 20;  // so that candidates of a row are counted in 31 bits
+constexpr size_t kMostDynamicBytes = 200 << 10;
 constexpr int kPackThreads = 256;
 
 // A candidate as one number: larger is better, 0 for none.
@@ -61,51 +62,70 @@ struct Candidates {
   }
 };
 
-// A thread's keys: kGroups groups of four neighbours, or none and they are read every time.
-template <int kGroups>
+// The keys of a row, in shared memory (kStaged) or where they are.
+template <bool kStaged>
 struct Keys {
   const Candidates& row;
-  uint4 held[kGroups > 0 ? kGroups : 1];
+  const uint32_t* staged;  // a multiple of four, 0 behind the last
 
-  __device__ __forceinline__ explicit Keys(const Candidates& row) : row(row) {
-    if constexpr (kGroups > 0) {
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
-        const uint32_t column = (g * kThreads + threadIdx.x) * 4;
-        held[g] = column < row.total ? *reinterpret_cast<const uint4*>(row.at(column)) : uint4{};
-      }
-    }
-  }
-  // Calls visit(column, key) for every key, 0 among them.
+  // Calls visit(column, key) for this thread's keys, 0 among them.
   template <class Visit>
   __device__ __forceinline__ void each(Visit&& visit) const {
-    if constexpr (kGroups > 0) {
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
-        const uint32_t column = (g * kThreads + threadIdx.x) * 4;
-        visit(column, held[g].x);
-        visit(column + 1, held[g].y);
-        visit(column + 2, held[g].z);
-        visit(column + 3, held[g].w);
+    if constexpr (kStaged) {
+#pragma unroll 1
+      for (uint32_t column = threadIdx.x * 4; column < row.total; column += 4 * kThreads) {
+        const uint4 four = *reinterpret_cast<const uint4*>(staged + column);
+        visit(column, four.x);
+        visit(column + 1, four.y);
+        visit(column + 2, four.z);
+        visit(column + 3, four.w);
       }
     } else {
-#pragma unroll 4
+#pragma unroll 1
       for (uint32_t column = threadIdx.x; column < row.total; column += kThreads)
         visit(column, *row.at(column));
     }
   }
 };
 
-// The cut by even bins; 0 if the row does not fit them.
-template <int kGroups>
-__device__ __forceinline__ uint64_t cut_by_bins(const Keys<kGroups>& keys, float sample,
+// Asks for the keys of a row; they are there after copies_done().
+template <int kBytes>
+__device__ __forceinline__ void copy_to_shared(uint32_t to, const void* from) {
+  if constexpr (kBytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0],[%1],16;" ::"r"(to), "l"(from) : "memory");
+  else asm volatile("cp.async.ca.shared.global [%0],[%1],4;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ __forceinline__ void stage_keys(const Candidates& row, uint32_t* staged) {
+  const uint32_t to = cuda::s32(staged);
+  if (row.width % 4 == 0) {
+#pragma unroll 1
+    for (uint32_t column = threadIdx.x * 4; column < row.total; column += 4 * kThreads)
+      copy_to_shared<16>(to + column * 4, row.at(column));
+  } else {
+#pragma unroll 1
+    for (uint32_t column = threadIdx.x; column < row.total; column += kThreads)
+      copy_to_shared<4>(to + column * 4, row.at(column));
+    const uint32_t behind = row.total + threadIdx.x;
+    if (behind < round_up(row.total, 4u)) staged[behind] = 0;
+  }
+}
+
+// The cut by even bins; 0 if the row does not fit them. Counts the candidates in sm.valid.
+template <bool kStaged>
+__device__ __forceinline__ uint64_t cut_by_bins(const Keys<kStaged>& keys, float sample,
                                                 FindMemory& sm) {
   const uint32_t width = keys.row.width;
-  const EvenBins even = bins_of(sample, sm.valid, width, sm.even);
+  const EvenBins even = bins_of(sample, keys.row.total, width, sm.even);
   const uint32_t bins = bins_at(sm.even);
+  uint32_t valid = 0;
   keys.each([&](uint32_t, uint32_t key) {
-    if (key) count(bins, __float_as_uint(even.position(value_of(key))));
+    valid += key != 0;
+    const float position = even.position(value_of(key));  // of 0 and of NaN: below the bins
+    if (position >= EvenBins::kZero) count(bins, __float_as_uint(position));
   });
+  valid = __reduce_add_sync(~0u, valid);
+  if (threadIdx.x % 32 == 0) atomicAdd(&sm.valid, valid);
   __syncthreads();
   const uint32_t bin = kEven - 1 - threadIdx.x;
   const uint32_t n = sm.even.own[bin];
@@ -113,7 +133,7 @@ __device__ __forceinline__ uint64_t cut_by_bins(const Keys<kGroups>& keys, float
   if (above < width && width <= above + n) sm.even.found = {bin, above, n};
   __syncthreads();
   const Found found = sm.even.found;
-  if (!even.good() || found.count == 0 || found.count > kRanked) return 0;
+  if (!even.good() || found.count == 0 || found.count > kRanked || sm.valid <= width) return 0;
 
   const float middle = EvenBins::kZero + static_cast<float>(found.digit);
   keys.each([&](uint32_t column, uint32_t key) {
@@ -143,8 +163,8 @@ __device__ __forceinline__ uint64_t cut_by_bins(const Keys<kGroups>& keys, float
 
 // The cut by digits of the keys, then of the positions from above. It is the least number that no
 // candidate behind the K-th reaches.
-template <int kGroups>
-__device__ __forceinline__ uint64_t cut_by_digits(const Keys<kGroups>& keys, FindMemory& sm) {
+template <bool kStaged>
+__device__ __forceinline__ uint64_t cut_by_digits(const Keys<kStaged>& keys, FindMemory& sm) {
   uint32_t prefix = 0, mask = 0, tie = 0, wanted = keys.row.width;
   bool tied = false, whole = false;  // whether positions decide; whether the rest is wanted whole
   const uint32_t bins = cuda::fresh(cuda::s32(sm.bins));
@@ -175,37 +195,55 @@ __device__ __forceinline__ uint64_t cut_by_digits(const Keys<kGroups>& keys, Fin
   return tied ? uint64_t{tie} << 32 | prefix : uint64_t{prefix} << 32;
 }
 
-// This rank's entries of a row that are not behind the cut, in their order. All of a tile are read
-// before one is written at or before them, so `kept` may be the ids.
-__device__ __forceinline__ void keep_row(const Keeping& k, int64_t row, uint64_t cut, Scan& scan) {
-  constexpr uint32_t kEach = 4, kTile = kEach * kThreads;
-  const auto width = static_cast<uint32_t>(k.own.width);
-  const uint32_t* const keys =
-      reinterpret_cast<const uint32_t*>(k.own.packed) + row * 2 * k.own.width;
-  const int32_t* const ids = k.own.ids + row * k.own.id_stride;
-  int32_t* const kept = k.kept ? k.kept + row * k.kept_stride : nullptr;
-  uint32_t before = 0;
-  for (uint32_t tile = 0; tile < width; tile += kTile) {
-    uint32_t n = 0;
-    int32_t id[kEach];
-    bool stays[kEach];
+// Entries of this rank's row that a thread looks at together.
+struct KeptTile {
+  static constexpr uint32_t kEach = 4, kSize = kEach * kThreads;
+  uint32_t key[kEach];
+  int32_t position[kEach], id[kEach];
+
+  // Asks for those of the tile that begins at column `first`.
+  __device__ __forceinline__ void load(const Keeping& k, int64_t row, uint32_t first) {
+    const auto width = static_cast<uint32_t>(k.own.width);
+    const uint32_t* const keys =
+        reinterpret_cast<const uint32_t*>(k.own.packed) + row * 2 * k.own.width;
+    const int32_t* const ids = k.own.ids + row * k.own.id_stride;
 #pragma unroll
     for (uint32_t i = 0; i < kEach; ++i) {
-      const uint32_t column = tile + threadIdx.x * kEach + i;
-      stays[i] = false;
-      if (column >= width) continue;
-      const uint64_t order =
-          order_on_device(keys[column], static_cast<int32_t>(keys[width + column]));
+      const uint32_t column = first + threadIdx.x * kEach + i;
+      const bool there = column < width;
+      key[i] = there ? keys[column] : 0;
+      position[i] = there ? static_cast<int32_t>(keys[width + column]) : 0;
+      id[i] = there ? ids[column] : 0;
+    }
+  }
+};
+
+// This rank's entries of a row that are not behind the cut, in their order; `tile` has the first
+// ones. All of a tile are read before one is written at or before them, so `kept` may be the ids.
+__device__ __forceinline__ void keep_row(const Keeping& k, int64_t row, uint64_t cut, KeptTile tile,
+                                         Scan& scan) {
+  const auto width = static_cast<uint32_t>(k.own.width);
+  int32_t* const kept = k.kept ? k.kept + row * k.kept_stride : nullptr;
+  uint32_t before = 0;
+#pragma unroll 1
+  for (uint32_t first = 0; first < width; first += KeptTile::kSize) {
+    if (first > 0) {
+      __syncthreads();
+      tile.load(k, row, first);
+    }
+    uint32_t n = 0;
+    bool stays[KeptTile::kEach];
+#pragma unroll
+    for (uint32_t i = 0; i < KeptTile::kEach; ++i) {
+      const uint64_t order = order_on_device(tile.key[i], tile.position[i]);
       stays[i] = order != 0 && order >= cut;
-      id[i] = ids[column];
       n += stays[i];
     }
     uint32_t place = before + scan_block(n, scan);
     before += __reduce_add_sync(~0u, threadIdx.x % 32 < kWarps ? scan.warps[threadIdx.x % 32] : 0);
 #pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i)
-      if (kept && stays[i]) kept[place++] = id[i];
-    __syncthreads();
+    for (uint32_t i = 0; i < KeptTile::kEach; ++i)
+      if (kept && stays[i]) kept[place++] = tile.id[i];
   }
   for (uint32_t column = before + threadIdx.x; kept && column < width; column += kThreads)
     kept[column] = -1;
@@ -229,8 +267,8 @@ __device__ __forceinline__ void sort(int32_t* numbers, uint32_t size) {
 }
 
 // The row's whole top-k, ascending. Equal candidates fill what the better ones leave.
-template <int kGroups>
-__device__ __forceinline__ void give_positions(const Keys<kGroups>& keys, uint64_t cut,
+template <bool kStaged>
+__device__ __forceinline__ void give_positions(const Keys<kStaged>& keys, uint64_t cut,
                                                int32_t* out, int32_t* sorted, uint32_t room,
                                                FindMemory& sm) {
   const uint32_t width = keys.row.width;
@@ -256,48 +294,49 @@ struct FindArgs {
   Params p;
   Keeping keeping;
   bool keeps;
-  uint32_t sorted;  // places in dynamic shared memory, a power of two; 0: no positions
+  uint32_t staged;  // keys in dynamic shared memory, a multiple of four; 0: none
+  uint32_t sorted;  // places behind them, a power of two; 0: no positions
 };
 
-template <int kGroups>
+template <bool kStaged>
 __global__ void __launch_bounds__(kThreads, 1) find_cuts(const __grid_constant__ FindArgs args) {
   __shared__ FindMemory sm;
-  extern __shared__ int32_t sorted[];
+  extern __shared__ __align__(16) uint32_t dynamic[];
   const int64_t row = blockIdx.x;
   const Candidates candidates(args.p, row);
-  const Keys<kGroups> keys(candidates);
+  const Keys<kStaged> keys{candidates, dynamic};
+  int32_t* const sorted = reinterpret_cast<int32_t*>(dynamic + args.staged);
+  if constexpr (kStaged) stage_keys(candidates, dynamic);
   const uint32_t place = threadIdx.x << 16 | (threadIdx.x * 40503 & 0xffff);
   const auto column = static_cast<uint32_t>(uint64_t{place} * candidates.total >> (16 + 9));
   const uint32_t sample = *candidates.at(column);
+  KeptTile tile;
+  if (args.keeps) tile.load(args.keeping, row, 0);
   clear(&sm.even, sizeof sm.even);
   if (threadIdx.x == 0) {
     sm.valid = sm.given = 0;
     sm.cut = 0;
   }
-  __syncthreads();
-  uint32_t valid = 0;
-  keys.each([&](uint32_t, uint32_t key) { valid += key != 0; });
-  valid = __reduce_add_sync(~0u, valid);
-  if (threadIdx.x % 32 == 0) atomicAdd(&sm.valid, valid);
+  if constexpr (kStaged) copies_done();
   __syncthreads();
 
-  uint64_t cut = 0;
-  if (sm.valid > candidates.width) {
-    // Keys of 0 and of NaN are NaN again.
-    cut = cut_by_bins(keys, value_of(sample), sm);
-    if (cut == 0) cut = cut_by_digits(keys, sm);
-  }
+  // Keys of 0 and of NaN are NaN again.
+  uint64_t cut = cut_by_bins(keys, value_of(sample), sm);
+  if (cut == 0 && sm.valid > candidates.width) cut = cut_by_digits(keys, sm);
   if (threadIdx.x == 0) args.p.cuts[row] = static_cast<int64_t>(cut);
-  __syncthreads();
-  if (args.keeps) keep_row(args.keeping, row, cut, sm.even.scan);
-  if (args.sorted)
+  if (args.keeps) keep_row(args.keeping, row, cut, tile, sm.even.scan);
+  if (args.sorted) {
+    __syncthreads();
     give_positions(keys, cut, args.p.positions + row * args.p.position_stride, sorted, args.sorted,
                    sm);
+  }
 }
 
 __global__ void __launch_bounds__(kThreads) keep_rows(const __grid_constant__ Keeping k) {
   __shared__ Scan scan;
-  keep_row(k, blockIdx.x, static_cast<uint64_t>(k.cuts[blockIdx.x]), scan);
+  KeptTile tile;
+  tile.load(k, blockIdx.x, 0);
+  keep_row(k, blockIdx.x, static_cast<uint64_t>(k.cuts[blockIdx.x]), tile, scan);
 }
 
 // A thread for each entry; `chunks` blocks a row.
@@ -326,11 +365,11 @@ __global__ void __launch_bounds__(kPackThreads)
   to[own.width] = static_cast<uint32_t>(static_cast<int32_t>(position));
 }
 
-template <int kGroups>
+template <bool kStaged>
 void launch(const FindArgs& args) noexcept {
-  const auto bytes = args.sorted * sizeof(int32_t);
-  cuda::keep_error(cuda::allow_shared(find_cuts<kGroups>, kMostSorted * sizeof(int32_t)));
-  find_cuts<kGroups>
+  const auto bytes = (args.staged + args.sorted) * sizeof(uint32_t);
+  cuda::keep_error(cuda::allow_shared(find_cuts<kStaged>, kMostDynamicBytes));
+  find_cuts<kStaged>
       <<<static_cast<unsigned>(args.p.rows), kThreads, bytes, cuda::stream_of(args.p.device)>>>(
           args);
   cuda::keep_error(cudaGetLastError());
@@ -340,7 +379,7 @@ void launch(const FindArgs& args) noexcept {
 
 const char* fits_sm90(const Shape& s) {
   if (s.width > kMostWidth) return "rows of more than 2^20 candidates";
-  if (s.positions && s.width > kMostSorted) return "positions of more than 32,768 a row";
+  if (s.positions && s.width > kMostSorted) return "positions of more than 16,384 a row";
   return nullptr;
 }
 
@@ -362,14 +401,13 @@ void sm90(const Params& p) noexcept {
   if (p.rows == 0) return;
   if (p.width == 0 && p.keeping) keep_sm90(*p.keeping);
   if (p.width == 0) return;
-  FindArgs args{p, {}, p.keeping != nullptr, 0};
+  FindArgs args{p, {}, p.keeping != nullptr, 0, 0};
   if (p.keeping) args.keeping = *p.keeping;
   if (p.positions) args.sorted = std::bit_ceil(static_cast<uint32_t>(p.width));
-  const int64_t total = p.width * p.blocks;
-  if (p.width % 4 != 0 || total > kMostGroups * 4 * kThreads) return launch<0>(args);
-  if (total <= 4 * kThreads) return launch<1>(args);
-  if (total <= 4 * 4 * kThreads) return launch<4>(args);
-  launch<kMostGroups>(args);
+  const int64_t total = round_up<int64_t>(p.width * p.blocks, 4);
+  if (total > kMostStaged) return launch<false>(args);
+  args.staged = static_cast<uint32_t>(total);
+  launch<true>(args);
 }
 
 }  // namespace winnow::internal::cut

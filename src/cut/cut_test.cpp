@@ -250,7 +250,8 @@ TEST_P(CutScores, GivesTheIdsOfOneRank) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, CutScores, ::testing::ValuesIn(testing::kernels("score")));
+INSTANTIATE_TEST_SUITE_P(Kernels, CutScores, ::testing::ValuesIn(testing::kernels("score")),
+                         [](const auto& info) { return info.param; });
 
 // Volumes of <winnow/cut.h>, with rows rounded up to a multiple of the ranks in the owner's form.
 TEST(Cut, MovesWhatTheHeaderSays) {
