@@ -26,8 +26,7 @@ double hosts_ms(double context, int32_t hosts) {
   constexpr double kTopk = 2048, kHeads = 128;
   constexpr double kScore32k = 205.9, kAttend2048 = 361.6, kAttend512 = 246.4;
   const double own = std::max(kTopk / hosts, 512.0);
-  const double attend =
-      kAttend512 + (kAttend2048 - kAttend512) * (own - 512) / (2048 - 512);
+  const double attend = kAttend512 + (kAttend2048 - kAttend512) * (own - 512) / (2048 - 512);
   double us = kScore32k * context / 32768 / hosts + attend;
   if (hosts > 1) {
     const double f = (hosts - 1.0) / hosts, hops = std::ceil(std::log2(hosts));
@@ -80,8 +79,10 @@ tools::Table hosts_table() {
 }
 
 constexpr const char* kPrediction =
-    "predicted: the ranks' own work, timed side by side without a collective, and each collective by\n"
-    "a table measured before (Open MPI 4.1.6, 16 cores). One thread a rank, 128 heads, top-k 2048.\n";
+    "predicted: the ranks' own work, timed side by side without a collective, and each collective "
+    "by\n"
+    "a table measured before (Open MPI 4.1.6, 16 cores). One thread a rank, 128 heads, top-k "
+    "2048.\n";
 constexpr const char* kHosts =
     "Prediction only: one token, context over hosts of 16 AMX cores, ms a layer (efficiency)\n";
 
@@ -102,9 +103,9 @@ void bench_over_ranks(const RankedBench& b) {
   });
   bench::Machine machine = bench::describe_machine();
   if (!b.commit.empty()) machine.commit = b.commit;
-  const std::string header = fmt::format("{}, {} cores, winnow {} ({}), {}", machine.cpu,
-                                         machine.cores, machine.version, machine.commit,
-                                         machine.date);
+  const std::string header =
+      fmt::format("{}, {} cores, winnow {} ({}), {}", machine.cpu, machine.cores, machine.version,
+                  machine.commit, machine.date);
   fmt::print("{}\n\n{}\n{}\n{}{}", header, rows_table(rows).text(), kPrediction, kHosts,
              hosts_table().text());
   if (!b.json.empty()) store(b.json, rows.dump(1) + "\n");
@@ -118,9 +119,9 @@ void bench_over_ranks(const RankedBench& b) {
                                {"parallel", rows}};
   store(b.save, stored.dump(1) + "\n");
   const std::string page = std::filesystem::path(b.save).replace_extension(".md");
-  store(page, fmt::format("# winnow bench parallel\n\n{}\n\n{}\n{}\n{}\n{}", header,
-                               rows_table(rows).markdown(), kPrediction, kHosts,
-                               hosts_table().markdown()));
+  store(page,
+        fmt::format("# winnow bench parallel\n\n{}\n\n{}\n{}\n{}\n{}", header,
+                    rows_table(rows).markdown(), kPrediction, kHosts, hosts_table().markdown()));
 }
 
 }  // namespace winnow::cli

@@ -33,8 +33,9 @@ std::string helper_of(const std::string& command) {
   const fs::path beside = self.parent_path() / "winnow-ranks";
   if (!unreadable && runnable(beside)) return beside;
   throw Error(ErrorCode::kUnsupported,
-              command + ": this build has no winnow-ranks, the program that links MPI; configure "
-                        "winnow where an MPI is installed (Debian: libopenmpi-dev, openmpi-bin)");
+              command +
+                  ": this build has no winnow-ranks, the program that links MPI; configure "
+                  "winnow where an MPI is installed (Debian: libopenmpi-dev, openmpi-bin)");
 }
 
 std::string launcher_of(const std::string& command, const std::string& by_hand) {
@@ -74,8 +75,8 @@ Ended run_program(const std::vector<std::string>& words, const std::vector<std::
   for (char** e = environ; *e; ++e) environment.push_back(*e);
   environment.push_back(nullptr);
   pid_t child = 0;
-  const int refused = ::posix_spawn(&child, arguments[0], &actions, nullptr, arguments.data(),
-                                    environment.data());
+  const int refused =
+      ::posix_spawn(&child, arguments[0], &actions, nullptr, arguments.data(), environment.data());
   posix_spawn_file_actions_destroy(&actions);
   ::close(ends[1]);
   Ended ended;
@@ -109,8 +110,8 @@ RankOutput start_ranks(const std::string& command, const RankJob& job) {
       launcher_of(command, fmt::format("mpirun -n {} {}", count, joined(ranked)));
   std::vector<std::string> words = {launcher, "-n", count};
   const std::string version = run_program({launcher, "--version"}, {}).out;
-  const bool open_mpi = version.find("Open MPI") != std::string::npos ||
-                        version.find("OpenRTE") != std::string::npos;
+  const bool open_mpi =
+      version.find("Open MPI") != std::string::npos || version.find("OpenRTE") != std::string::npos;
   const int32_t cores = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
   const int32_t share = std::max(1, cores / std::max(job.ranks, 1));
   const int32_t threads = job.threads > 0 ? job.threads : share;
@@ -162,12 +163,13 @@ int run_over_ranks(const RankedRun& run) {
              fmt::format("{:.3f}", number("collectives_ms_per_step"))});
   table.add({"collectives", fmt::format("{:.2f}", number("collectives_per_step"))});
   table.add({"bytes from other ranks", fmt::format("{:.0f}", number("bytes_in_per_step"))});
-  table.add({"one rank with everything, ms", fmt::format("{:.3f}", number("one_rank_ms_per_step"))});
+  table.add(
+      {"one rank with everything, ms", fmt::format("{:.3f}", number("one_rank_ms_per_step"))});
   fmt::print("{}", table.text());
   const bool ok = r.at("ok").get<bool>();
-  fmt::print("\noutputs with one rank's bits: {:.3f} %; largest difference: {:.3f} of its bound{}\n",
-             100 * number("equal_to_one_rank"), number("worst_of_bound"),
-             ok ? "" : "\ncheck FAILED");
+  fmt::print(
+      "\noutputs with one rank's bits: {:.3f} %; largest difference: {:.3f} of its bound{}\n",
+      100 * number("equal_to_one_rank"), number("worst_of_bound"), ok ? "" : "\ncheck FAILED");
   return ok ? 0 : 1;
 }
 

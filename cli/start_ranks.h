@@ -9,7 +9,7 @@ namespace winnow::cli {
 
 struct RankJob {
   int32_t ranks = 1;
-  int32_t threads = 0;  // CPU workers of each; 0: an even share of the cores
+  int32_t threads = 0;             // CPU workers of each; 0: an even share of the cores
   std::vector<std::string> words;  // of winnow-ranks: a command and its options
 };
 

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 4 examples/parallel.py
 
 Each rank scores the keys that it holds; cut() finds its members of the row's top-k, exactly, and
-combine() merges the attention of all ranks, each rank getting its own heads. A prefill over the same
+combine() merges the attention of all ranks, each rank getting its own heads. A prefill over such a
 layout then shares out its queries: a plan does all of it.
 """
 

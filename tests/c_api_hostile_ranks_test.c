@@ -16,8 +16,8 @@ static int move_twice(void* context, const void* send, void* recv, size_t size, 
 static int32_t own_starts[ROWS + 1], own_lens[ROWS], own_tokens[TOKENS], own_positions[TOKENS];
 static winnow_status call_shard_batch(const void* args) {
   winnow_batch_share share = {own_starts, own_lens, own_tokens, own_positions, TOKENS, 0};
-  const winnow_shard shard = {(int32_t)PICK(2, 2, 2, 3, 0, -1, INT32_MAX), (int32_t)PICK(0, 0, 1, -1),
-                              (int32_t)PICK(1, 2, 2, 0, INT32_MAX)};
+  const winnow_shard shard = {(int32_t)PICK(2, 2, 2, 3, 0, -1, INT32_MAX),
+                              (int32_t)PICK(0, 0, 1, -1), (int32_t)PICK(1, 2, 2, 0, INT32_MAX)};
   const winnow_status status = winnow_shard_batch((const winnow_batch*)args, shard, &share);
   CHECK(status != WINNOW_OK || (share.count >= 0 && share.count <= TOKENS));
   return status;

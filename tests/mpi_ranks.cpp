@@ -116,8 +116,8 @@ void fault(const std::string& what, Communicator& comm, std::chrono::millisecond
   const RankProblem problem(winnow::testing::rank_batch());
   const bool faulty = comm.rank() == 1;
   const bool queries = what == "lost_queries";
-  winnow::PlanOptions o = problem.options(
-      {.comm = &comm, .spread = queries ? Spread::kQueries : Spread::kContext});
+  winnow::PlanOptions o =
+      problem.options({.comm = &comm, .spread = queries ? Spread::kQueries : Spread::kContext});
   if (faulty && what == "options") o.topk = 16;
   if (faulty && what == "kernel") o.target.kernel = "reference";
   const auto began = std::chrono::steady_clock::now();

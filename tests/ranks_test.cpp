@@ -236,9 +236,9 @@ TEST(Ranks, OneRankIsThePlainPath) {
   }
 }
 
-// A communicator of one rank costs less than a microsecond a step: the fastest of many refills, with
-// and without one, in turns. A machine has bad moments, so it may try again. pipeline() then asks
-// the communicator for its size alone.
+// A communicator of one rank costs less than a microsecond a step: the fastest of many refills,
+// with and without one, in turns. A machine has bad moments, so it may try again. pipeline() then
+// asks the communicator for its size alone.
 TEST(Ranks, OneRankCostsNothing) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "times of a sanitizer say nothing";

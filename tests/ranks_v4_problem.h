@@ -157,7 +157,10 @@ class RankProblemV4 {
     CacheFormat format;
     int64_t pages, rows;
     Paged(int64_t count, CacheFormat of, int64_t requests)
-        : memory(count * page_bytes(of, kPage)), table(count), format(of), pages(count),
+        : memory(count * page_bytes(of, kPage)),
+          table(count),
+          format(of),
+          pages(count),
           rows(requests) {
       for (size_t i = 0; i < table.size(); ++i)
         table[i] = static_cast<int32_t>(table.size() - 1 - i);

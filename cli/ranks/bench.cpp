@@ -57,8 +57,8 @@ double of_table(const double (&table)[4][5], int32_t ranks, double bytes) {
   return table[row][i - 1] * std::pow(table[row][i] / table[row][i - 1], f);
 }
 
-// A rank's own work without waiting for anyone: what the others sent in a first run is kept and given
-// again in those that follow. The table says how long each collective would have taken.
+// A rank's own work without waiting for anyone: what the others sent in a first run is kept and
+// given again in those that follow. The table says how long each collective would have taken.
 class Replay final : public Communicator {
  public:
   explicit Replay(Communicator& comm) : comm_(comm) {}
@@ -123,7 +123,8 @@ RankLayerOptions options_of(const Case& c, Communicator* comm, const std::string
                      .max_context = c.context,
                      .kernel = kernel};
   const bool split = sharded || o.parallel.spread == Spread::kContext;
-  const int64_t held = split ? Shard{comm->size(), 0, c.interleave}.local_length(c.context) : c.context;
+  const int64_t held =
+      split ? Shard{comm->size(), 0, c.interleave}.local_length(c.context) : c.context;
   o.pages = c.requests * ((held + kPage - 1) / kPage);
   return o;
 }
@@ -138,8 +139,8 @@ struct Prepared {
     const auto each = pages.size() / static_cast<size_t>(c.requests);
     std::vector<Sequence> batch;
     for (int32_t r = 0; r < c.requests; ++r)
-      batch.push_back({std::span(pages).subspan(static_cast<size_t>(r) * each, each), c.tokens,
-                       c.context});
+      batch.push_back(
+          {std::span(pages).subspan(static_cast<size_t>(r) * each, each), c.tokens, c.context});
     layer.prepare(batch, 11);
   }
 };
@@ -212,17 +213,18 @@ int bench_ranks(const Words& words, Communicator& base) {
     });
     if (comm.rank() != 0) continue;
     if (comm.size() == 1) predicted.local_us = measured;
-    std::printf("{\"case\": \"%s\", \"spread\": \"%s\", \"ranks\": %d, \"requests\": %d, "
-                "\"tokens\": %d, \"context\": %d, \"heads\": %d, \"interleave\": %d, "
-                "\"runs\": %d, \"measured_us\": %.1f, \"predicted_us\": %.1f, "
-                "\"local_us\": %.1f, \"predicted_collectives_us\": %.1f, "
-                "\"collectives_us\": %.1f, \"collectives\": %lld, \"bytes_in\": %lld, "
-                "\"score\": \"%s\", \"attend\": \"%s\"}\n",
-                c.name, c.spread, comm.size(), c.requests, c.requests * c.tokens, c.context, kHeads,
-                c.interleave, runs, measured, predicted.local_us + predicted.collectives_us,
-                predicted.local_us, predicted.collectives_us, 1e6 * collectives,
-                static_cast<long long>(comm.calls), static_cast<long long>(comm.bytes),
-                p.layer.plan().kernel(Stage::kScore), p.layer.plan().kernel(Stage::kAttend));
+    std::printf(
+        "{\"case\": \"%s\", \"spread\": \"%s\", \"ranks\": %d, \"requests\": %d, "
+        "\"tokens\": %d, \"context\": %d, \"heads\": %d, \"interleave\": %d, "
+        "\"runs\": %d, \"measured_us\": %.1f, \"predicted_us\": %.1f, "
+        "\"local_us\": %.1f, \"predicted_collectives_us\": %.1f, "
+        "\"collectives_us\": %.1f, \"collectives\": %lld, \"bytes_in\": %lld, "
+        "\"score\": \"%s\", \"attend\": \"%s\"}\n",
+        c.name, c.spread, comm.size(), c.requests, c.requests * c.tokens, c.context, kHeads,
+        c.interleave, runs, measured, predicted.local_us + predicted.collectives_us,
+        predicted.local_us, predicted.collectives_us, 1e6 * collectives,
+        static_cast<long long>(comm.calls), static_cast<long long>(comm.bytes),
+        p.layer.plan().kernel(Stage::kScore), p.layer.plan().kernel(Stage::kAttend));
     std::fflush(stdout);
   }
   return 0;

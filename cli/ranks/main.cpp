@@ -1,5 +1,6 @@
-// winnow-ranks: a rank of `winnow run --ranks N` and of `winnow bench parallel`, which start it under
-// mpirun. Rank 0 prints JSON, an object a line. Exit status: 0 done, 1 a check failed, 2 an error.
+// winnow-ranks: a rank of `winnow run --ranks N` and of `winnow bench parallel`, which start it
+// under mpirun. Rank 0 prints JSON, an object a line. Exit status: 0 done, 1 a check failed, 2 an
+// error.
 #include <cstdio>
 #include <cstdlib>
 #include <string>

@@ -17,7 +17,8 @@ class Words {
     for (int i = first; i < argc; i += 2) {
       const std::string name = argv[i];
       if (!name.starts_with("--") || i + 1 == argc)
-        throw Error(ErrorCode::kInvalidArgument, "winnow-ranks: expected --name value, found " + name);
+        throw Error(ErrorCode::kInvalidArgument,
+                    "winnow-ranks: expected --name value, found " + name);
       words_[name.substr(2)] = argv[i + 1];
     }
   }

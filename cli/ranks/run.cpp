@@ -25,8 +25,8 @@ Compared compare(const RankLayer& own, const RankLayer& whole, int32_t heads) {
   const int64_t width = own.out_heads() * 512;
   for (size_t i = 0; i < own.own_tokens().size(); ++i) {
     const bf16* const got = own.out().data() + static_cast<int64_t>(i) * width;
-    const bf16* const want = whole.out().data() +
-                             (own.own_tokens()[i] * int64_t{heads} + own.first_head()) * 512;
+    const bf16* const want =
+        whole.out().data() + (own.own_tokens()[i] * int64_t{heads} + own.first_head()) * 512;
     for (int64_t j = 0; j < width; ++j) {
       const float a = internal::core::to_float(got[j]), b = internal::core::to_float(want[j]);
       c.equal += got[j].bits == want[j].bits;
@@ -67,7 +67,8 @@ int run_ranks(const Words& words, Communicator& base) {
                      .max_context = int32("context", 8192),
                      .kernel = words.text("kernel", "")};
   if (o.heads % comm.size() != 0)
-    throw Error(ErrorCode::kInvalidArgument, "winnow-ranks: heads: expected a multiple of the ranks");
+    throw Error(ErrorCode::kInvalidArgument,
+                "winnow-ranks: heads: expected a multiple of the ranks");
   const Limits limits{.requests = o.max_requests,
                       .context = o.max_context,
                       .step_tokens = o.max_tokens,
@@ -117,12 +118,8 @@ int run_ranks(const Words& words, Communicator& base) {
   struct Sums {
     double worst, bytes, calls, seconds, equal, values;
   };
-  const Sums own{c.worst,
-                 static_cast<double>(comm.bytes),
-                 static_cast<double>(comm.calls),
-                 comm.seconds,
-                 static_cast<double>(c.equal),
-                 static_cast<double>(c.values)};
+  const Sums own{c.worst,      static_cast<double>(comm.bytes), static_cast<double>(comm.calls),
+                 comm.seconds, static_cast<double>(c.equal),    static_cast<double>(c.values)};
   std::vector<Sums> sums(static_cast<size_t>(comm.size()));
   comm.exchange(&own, sums.data(), sizeof own);
   Sums total{};
@@ -135,16 +132,16 @@ int run_ranks(const Words& words, Communicator& base) {
   const bool ok = total.worst <= 1 && (!exact || total.equal == total.values);
   if (comm.rank() != 0) return ok ? 0 : 1;
   const auto count = static_cast<double>(steps);
-  std::printf("{\"spread\": \"%s\", \"transport\": \"%s\", \"ranks\": %d, \"heads\": %d, "
-              "\"interleave\": %d, \"steps\": %lld, \"tokens\": %lld, \"ms_per_step\": %.4f, "
-              "\"one_rank_ms_per_step\": %.4f, \"collectives_ms_per_step\": %.4f, "
-              "\"collectives_per_step\": %.2f, \"bytes_in_per_step\": %.0f, "
-              "\"equal_to_one_rank\": %.6f, \"worst_of_bound\": %.4f, \"ok\": %s}\n",
-              spread.c_str(), comm.name(), comm.size(), o.heads, o.parallel.interleave,
-              static_cast<long long>(steps), static_cast<long long>(tokens), 1e3 * slowest / count,
-              1e3 * single / count, 1e3 * own.seconds / count, own.calls / count,
-              own.bytes / count, total.equal / std::max(total.values, 1.0), total.worst,
-              ok ? "true" : "false");
+  std::printf(
+      "{\"spread\": \"%s\", \"transport\": \"%s\", \"ranks\": %d, \"heads\": %d, "
+      "\"interleave\": %d, \"steps\": %lld, \"tokens\": %lld, \"ms_per_step\": %.4f, "
+      "\"one_rank_ms_per_step\": %.4f, \"collectives_ms_per_step\": %.4f, "
+      "\"collectives_per_step\": %.2f, \"bytes_in_per_step\": %.0f, "
+      "\"equal_to_one_rank\": %.6f, \"worst_of_bound\": %.4f, \"ok\": %s}\n",
+      spread.c_str(), comm.name(), comm.size(), o.heads, o.parallel.interleave,
+      static_cast<long long>(steps), static_cast<long long>(tokens), 1e3 * slowest / count,
+      1e3 * single / count, 1e3 * own.seconds / count, own.calls / count, own.bytes / count,
+      total.equal / std::max(total.values, 1.0), total.worst, ok ? "true" : "false");
   return ok ? 0 : 1;
 }
 

@@ -266,7 +266,7 @@ def check_lost(comm, world):
     layer.plan.refill(layer.starts, layer.lens)
     if comm.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    # The ranks have agreed: it is missing in the collective itself. gloo notices a closed connection.
+    # The ranks have agreed: it is missing in the collective itself. gloo sees its connection close.
     began = time.monotonic()
     with pytest.raises(RuntimeError, match="cut: gloo"):
         layer.run(refill=False)

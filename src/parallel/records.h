@@ -37,13 +37,13 @@ struct Sequences {
 // Rows of a rank's block for all sequences: as many on every rank.
 int64_t block_rows(const Shard& shard, std::span<const int32_t> lengths);
 
-// This rank's records of the sequences -> its block, a sequence behind the other. Records whose page
-// is missing become zeros.
+// This rank's records of the sequences -> its block, a sequence behind the other. Records whose
+// page is missing become zeros.
 void take_records(const Pages& cache, const Sequences& sequences, const Pages& block,
                   const Device& device);
 
 // The blocks of all ranks -> sequence r at rows [starts[r], starts[r] + lengths[r]) of `to`.
-void order_records(const Pages& blocks, const Sequences& sequences,
-                   std::span<const int32_t> starts, const Pages& to, const Device& device);
+void order_records(const Pages& blocks, const Sequences& sequences, std::span<const int32_t> starts,
+                   const Pages& to, const Device& device);
 
 }  // namespace winnow::internal::parallel

@@ -16,8 +16,7 @@ constexpr int kThreads = 256, kLanes = 32;
 __device__ void copy_words(std::byte* to, const std::byte* from, int64_t bytes, int lane) {
   const auto* const source = reinterpret_cast<const uint32_t*>(from);
   auto* const target = reinterpret_cast<uint32_t*>(to);
-  for (int i = lane; i < static_cast<int>(bytes / 4); i += kLanes)
-    target[i] = from ? source[i] : 0;
+  for (int i = lane; i < static_cast<int>(bytes / 4); i += kLanes) target[i] = from ? source[i] : 0;
 }
 
 template <class Record, class Copies>

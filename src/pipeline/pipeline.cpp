@@ -103,15 +103,15 @@ class Flow {
     // Score and select: the ids that each token attends to.
     if (indexed_) {
       ScoreSelectArgs all{.score = {.plan = &plan_,
-                                          .q = x.q,
-                                          .weights = x.weights,
-                                          .keys = x.keys,
-                                          .block_table = x.block_table,
-                                          .requests = view(plan_.request_ids()),
-                                          .ends = view(plan_.key_ends()),
-                                          .target = a_.target},
-                                .ids = ids_,
-                                .workspace = {m_.stage, plan_.workspace_bytes()}};
+                                    .q = x.q,
+                                    .weights = x.weights,
+                                    .keys = x.keys,
+                                    .block_table = x.block_table,
+                                    .requests = view(plan_.request_ids()),
+                                    .ends = view(plan_.key_ends()),
+                                    .target = a_.target},
+                          .ids = ids_,
+                          .workspace = {m_.stage, plan_.workspace_bytes()}};
       if (by_sharded_queries(o_)) {
         all.score.starts = view(plan_.key_starts());
         set_gathered_keys(plan_, prefix_, all.score);

@@ -139,10 +139,10 @@ void check_compressed(const Check& check, const PipelineArgs& a) {
   check_table(check, {a.compressed_table, "compressed_table", a.compressed},
               a.plan->request_count());
   if (a.indexer.q) return;
-  // All states are attended to: a list that is too narrow would drop some silently. Of several ranks
-  // the first has most of them; all refuse what that one must.
-  const Shard most = by_context(o) ? Shard{o.parallel.comm->size(), 0, o.parallel.interleave}
-                                   : Shard{};
+  // All states are attended to: a list that is too narrow would drop some silently. Of several
+  // ranks the first has most of them; all refuse what that one must.
+  const Shard most =
+      by_context(o) ? Shard{o.parallel.comm->size(), 0, o.parallel.interleave} : Shard{};
   for (const int32_t position : a.plan->positions()) {
     const int64_t states = most.local_length((int64_t{position} + 1) / o.ratio);
     check.that(states <= o.extra_topk, "plan",

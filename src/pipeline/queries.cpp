@@ -129,8 +129,8 @@ void write_over_ranks(const PipelineArgs& a, const QueryMemory& m, const PrefixM
   const Pages latent = of_all(latent_of(m.received, o, most), comm.size(), bytes);
   const Pages keys = of_all(keys_of(m.received, format, o, most), comm.size(), bytes);
   const auto place = [&](const Pages& from, const Pages& to, const Tensor& slots) {
-    parallel::place_records(
-        {from, to, order.order, count, static_cast<const int64_t*>(slots.data)}, device);
+    parallel::place_records({from, to, order.order, count, static_cast<const int64_t*>(slots.data)},
+                            device);
   };
   place(latent, pages_in(a.cache), a.slots);
   place(keys, pages_in(a.indexer.keys), a.indexer.slots);
@@ -168,10 +168,10 @@ void gather_prefix(const GatherPrefixArgs& a) try {
   if (!by_sharded_queries(o)) return;  // one rank reads its own caches
   Communicator& comm = a.comm ? *a.comm : *o.parallel.comm;
   parallel::check_communicator("gather_prefix", comm, device);
-  check.that(comm.size() == o.parallel.comm->size() && comm.rank() == o.parallel.comm->rank(),
-             "comm", cat("rank ", o.parallel.comm->rank(), " of ", o.parallel.comm->size(),
-                         ", as the plan has"),
-             cat("rank ", comm.rank(), " of ", comm.size()));
+  check.that(
+      comm.size() == o.parallel.comm->size() && comm.rank() == o.parallel.comm->rank(), "comm",
+      cat("rank ", o.parallel.comm->rank(), " of ", o.parallel.comm->size(), ", as the plan has"),
+      cat("rank ", comm.rank(), " of ", comm.size()));
   check.workspace(a.rows, gather_prefix_bytes(plan));
 
   Arena arena(a.rows);

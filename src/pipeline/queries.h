@@ -1,5 +1,5 @@
-// The stages of pipeline() where ranks share out the queries (Spread::kQueries): new records travel,
-// and over sharded caches those before them.
+// The stages of pipeline() where ranks share out the queries (Spread::kQueries): new records
+// travel, and over sharded caches those before them.
 #pragma once
 
 #include "core/arena.h"
@@ -12,15 +12,13 @@ namespace winnow {
 inline bool by_queries(const PlanOptions& o) {
   return several_ranks(o) && o.parallel.spread == Spread::kQueries;
 }
-inline bool by_sharded_queries(const PlanOptions& o) {
-  return by_queries(o) && o.parallel.sharded;
-}
+inline bool by_sharded_queries(const PlanOptions& o) { return by_queries(o) && o.parallel.sharded; }
 
 // Contiguous rows of a batch's sequences, and the blocks that they are gathered by: the layout of
 // GatherPrefixArgs::rows, for the plan's capacity.
 struct PrefixMemory {
-  std::byte *latent = nullptr, *keys = nullptr;      // rows by position, a page of all of them each
-  std::byte *send = nullptr, *received = nullptr;    // blocks
+  std::byte *latent = nullptr, *keys = nullptr;    // rows by position, a page of all of them each
+  std::byte *send = nullptr, *received = nullptr;  // blocks
   PrefixMemory() = default;
   PrefixMemory(internal::core::Arena& arena, const Plan& plan);
 };
@@ -28,7 +26,7 @@ struct PrefixMemory {
 // What the new records of a batch travel by; empty unless queries are shared out.
 struct QueryMemory {
   std::byte *send = nullptr, *received = nullptr;
-  int64_t* places = nullptr;  // 0, 1, ...: where write() puts them in a block
+  int64_t* places = nullptr;    // 0, 1, ...: where write() puts them in a block
   std::span<std::byte> prefix;  // sharded: as GatherPrefixArgs::rows
   QueryMemory() = default;
   QueryMemory(internal::core::Arena& arena, const Plan& plan);
