@@ -1,5 +1,5 @@
-// compress on the device: which kernel, and the launch. Entries of up to 8 rows: few_sm90.cu; of more:
-// many_sm90.cu; without a gate, a warp per token, here.
+// compress on the device: which kernel, and the launch. Entries of up to 8 rows: few_sm90.cu; of
+// more: many_sm90.cu; without a gate, a warp per token, here.
 //
 // Order: entries must see the rows that were stored before the call. A paged state has a place for
 // every position. In a ring that is not longer than the call's tokens and a window, a row of the
@@ -39,10 +39,10 @@ __device__ __forceinline__ void finish(const Call& call, const cuda::HeldFloats<
     cuda::rotate_held(p.rope, turn, p.width, row, lane);
   }
   if (p.hadamard) row.pieces[0] = cuda::hadamard(row.pieces[0], lane);
-  std::byte* page = p.cache.data + slot / p.cache.page * p.cache.stride;
+  const cuda::Spot spot = cuda::spot_of(p.cache, slot);
   with_entry(p.cache.format, [&](auto record) {
-    cuda::store_record<decltype(record)>(p.quantizer, row, page, slot % p.cache.page,
-                                         p.cache.page, lane);
+    cuda::store_record<decltype(record)>(p.quantizer, row, spot.page, spot.offset, p.cache.page,
+                                         lane);
   });
 }
 

@@ -24,8 +24,7 @@ __device__ __forceinline__ int64_t slot_of(const Params& p, int64_t token) {
 __device__ __forceinline__ Goal goal_of(const Params& p, int64_t slot, int64_t last) {
   Goal g{false, p.latent != nullptr, slot};
   g.record = slot >= 0 && slot < p.cache.pages * p.cache.page;
-  if (p.rope.table != nullptr)
-    g.record = g.record && core::in_table(p.rope, last - p.ratio + 1);
+  if (p.rope.table != nullptr) g.record = g.record && core::in_table(p.rope, last - p.ratio + 1);
   return g;
 }
 
@@ -128,8 +127,8 @@ __device__ __forceinline__ Packed turned(const Params& p, const Steps& steps, co
   Quad partner = {own.v[1], own.v[0], own.v[3], own.v[2]};
   if (p.rope.half) {
     constexpr int kApart = core::kPairs / kQuad;
-    partner = unpacked({__shfl_xor_sync(~0u, row.pairs[0], kApart),
-                        __shfl_xor_sync(~0u, row.pairs[1], kApart)});
+    partner = unpacked(
+        {__shfl_xor_sync(~0u, row.pairs[0], kApart), __shfl_xor_sync(~0u, row.pairs[1], kApart)});
   }
   if (!is_turned(p, at)) return row;
   Quad out;
@@ -173,11 +172,9 @@ __device__ __forceinline__ void store_pairs(void* to, const Packed& row) {
 template <class R>
 __device__ __forceinline__ void store_record(const Params& p, const Packed& row, int64_t slot,
                                              int at) {
-  std::byte* page = p.cache.data + slot / p.cache.page * p.cache.stride;
-  const int64_t offset = slot % p.cache.page;
+  const auto [page, offset] = cuda::spot_of(p.cache, slot);
   if constexpr (R::kQuantized) {
-    const float scale =
-        cuda::tile_scale<R::kTile / kQuad>(p.quantizer, cuda::largest(row.pairs));
+    const float scale = cuda::tile_scale<R::kTile / kQuad>(p.quantizer, cuda::largest(row.pairs));
     std::byte* scales = page + R::scales(offset, p.cache.page);
     if (at < R::kNope) {
       uint32_t codes[1];
@@ -215,9 +212,8 @@ __device__ __forceinline__ void finish(const Call& call, const Steps& steps, con
   if (!goal.record) return;
   if (p.rope.table != nullptr) row = turned(p, steps, row, at);
   if (p.hadamard) row = hadamard(row, static_cast<int>(threadIdx.x) % 32);
-  with_entry(p.cache.format, [&](auto record) {
-    store_record<decltype(record)>(p, row, goal.slot, at);
-  });
+  with_entry(p.cache.format,
+             [&](auto record) { store_record<decltype(record)>(p, row, goal.slot, at); });
 }
 
 }  // namespace winnow::internal::compress

@@ -138,8 +138,7 @@ __device__ __forceinline__ void make_entry(const Call& call, Team<kWarps>& team,
   };
   const auto load_steps = [&] {
     load_weights(call, at, steps);
-    if (goal.record && p.rope.table != nullptr)
-      load_angles(p, a.position - p.ratio + 1, at, steps);
+    if (goal.record && p.rope.table != nullptr) load_angles(p, a.position - p.ratio + 1, at, steps);
   };
   if constexpr (kAtOnce) {
     load_steps();
@@ -167,8 +166,7 @@ __device__ __forceinline__ void make_entry(const Call& call, Team<kWarps>& team,
       for (int i = 0; i < counts[h]; ++i) {
         const Quad scores = biased(h, i, load(h, i, true));
 #pragma unroll
-        for (int k = 0; k < kQuad; ++k)
-          pool.of[k].largest = fmaxf(pool.of[k].largest, scores.v[k]);
+        for (int k = 0; k < kQuad; ++k) pool.of[k].largest = fmaxf(pool.of[k].largest, scores.v[k]);
       }
 #pragma unroll 1
       for (int i = 0; i < counts[h]; ++i) {
@@ -194,6 +192,11 @@ __device__ __forceinline__ void one_token(const Call& call, Team<kWarps>& team, 
   OwnRow own;
   if (kAlone && rows) own = load_own<kLoad>(p, token, team.at);
   const int64_t slot = slot_of(p, token);
+  if (kAlone && team.at < p.width && team.lane % 8 == 0) {  // lines that an entry would wait for
+    if (p.norm.weight != nullptr) cuda::prefetch_l2(p.norm.weight + team.at);
+    if (p.bias != nullptr)
+      cuda::prefetch_l2(p.bias + (p.ratio - 1) * p.bias_stride + values_of(p) - p.width + team.at);
+  }
   const Around a = look(p, token, team.lane);
   const bool ordered = kAlone && call.ordered && !is_short(p, a);
   float* place = rows && !ordered && !a.later ? state_row(p, a.request, a.position) : nullptr;
@@ -227,6 +230,20 @@ __device__ __forceinline__ void one_token(const Call& call, Team<kWarps>& team, 
   });
 }
 
+// Brings rows of the call into L2, by all lanes of a team.
+template <int kWarps, int kRows, int kRowBytes>
+__device__ __forceinline__ void ask_for_rows(const std::byte* first, int64_t stride,
+                                             const Team<kWarps>& team) {
+  constexpr int kLine = 128;
+  constexpr int kLines = kRowBytes / kLine;
+#pragma unroll
+  for (int i = 0; i < kRows * kLines; i += 32 * kWarps) {
+    const int line = i + team.warp * 32 + team.lane;
+    if (line < kRows * kLines)
+      cuda::prefetch_l2(first + line / kLines * stride + line % kLines * kLine);
+  }
+}
+
 // Tokens [first, first + count) if they are whole windows of one request; false if they are not.
 template <Load kLoad, int kWarps, int kRatio, bool kOverlap>
 __device__ __forceinline__ bool stream(const Call& call, Team<kWarps>& team, int64_t first,
@@ -235,6 +252,16 @@ __device__ __forceinline__ bool stream(const Call& call, Team<kWarps>& team, int
   const int at = team.at;
   const int lane = team.lane;
   constexpr int kWidth = 32 * kQuad * kWarps;  // of a row's parts: loads know where they lie
+  constexpr int kParts = kOverlap ? 2 : 1;
+  constexpr int kValues = kParts * kWidth;
+  constexpr bool kBf16Rows = kLoad == Load::kBf16;
+  const auto called_row = [&](int64_t t) {
+    return static_cast<const std::byte*>(p.rows) + t * p.row_stride * (kBf16Rows ? 2 : 4);
+  };
+  // In L2 when the positions are known to be in order.
+  constexpr int kRowBytes = 2 * kValues * (kBf16Rows ? 2 : 4);
+  const int64_t row_bytes = p.row_stride * (kBf16Rows ? 2 : 4);
+  if (count >= kRatio) ask_for_rows<kWarps, kRatio, kRowBytes>(called_row(first), row_bytes, team);
   const int64_t token = first + (lane < count ? lane : 0);
   const int64_t position = position_of(p, token);
   const int64_t request = request_of(p, token);
@@ -247,12 +274,6 @@ __device__ __forceinline__ bool stream(const Call& call, Team<kWarps>& team, int
     return false;
   float* place = nullptr;
   if (call.rows && p.state != nullptr && lane < count) place = own_state_row(p, token);
-  constexpr int kParts = kOverlap ? 2 : 1;
-  constexpr int kValues = kParts * kWidth;
-  constexpr bool kBf16Rows = kLoad == Load::kBf16;
-  const auto called_row = [&](int64_t t) {
-    return static_cast<const std::byte*>(p.rows) + t * p.row_stride * (kBf16Rows ? 2 : 4);
-  };
   QuadPool before;  // the first half of the rows of the window before
   bool missing = false;
   if (kOverlap && start > 0) {
@@ -292,6 +313,8 @@ __device__ __forceinline__ bool stream(const Call& call, Team<kWarps>& team, int
         scores[h][i] = load_quad<kLoad>(row, kBf16Rows, kValues + h * kWidth + at);
       }
     }
+    if (s + kRatio < count)
+      ask_for_rows<kWarps, kRatio, kRowBytes>(called_row(first + s + kRatio), row_bytes, team);
     const int64_t last = start + s + kRatio - 1;
     Goal goal = goal_of(p, __shfl_sync(~0u, slot, s + kRatio - 1), last);
     if (s == 0 && missing) goal = {};
@@ -312,8 +335,7 @@ __device__ __forceinline__ bool stream(const Call& call, Team<kWarps>& team, int
       }
     }
     Quad mean;
-    if (goal.any())
-      mean = mean_of(before, pool_of(values[kParts - 1], scores[kParts - 1], kRatio));
+    if (goal.any()) mean = mean_of(before, pool_of(values[kParts - 1], scores[kParts - 1], kRatio));
     if constexpr (kOverlap) before = pool_of(values[0], scores[0], kRatio);
     if (!goal.any()) continue;
     Steps steps;
@@ -369,8 +391,7 @@ void launch(Call call) {
   }
   const int64_t units = ceil_div(call.p.tokens, int64_t{call.tokens});
   const auto blocks = static_cast<unsigned>(ceil_div(units, kTeams));
-  few_rows<kLoad, kWarps, kRatio>
-      <<<blocks, kThreads, 0, cuda::stream_of(call.p.device)>>>(call);
+  few_rows<kLoad, kWarps, kRatio><<<blocks, kThreads, 0, cuda::stream_of(call.p.device)>>>(call);
   cuda::keep_error(cudaGetLastError());
 }
 

@@ -59,7 +59,9 @@ WINNOW_HD inline int64_t quotient(int64_t position, int64_t by) {
   return static_cast<uint32_t>(position) / static_cast<uint32_t>(by);
 }
 WINNOW_HD inline int64_t remainder(int64_t position, int64_t by) {
-  return static_cast<uint32_t>(position) % static_cast<uint32_t>(by);
+  const auto divisor = static_cast<uint32_t>(by);
+  if ((divisor & (divisor - 1)) == 0) return static_cast<uint32_t>(position) & (divisor - 1);
+  return static_cast<uint32_t>(position) % divisor;
 }
 
 // The state's row of a position, or null: the block table says where, and has hostile entries.

@@ -1,7 +1,7 @@
 // compress on the device, entries of more than 8 rows: a cluster takes a token, or as many of a
-// prefill as an entry has; each of its blocks 64 values of every row. A warp takes 4 rows at a time,
-// two values a lane, and pools them; the warps' pools meet in shared memory, the blocks' values in
-// the first block, four warps of which finish the entry (entry_sm90.cuh).
+// prefill as an entry has; each of its blocks 64 values of every row. A warp takes 4 rows at a
+// time, two values a lane, and pools them; the warps' pools meet in shared memory, the blocks'
+// values in the first block, four warps of which finish the entry (entry_sm90.cuh).
 //
 // Rows that the call has and that are the cluster's to store are stored as they are pooled, so that
 // each is read once.
@@ -28,8 +28,8 @@ constexpr int kBlocks = 4;    // that share a multiprocessor
 static_assert(kThreads >= kMaxRows, "a thread finds a row");
 
 struct Shared {
-  const void* rows[kMaxRows];          // of the entry; bit 0: of the call
-  float* places[kMaxRows];             // where they are stored, too; null: not
+  const void* rows[kMaxRows];           // of the entry; bit 0: of the call
+  float* places[kMaxRows];              // where they are stored, too; null: not
   alignas(16) float pooled[kMaxWidth];  // in the first block
   alignas(8) float largest[kWarps][kColumns], whole[kWarps][kColumns], sum[kWarps][kColumns];
   float sums[2][kWarps];
@@ -80,13 +80,13 @@ __device__ __forceinline__ void add_rows(const Params& p, const Shared& shared, 
                                          int first, int end, Pool (&pools)[2]) {
   const int64_t values = values_of(p);
   const bool there = me.at < p.width;
-  Pair value[kBatch], score[kBatch];
+  Pair value[kBatch], score[kBatch], bias[kBatch];
   const auto column_of = [&](int row) {  // with overlap the entry's own window has the second half
     return (p.overlap && row >= p.ratio ? p.width : 0) + me.at;
   };
 #pragma unroll
   for (int i = 0; i < kBatch; ++i) {
-    value[i] = {};
+    value[i] = bias[i] = {};
     score[i] = {{-INFINITY, -INFINITY}};
     if (first + i >= end || !there) continue;
     const auto tagged = reinterpret_cast<uintptr_t>(shared.rows[first + i]);
@@ -94,17 +94,16 @@ __device__ __forceinline__ void add_rows(const Params& p, const Shared& shared, 
     const bool is_bf16 = p.rows_are_bf16 && (tagged & 1) != 0;
     value[i] = load_pair<kLoad>(row, is_bf16, column_of(first + i));
     score[i] = load_pair<kLoad>(row, is_bf16, values + column_of(first + i));
+    if (p.bias != nullptr && (tagged & 1) != 0)
+      bias[i] = load_pair<kLoad>(p.bias + remainder(first + i, p.ratio) * p.bias_stride, false,
+                                 column_of(first + i));
   }
 #pragma unroll
   for (int i = 0; i < kBatch; ++i) {
     if (first + i >= end || !there) continue;
-    const bool called = (reinterpret_cast<uintptr_t>(shared.rows[first + i]) & 1) != 0;
-    if (called && p.bias != nullptr) {
-      const float* bias = p.bias + (first + i) % p.ratio * p.bias_stride;
-      const Pair added = load_pair<kLoad>(bias, false, column_of(first + i));
+    if (p.bias != nullptr && (reinterpret_cast<uintptr_t>(shared.rows[first + i]) & 1) != 0)
 #pragma unroll
-      for (int k = 0; k < 2; ++k) score[i].v[k] = __fadd_rn(score[i].v[k], added.v[k]);
-    }
+      for (int k = 0; k < 2; ++k) score[i].v[k] = __fadd_rn(score[i].v[k], bias[i].v[k]);
     if (float* to = shared.places[first + i]) {
       store_pair<kLoad>(to + me.at, value[i]);
       store_pair<kLoad>(to + values + me.at, score[i]);
@@ -125,8 +124,8 @@ __device__ __forceinline__ void add_rows(const Params& p, const Shared& shared, 
 // Asks for kBatch rows that a warp takes after its first ones, so that they come from L2.
 __device__ __forceinline__ void ask_for_rows(const Params& p, const Shared& shared, const Place& me,
                                              int first, int end) {
-  constexpr int kLine = 32;                    // floats of 128 B
-  constexpr int kLines = kColumns / kLine;     // of a row's values in this block, and of its scores
+  constexpr int kLine = 32;                 // floats of 128 B
+  constexpr int kLines = kColumns / kLine;  // of a row's values in this block, and of its scores
   const int in_batch = me.lane / (2 * kLines);
   if (in_batch >= kBatch || first + in_batch >= end) return;
   const auto tagged = reinterpret_cast<uintptr_t>(shared.rows[first + in_batch]);
@@ -135,8 +134,8 @@ __device__ __forceinline__ void ask_for_rows(const Params& p, const Shared& shar
   const int64_t column = me.rank * kColumns + me.lane % kLines * kLine;
   const int64_t scores = me.lane / kLines % 2 != 0 ? values_of(p) : 0;
   if (column < p.width)
-    cuda::prefetch_l2(reinterpret_cast<const void*>((tagged & ~uintptr_t{1}) +
-                                                    (part + column + scores) * size));
+    cuda::prefetch_l2(
+        reinterpret_cast<const void*>((tagged & ~uintptr_t{1}) + (part + column + scores) * size));
 }
 
 // Pools the rows that shared.rows lists, [begin, end), into the first block's `pooled`. All threads
@@ -162,10 +161,15 @@ __device__ __forceinline__ void pool_rows(const Params& p, Shared& shared, const
   const auto thread = static_cast<int>(threadIdx.x);
   const int column = me.rank * kColumns + thread;
   if (thread < kColumns && column < p.width) {
-    Pool all;
+    Pool pool[kWarps];
 #pragma unroll
     for (int w = 0; w < kWarps; ++w)
-      all = joined(all, {shared.largest[w][thread], shared.whole[w][thread], shared.sum[w][thread]});
+      pool[w] = {shared.largest[w][thread], shared.whole[w][thread], shared.sum[w][thread]};
+#pragma unroll
+    for (int step = 1; step < kWarps; step *= 2)
+#pragma unroll
+      for (int w = 0; w < kWarps; w += 2 * step) pool[w] = joined(pool[w], pool[w + step]);
+    const Pool& all = pool[0];
     const uint32_t to = cuda::peer(cuda::s32(shared.pooled + column), 0);
     asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(__fdiv_rn(all.sum, all.whole))
                  : "memory");
@@ -200,6 +204,21 @@ __device__ __forceinline__ void finish_entry(const Call& call, Shared& shared, c
     return cuda::joined(cuda::joined(sums[0], sums[1], sums[2], sums[3]),
                         cuda::joined(sums[4], sums[5], sums[6], sums[7]), 0, 0);
   });
+}
+
+// Brings into L2 what a token that closes an entry takes wherever it stands: its slot, its own row
+// and the bias of that, weights.
+template <Load kLoad>
+__device__ __forceinline__ void ask_for_token(const Params& p, int64_t token, const Place& me) {
+  const int64_t column = me.rank * kColumns + me.lane % 2 * 32;
+  if (me.warp > 0 || me.lane >= 8 || column >= p.width) return;
+  const int64_t size = kLoad == Load::kBf16 ? sizeof(bf16) : sizeof(float);
+  const int64_t from = token * p.row_stride + column + (me.lane / 2 % 2 != 0 ? values_of(p) : 0);
+  if (me.lane < 4) cuda::prefetch_l2(static_cast<const std::byte*>(p.rows) + from * size);
+  else if (me.lane < 6 && p.bias != nullptr)
+    cuda::prefetch_l2(p.bias + (p.ratio - 1) * p.bias_stride + column);
+  else if (me.lane == 6 && p.cache.data != nullptr)
+    cuda::prefetch_l2(p.slots + token * p.slot_stride);
 }
 
 // Brings into L2 what an entry takes behind its rows.
@@ -326,6 +345,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) many_rows(const __grid_cons
   const int count = left < call.tokens ? static_cast<int>(left) : call.tokens;
   const bool rows = call.rows && p.state != nullptr;
   shared.stored[thread] = false;
+  if (count == 1) ask_for_token<kLoad>(p, first, me);
   Around a;
   bool ordered = false;
   if (call.ordered) {  // one token
@@ -333,7 +353,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) many_rows(const __grid_cons
     ordered = !is_short(p, a);
   }
   if (count > 1 || ordered) list_entries(p, shared, me, first, count, ordered, a.back == 0);
-  else if (thread < kWarps) shared.entries[thread] = thread == 0;  // it says itself if it closes one
+  else if (thread < kWarps)
+    shared.entries[thread] = thread == 0;  // it says itself if it closes one
   __syncthreads();
   // With overlap a row has more than its entry takes of it.
   const bool fused = rows && !p.overlap && !ordered;
@@ -355,6 +376,9 @@ void launch(const Call& call) {
   const Params& p = call.p;
   const auto ranks = static_cast<unsigned>(ceil_div(p.width, int64_t{kColumns}));
   const auto units = static_cast<unsigned>(ceil_div(p.tokens, int64_t{call.tokens}));
+  // Room for all blocks that the registers let in.
+  cuda::keep_error(
+      cudaFuncSetAttribute(many_rows<kLoad>, cudaFuncAttributePreferredSharedMemoryCarveout, 40));
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {ranks, 1, 1};

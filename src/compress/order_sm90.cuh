@@ -39,12 +39,11 @@ __device__ __forceinline__ Around look(const Params& p, int64_t token, int lane)
   Around a;
   a.position = __shfl_sync(~0u, position_before, kBefore);
   a.request = __shfl_sync(~0u, request_before, kBefore);
-  const unsigned backwards = __ballot_sync(
-      ~0u, in_before && position_before == a.position - kBefore + lane &&
-               request_before == a.request);
-  const unsigned forwards =
-      __ballot_sync(~0u, in_behind && position_behind == a.position + 1 + lane &&
-                             request_behind == a.request);
+  const unsigned backwards =
+      __ballot_sync(~0u, in_before && position_before == a.position - kBefore + lane &&
+                             request_before == a.request);
+  const unsigned forwards = __ballot_sync(
+      ~0u, in_behind && position_behind == a.position + 1 + lane && request_behind == a.request);
   a.back = __clz(static_cast<int>(~backwards)) - 1;
   a.ahead = forwards == ~0u ? 32 : __ffs(static_cast<int>(~forwards)) - 1;
   a.later = in_over && position_over == a.position + p.block && request_over == a.request;
@@ -109,7 +108,8 @@ __device__ __forceinline__ int64_t ordered_entry(const Params& p, int64_t token,
 }
 
 // The rows that a token of a run that is not short stores: those that take places which the entries
-// of the run have read, if it is the first one, and its own if it takes none. Calls row(t) for each.
+// of the run have read, if it is the first one, and its own if it takes none. Calls row(t) for
+// each.
 template <class Row>
 __device__ __forceinline__ void ordered_rows(const Params& p, int64_t token, const Around& a,
                                              Row row) {

@@ -8,7 +8,8 @@ namespace winnow::internal::cuda {
 namespace {
 
 template <HeadsWay kWay>
-__global__ void __launch_bounds__(kHeadThreads) heads(const __grid_constant__ HeadsPlan plan) {
+__global__ void __launch_bounds__(kHeadThreads, kWay == HeadsWay::kTurn ? 4 : 1)
+    heads(const __grid_constant__ HeadsPlan plan) {
   prepare_heads<kWay>(plan, blockIdx.x);
 }
 
@@ -52,7 +53,7 @@ HeadsPlan plan_heads(const HeadParams& p) noexcept {
     const int64_t groups = core::ceil_div(p.tokens, int64_t{kHeadThreads / plan.cut.threads});
     plan.blocks = static_cast<unsigned>(groups * plan.cut.blocks);
   } else if (p.width <= 2 * kWarpValues) {
-    plan.way = is_latent(p)               ? HeadsWay::kNormLatent
+    plan.way = is_latent(p)             ? HeadsWay::kNormLatent
                : p.width <= kWarpValues ? HeadsWay::kNormShort
                                         : HeadsWay::kNorm;
     const int64_t groups = p.tokens * core::ceil_div(p.heads, int64_t{kNormHeads});

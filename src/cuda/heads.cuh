@@ -3,7 +3,8 @@
 // turn_heads   RoPE alone. 8 lanes take 64 values, each thread four such groups at once; in place
 //              only the rotated ones. A token's heads share the angles that a thread has loaded.
 // norm_heads   norm, then RoPE: a warp holds two heads (of up to 512 values) in registers.
-// norm_latents the same for what V4 has: heads of 512, no weights, interleaved pairs last. Both heads
+// norm_latents the same for what V4 has: heads of 512, no weights, interleaved pairs last. Both
+// heads
 //              share the sums' shuffles and the root: 150 instructions a head, where the memory
 //              leaves time for 450.
 // any_heads    rows that are not aligned, or of other widths: a warp per head, the result through
@@ -66,14 +67,14 @@ __device__ __forceinline__ void turn_heads(const HeadParams& p, const Cut& cut, 
       block % cut.blocks * rows * kHeadEach + threadIdx.x % cut.threads / kRopeLanes;
   const int64_t position = t < p.tokens ? p.positions[t * p.position_stride] : -1;
   const bool inside = core::in_table(p.rope, position);
-  const int64_t rope = core::rope_begin(p.rope, p.width);
+  const auto rope = static_cast<uint32_t>(core::rope_begin(p.rope, p.width));
   uint4 piece[kHeadEach];
-  int64_t head[kHeadEach], at[kHeadEach];
+  uint32_t head[kHeadEach], at[kHeadEach];
 #pragma unroll
   for (int i = 0; i < kHeadEach; ++i) {
     const uint32_t group = first + i * rows;
     head[i] = group / cut.groups;
-    at[i] = cut.first + int64_t{group % cut.groups} * kRopeDim;
+    at[i] = static_cast<uint32_t>(cut.first) + group % cut.groups * kRopeDim;
     piece[i] = {};
     if (inside && head[i] < p.heads)
       piece[i] = *reinterpret_cast<const uint4*>(p.x + t * p.x_token + head[i] * p.x_head + at[i] +

@@ -80,7 +80,8 @@ __device__ __forceinline__ uint32_t codes_of(const float* scaled, uint32_t low, 
   return (codes & 0x7f7f7f7fu) | (signs & 0x80808080u);
 }
 
-// The codes of bf16 values, two a word of `pairs`. A division by a power of two is an exact product.
+// The codes of bf16 values, two a word of `pairs`. A division by a power of two is an exact
+// product.
 template <int kPairs>
 __device__ __forceinline__ void codes_of(const Quantizer& q, float scale,
                                          const uint32_t (&pairs)[kPairs],
@@ -115,6 +116,32 @@ __device__ __forceinline__ uint2 codes_of(const Quantizer& q, float scale, const
   uint32_t codes[2];
   codes_of<4>(q, scale, {piece.x, piece.y, piece.z, piece.w}, codes);
   return {codes[0], codes[1]};
+}
+
+// Where a slot inside a cache lies.
+struct Spot {
+  std::byte* page;
+  int64_t offset;
+};
+__device__ __forceinline__ Spot spot_of(const core::Pages& cache, int64_t slot) {
+  const auto size = static_cast<uint32_t>(cache.page);
+  int64_t page;
+  // A division in 64 bits takes several hundred cycles.
+  if ((size & (size - 1)) == 0) page = slot >> (31 - __clz(static_cast<int>(size)));
+  else if (slot <= UINT32_MAX) page = static_cast<uint32_t>(slot) / size;
+  else page = slot / size;
+  return {cache.data + page * cache.stride, slot - page * size};
+}
+
+// 8 codes, at once or one by one.
+__device__ __forceinline__ void store_codes(uint8_t* to, bool wide, const uint2& codes) {
+  if (wide) {
+    store8(to, codes);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i)
+    to[i] = static_cast<uint8_t>((i < 4 ? codes.x : codes.y) >> (i % 4 * 8));
 }
 
 // Writes the record of a row, by all lanes of a warp: R::kDim values in `row`.

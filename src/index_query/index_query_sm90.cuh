@@ -38,16 +38,6 @@ inline unsigned blocks_of(const Call& call) {
   return static_cast<unsigned>(call.p.tokens * call.blocks);
 }
 
-__device__ __forceinline__ void store_codes(uint8_t* to, bool wide, const uint2& codes) {
-  if (wide) {
-    cuda::store8(to, codes);
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < cuda::kPiece; ++i)
-    to[i] = static_cast<uint8_t>((i < 4 ? codes.x : codes.y) >> (i % 4 * 8));
-}
-
 // Block `block` of a call, by all of its threads.
 __device__ __forceinline__ void prepare(const Call& call, uint32_t block) {
   constexpr int kHalf = kWidth / 2;
@@ -102,8 +92,10 @@ __device__ __forceinline__ void prepare(const Call& call, uint32_t block) {
       cuda::store_piece(out, still_at, kWidth, call.out_wide, still[i]);
     } else {
       auto* out = static_cast<uint8_t*>(p.out) + to;
-      store_codes(out + turned_at, call.out_wide, cuda::codes_of(p.quantizer, scale, turned[i]));
-      store_codes(out + still_at, call.out_wide, cuda::codes_of(p.quantizer, scale, still[i]));
+      cuda::store_codes(out + turned_at, call.out_wide,
+                        cuda::codes_of(p.quantizer, scale, turned[i]));
+      cuda::store_codes(out + still_at, call.out_wide,
+                        cuda::codes_of(p.quantizer, scale, still[i]));
     }
     if (lane == 0)
       p.out_weights[t * p.out_weight_token + h * p.out_weight_head] =

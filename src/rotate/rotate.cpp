@@ -8,15 +8,10 @@ namespace winnow {
 
 namespace internal::rotate {
 
-// Of kernels on CUDA.
-[[maybe_unused]] static const char* writes_bf16(const Shape& shape) {
-  return shape.quantized ? "writes bf16 only" : nullptr;
-}
-
 std::span<const RotateKernel> kernels() {
   static constexpr RotateKernel table[] = {
 #ifdef WINNOW_WITH_CUDA
-      {{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, writes_bf16, sm90::rotate},
+      {{"sm90", DeviceKind::kCuda, false, internal::cuda::missing}, nullptr, sm90::rotate},
 #endif
       {{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd::rotate},
       {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference::rotate},

@@ -77,8 +77,8 @@ __device__ __forceinline__ void write_token(const WriteCall& call, int64_t t, in
     prepare<R>(call, turn, weights, row, lane);
   }
   if (!stored) return;
-  std::byte* page = p.cache.data + slot / p.cache.page * p.cache.stride;
-  cuda::store_record<R>(p.quantizer, row, page, slot % p.cache.page, p.cache.page, lane);
+  const cuda::Spot spot = cuda::spot_of(p.cache, slot);
+  cuda::store_record<R>(p.quantizer, row, spot.page, spot.offset, p.cache.page, lane);
 }
 
 inline WriteCall call_of(const Params& p) {
