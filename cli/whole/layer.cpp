@@ -258,17 +258,22 @@ void Layer::write_records() {
   kernels_[kWrite] = detail::last_chosen();
 }
 
+// Where the entries that the step closes go.
+CompressedSlotsArgs Layer::slots_in(const Pages& pages, const Array<int64_t>& slots) const {
+  return {.positions = positions(),
+          .requests = requests(),
+          .block_table = pages.table_view(),
+          .ratio = spec_.ratio,
+          .page = pages.cache.page,
+          .pages = pages.cache.pages,
+          .slots = slots.view({tokens_}),
+          .target = target()};
+}
+
 void Layer::compress_entries() {
   const Spec& s = spec_;
   const int64_t ring = s.values() * s.ratio;
-  CompressedSlotsArgs slots{.positions = positions(),
-                            .requests = requests(),
-                            .block_table = entry_pages_.table_view(),
-                            .ratio = s.ratio,
-                            .page = entry_pages_.cache.page,
-                            .pages = entry_pages_.cache.pages,
-                            .slots = entry_slots_.view({tokens_}),
-                            .target = target()};
+  const CompressedSlotsArgs slots = slots_in(entry_pages_, entry_slots_);
   CompressArgs a{.rows = rows_.view({tokens_, s.columns(512)}),
                  .positions = positions(),
                  .requests = requests(),
@@ -295,14 +300,7 @@ void Layer::compress_entries() {
 
 void Layer::compress_keys() {
   const Spec& s = spec_;
-  CompressedSlotsArgs slots{.positions = positions(),
-                            .requests = requests(),
-                            .block_table = key_pages_.table_view(),
-                            .ratio = s.ratio,
-                            .page = key_pages_.cache.page,
-                            .pages = key_pages_.cache.pages,
-                            .slots = key_slots_.view({tokens_}),
-                            .target = target()};
+  const CompressedSlotsArgs slots = slots_in(key_pages_, key_slots_);
   const CompressArgs a{
       .rows = key_rows_.view({tokens_, s.columns(128)}),
       .positions = positions(),
@@ -328,14 +326,7 @@ void Layer::compress_keys() {
 void Layer::keys_of_latents() {
   const Tensor keys = index_k_.view({tokens_, 128});
   project(kProjectInput, latent_.view({tokens_, 512}), "indexer.wk.weight", keys);
-  CompressedSlotsArgs slots{.positions = positions(),
-                            .requests = requests(),
-                            .block_table = key_pages_.table_view(),
-                            .ratio = spec_.ratio,
-                            .page = key_pages_.cache.page,
-                            .pages = key_pages_.cache.pages,
-                            .slots = key_slots_.view({tokens_}),
-                            .target = target()};
+  const CompressedSlotsArgs slots = slots_in(key_pages_, key_slots_);
   WriteArgs a{.kv = keys,
               .slots = key_slots_.view({tokens_}),
               .cache = key_pages_.cache,

@@ -127,6 +127,7 @@ class Layer {
   void keep(const Array<bf16>& x);
   void project_input(const Array<bf16>& x);
   void write_records();
+  CompressedSlotsArgs slots_in(const Pages& pages, const Array<int64_t>& slots) const;
   void compress_entries();
   void compress_keys();
   void keys_of_latents();
