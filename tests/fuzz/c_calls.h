@@ -2,10 +2,6 @@
 // damages, and what the tests of faults call while memory fails.
 #pragma once
 
-#include <cstring>
-#include <memory>
-#include <vector>
-
 #include "c_layer_calls.h"
 #include "damaged_call.h"
 
@@ -340,60 +336,6 @@ inline void plan_call(DamagedCall& c) {
       });
 }
 
-// A plan of two ranks of which the other says what this one says, refilled.
-inline const winnow_plan* queries_plan() {
-  static const auto twice = +[](void*, const void* send, void* recv, size_t bytes) {
-    std::memcpy(recv, send, bytes);
-    std::memcpy(static_cast<std::byte*>(recv) + bytes, send, bytes);
-    return 0;
-  };
-  static const auto move = +[](void* context, const void* send, void* recv, size_t bytes, void*) {
-    return twice(context, send, recv, bytes);
-  };
-  static const std::unique_ptr<winnow_plan, void (*)(winnow_plan*)> made = [] {
-    winnow_communicator comm = WINNOW_COMMUNICATOR_INIT;
-    comm.size = 2;
-    comm.takes_host = true;
-    comm.all_gather = move;
-    comm.all_to_all = move;
-    comm.exchange = twice;
-    winnow_plan_options o = WINNOW_PLAN_OPTIONS_INIT;
-    o.heads = 4;
-    o.page = 4;
-    o.pages = 3;
-    o.max_requests = R;
-    o.max_tokens = T;
-    o.max_context = 12;
-    o.comm = &comm;
-    o.spread = WINNOW_SPREAD_QUERIES;
-    o.sharded = 1;
-    winnow_plan* plan = nullptr;
-    EXPECT_EQ(winnow_plan_create(&o, &plan), WINNOW_OK);
-    const int32_t starts[] = {0, 1, static_cast<int32_t>(T)}, lens[] = {5, 7};
-    winnow_batch batch = WINNOW_BATCH_INIT;
-    batch.query_starts = {starts, R + 1};
-    batch.seq_lens = {lens, R};
-    EXPECT_EQ(winnow_plan_refill(plan, &batch), WINNOW_OK);
-    return std::unique_ptr<winnow_plan, void (*)(winnow_plan*)>(plan, winnow_plan_destroy);
-  }();
-  return made.get();
-}
-inline void gather_prefix_call(DamagedCall& c) {
-  winnow_gather_prefix_args a = WINNOW_GATHER_PREFIX_ARGS_INIT;
-  a.plan = queries_plan();
-  a.cache = c.cache(WINNOW_V32_FP8, 4, 3);
-  a.block_table = c.in(WINNOW_I32, {R, W});
-  a.keys = c.cache(WINNOW_INDEX_KEYS, 4, 3);
-  a.key_table = c.in(WINNOW_I32, {R, W});
-  static std::vector<std::byte> rows;
-  EXPECT_EQ(winnow_gather_prefix_bytes(a.plan, &a.rows_bytes), WINNOW_OK);
-  rows.resize(a.rows_bytes);
-  a.rows = rows.data();
-  c.tensors({&a.block_table, &a.key_table});
-  c.caches({&a.cache, &a.keys});
-  c.run(a, winnow_gather_prefix);
-}
-
 struct NamedCall {
   const char* name;
   void (*run)(DamagedCall&);
@@ -423,7 +365,6 @@ inline constexpr NamedCall kCalls[] = {
     {"window", window_call},
     {"combined", combined_call},
     {"plan", plan_call},
-    {"gather_prefix", gather_prefix_call},
     {"norm", norm_call},
     {"rotate", rotate_call},
     {"rope_table", rope_table_call},
