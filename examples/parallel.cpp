@@ -1,9 +1,9 @@
 // Two steps of a V3.2 layer over the ranks of an MPI job:
 //   mpirun -n 4 example_parallel
-// Each rank holds every fourth run of 8 positions of one request. A chunk of its prompt is prefilled
-// first: every rank computes the tokens whose positions it holds (Spread::kQueries). Then one token
-// is decoded: every rank attends to its members of the top-k with all heads, and gets the output of
-// its own heads (Spread::kContext). Rank 0 compares both with one rank's.
+// Each rank holds every fourth run of 8 positions of one request. A chunk of its prompt is
+// prefilled first: every rank computes the tokens whose positions it holds (Spread::kQueries). Then
+// one token is decoded: every rank attends to its members of the top-k with all heads, and gets the
+// output of its own heads (Spread::kContext). Rank 0 compares both with one rank's.
 #include <winnow/mpi.h>
 #include <winnow/winnow.h>
 
@@ -122,12 +122,8 @@ class Layer {
  private:
   // Where a position stands on this rank; -1 for what others hold.
   int64_t slot(int64_t p) const { return shard_.owns(p) ? shard_.local(p) : -1; }
-  winnow::Cache cache() {
-    return {latent_.data(), winnow::CacheFormat::kV32Fp8, pages_, kPage};
-  }
-  winnow::Cache index() {
-    return {keys_.data(), winnow::CacheFormat::kIndexKeys, pages_, kPage};
-  }
+  winnow::Cache cache() { return {latent_.data(), winnow::CacheFormat::kV32Fp8, pages_, kPage}; }
+  winnow::Cache index() { return {keys_.data(), winnow::CacheFormat::kIndexKeys, pages_, kPage}; }
   static float input(int64_t position, int64_t i, int64_t what) {
     return number((position * 4 + what) * 100000 + i);
   }
@@ -144,10 +140,8 @@ class Layer {
 
 // Largest difference of what this rank computed of the prefill to one rank's.
 float prefill(Layer& layer, Layer& whole, winnow::Communicator& comm) {
-  const winnow::Parallel parallel{.comm = &comm,
-                                  .spread = winnow::Spread::kQueries,
-                                  .interleave = kRun,
-                                  .sharded = true};
+  const winnow::Parallel parallel{
+      .comm = &comm, .spread = winnow::Spread::kQueries, .interleave = kRun, .sharded = true};
   const auto mine = layer.step(parallel, kOld, kChunk);
   const auto one = whole.step({}, kOld, kChunk);
   const std::vector<int32_t> starts = {0, kChunk}, lengths = {kOld + kChunk};
@@ -168,8 +162,8 @@ float decode(Layer& layer, Layer& whole, winnow::Communicator& comm) {
   const auto one = whole.step({}, kContext - 1, 1);
   float worst = 0;
   for (size_t i = 0; i < mine.size(); ++i)
-    worst = std::max(worst, std::abs(float_of(mine[i]) -
-                                     float_of(one[comm.rank() * mine.size() + i])));
+    worst =
+        std::max(worst, std::abs(float_of(mine[i]) - float_of(one[comm.rank() * mine.size() + i])));
   return worst;
 }
 
@@ -187,10 +181,10 @@ int main(int argc, char** argv) {
     float worst[2] = {0, 0};
     for (size_t i = 0; i < all.size(); ++i) worst[i % 2] = std::max(worst[i % 2], all[i]);
     if (comm.rank() == 0)
-      std::printf("%d ranks, %d tokens of context: largest difference to one rank %.2g in the "
-                  "prefill, %.2g in the decode\n",
-                  comm.size(), kContext, static_cast<double>(worst[0]),
-                  static_cast<double>(worst[1]));
+      std::printf(
+          "%d ranks, %d tokens of context: largest difference to one rank %.2g in the "
+          "prefill, %.2g in the decode\n",
+          comm.size(), kContext, static_cast<double>(worst[0]), static_cast<double>(worst[1]));
     // The prefill has one rank's bits; the decode sums in another order.
     if (worst[0] != 0 || !(worst[1] < 1e-3f)) status = 1;
   } catch (const winnow::Error& e) {

@@ -28,8 +28,8 @@ TEST_F(Cli, RunChecksItself) {
 // Over MPI ranks, where this build has the program for them; otherwise it says how to get it.
 TEST_F(Cli, RunsOverRanks) {
   const std::string small = " --steps 3 --requests 3 --context 192 --step-tokens 20 --heads 4";
-  const bool built = std::filesystem::exists(std::filesystem::path(WINNOW_PROGRAM).parent_path() /
-                                             "winnow-ranks");
+  const bool built =
+      std::filesystem::exists(std::filesystem::path(WINNOW_PROGRAM).parent_path() / "winnow-ranks");
   if (!built) {
     const Output o = run("run --ranks 2" + small);
     EXPECT_EQ(o.code, 2);

@@ -142,7 +142,11 @@ TEST(NoMemory, RefillsOverRanksAllocateNothing) {
                  .max_tokens = 64,
                  .parallel = {.comm = &comm, .spread = spread, .sharded = sharded}});
       EXPECT_EQ(fail_each(
-                    "refill", [&] { plan.refill({starts, lens}); }, Outcome::kReturned),
+                    "refill",
+                    [&] {
+                      plan.refill({starts, lens});
+                    },
+                    Outcome::kReturned),
                 0);
     }
 }

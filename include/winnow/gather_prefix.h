@@ -25,12 +25,12 @@ struct GatherPrefixArgs {
   Target target = {};
 };
 
-// One all_gather of (656 + 132) bytes for every token before the batch's own (bf16 cache: 1152 + 132),
-// rounded up to the same number on each rank; then records stand by position. A layer's prefix does
-// not depend on the layer before, so an engine calls this for the next layer, with other rows,
-// before it runs this one: on CUDA on a second stream, on a CPU from a second thread; either with a
-// communicator of its own. The same call on every rank; nothing is sent where no sequence has a
-// prefix.
+// One all_gather of (656 + 132) bytes for every token before the batch's own (bf16 cache: 1152 +
+// 132), rounded up to the same number on each rank; then records stand by position. A layer's
+// prefix does not depend on the layer before, so an engine calls this for the next layer, with
+// other rows, before it runs this one: on CUDA on a second stream, on a CPU from a second thread;
+// either with a communicator of its own. The same call on every rank; nothing is sent where no
+// sequence has a prefix.
 void gather_prefix(const GatherPrefixArgs& args);
 
 // For the plan's capacity; 0 for plans whose caches are not sharded by queries.

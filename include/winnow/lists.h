@@ -71,8 +71,8 @@ struct WindowListsArgs {
 };
 
 // Positions [max(pos - window + 1, 0), pos], left-aligned, then -1. lengths = min(pos + 1, window).
-// Padding: length 0, a row of -1. With a shard those of the positions that it owns, so that the lists
-// of all ranks hold each position once.
+// Padding: length 0, a row of -1. With a shard those of the positions that it owns, so that the
+// lists of all ranks hold each position once.
 void window_lists(const WindowListsArgs& args);
 
 struct CombinedListsArgs {

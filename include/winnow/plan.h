@@ -207,8 +207,9 @@ struct BatchShare {
   std::vector<int32_t> positions;     // [T]
 };
 
-// What every rank computes of a batch; the shares of all ranks hold each of its tokens once. Padding
-// is nobody's. A request may have fewer tokens than there are ranks, and a share none at all.
+// What every rank computes of a batch; the shares of all ranks hold each of its tokens once.
+// Padding is nobody's. A request may have fewer tokens than there are ranks, and a share none at
+// all.
 BatchShare shard_batch(const Batch& batch, const Shard& shard);
 
 // One attend() call of a batch: its tokens, the requests they belong to, and what they read.
@@ -267,9 +268,9 @@ class Plan {
   // row in what gather_prefix() fills; its first is in key_starts(), which others leave empty.
   std::span<const int32_t> key_ends() const;
   std::span<const int32_t> key_starts() const;
-  // kQueries with sharded caches, by request: tokens that the caches hold already, and the first row
-  // of its sequence in what gather_prefix() fills; by token_order(): the row of a token. The rows of
-  // all requests together: gathered_rows().
+  // kQueries with sharded caches, by request: tokens that the caches hold already, and the first
+  // row of its sequence in what gather_prefix() fills; by token_order(): the row of a token. The
+  // rows of all requests together: gathered_rows().
   std::span<const int32_t> prefix_lens() const;
   std::span<const int32_t> row_starts() const;
   std::span<const int32_t> token_rows() const;

@@ -64,13 +64,13 @@ winnow_status winnow_shard_batch(const winnow_batch* batch, winnow_shard shard,
 
 typedef struct winnow_gather_prefix_args {
   size_t struct_size;
-  const winnow_plan* plan;   /* WINNOW_SPREAD_QUERIES with sharded caches, refilled */
-  winnow_cache cache;        /* this rank's records */
-  winnow_tensor block_table; /* [R, W] int32 */
-  winnow_cache keys;         /* this rank's index keys */
-  winnow_tensor key_table;   /* [R, W] int32 */
-  void* rows;                /* out: `prefix` of winnow_pipeline_args */
-  size_t rows_bytes;         /* winnow_gather_prefix_bytes() */
+  const winnow_plan* plan;         /* WINNOW_SPREAD_QUERIES with sharded caches, refilled */
+  winnow_cache cache;              /* this rank's records */
+  winnow_tensor block_table;       /* [R, W] int32 */
+  winnow_cache keys;               /* this rank's index keys */
+  winnow_tensor key_table;         /* [R, W] int32 */
+  void* rows;                      /* out: `prefix` of winnow_pipeline_args */
+  size_t rows_bytes;               /* winnow_gather_prefix_bytes() */
   const winnow_communicator* comm; /* null: the plan's */
   winnow_target target;
 } winnow_gather_prefix_args;

@@ -198,10 +198,13 @@ typedef struct winnow_compressed_slots_args {
   winnow_target target;
   winnow_shard shard; /* of states, here and below of what a list holds */
 } winnow_compressed_slots_args;
-#define WINNOW_COMPRESSED_SLOTS_ARGS_INIT                                          \
-  {                                                                                \
-    .struct_size = sizeof(winnow_compressed_slots_args), .ratio = 4, .page = 64,   \
-    .shard = { 1, 0, 1 }                                                           \
+#define WINNOW_COMPRESSED_SLOTS_ARGS_INIT                                                   \
+  {                                                                                         \
+    .struct_size = sizeof(winnow_compressed_slots_args), .ratio = 4, .page = 64, .shard = { \
+      1,                                                                                    \
+      0,                                                                                    \
+      1                                                                                     \
+    }                                                                                       \
   }
 winnow_status winnow_compressed_slots(const winnow_compressed_slots_args* args);
 
@@ -216,10 +219,9 @@ typedef struct winnow_c128a_lists_args {
   winnow_target target;
   winnow_shard shard; /* of states */
 } winnow_c128a_lists_args;
-#define WINNOW_C128A_LISTS_ARGS_INIT                                            \
-  {                                                                             \
-    .struct_size = sizeof(winnow_c128a_lists_args), .ratio = 128, .page = 64,   \
-    .shard = { 1, 0, 1 }                                                        \
+#define WINNOW_C128A_LISTS_ARGS_INIT                                                               \
+  {                                                                                                \
+    .struct_size = sizeof(winnow_c128a_lists_args), .ratio = 128, .page = 64, .shard = { 1, 0, 1 } \
   }
 winnow_status winnow_c128a_lists(const winnow_c128a_lists_args* args);
 winnow_status winnow_c128a_width(int32_t max_position, int32_t ratio, int32_t* out);
@@ -234,10 +236,13 @@ typedef struct winnow_window_lists_args {
   winnow_target target;
   winnow_shard shard; /* of positions */
 } winnow_window_lists_args;
-#define WINNOW_WINDOW_LISTS_ARGS_INIT                                             \
-  {                                                                               \
-    .struct_size = sizeof(winnow_window_lists_args), .window = 128, .page = 64,   \
-    .shard = { 1, 0, 1 }                                                          \
+#define WINNOW_WINDOW_LISTS_ARGS_INIT                                                      \
+  {                                                                                        \
+    .struct_size = sizeof(winnow_window_lists_args), .window = 128, .page = 64, .shard = { \
+      1,                                                                                   \
+      0,                                                                                   \
+      1                                                                                    \
+    }                                                                                      \
   }
 winnow_status winnow_window_lists(const winnow_window_lists_args* args);
 

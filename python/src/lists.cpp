@@ -107,7 +107,8 @@ another rank owns get -1; the others are local ones of block_table.)");
       "= None, "
       "ratio: int = 128, page: int = 64, pages: int = 0, decode_tokens: int = 0, out: Array | None "
       "= None, "
-      "lengths: Array | None = None, plan: Plan | None = None, kernel: str | None = None, world: int "
+      "lengths: Array | None = None, plan: Plan | None = None, kernel: str | None = None, world: "
+      "int "
       "= 1, rank: int = 0, interleave: int = 1) -> "
       "tuple[Array, "
       "Array]",
@@ -123,7 +124,8 @@ c128a_width() gives the width of a batch. With a world, the states that this ran
       "= None, "
       "*, window: int = 128, page: int = 64, pages: int = 0, out: Array | None = None, lengths: "
       "Array | "
-      "None = None, plan: Plan | None = None, kernel: str | None = None, world: int = 1, rank: int = "
+      "None = None, plan: Plan | None = None, kernel: str | None = None, world: int = 1, rank: int "
+      "= "
       "0, interleave: int = 1) -> tuple[Array, Array]",
       window_lists_,
       R"(Positions (p - window, p] of each token, or their slots when block_table is given; -1

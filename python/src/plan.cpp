@@ -1,12 +1,12 @@
 // Plan: made for a capacity, refilled for every batch.
 #include "winnow/plan.h"
 
-#include <algorithm>
 #include <nanobind/ndarray.h>
 #include <nanobind/operators.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
+#include <algorithm>
 
 #include <charconv>
 

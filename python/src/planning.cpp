@@ -124,7 +124,8 @@ void bind_planning(nb::module_& m) {
       request_ids_,
       "The request of each token from query_starts [requests + 1]; padding behind them maps to 0.");
   def(m,
-      "def shard_batch(query_starts: Ints, seq_lens: Ints, *, world: int, rank: int, interleave: int "
+      "def shard_batch(query_starts: Ints, seq_lens: Ints, *, world: int, rank: int, interleave: "
+      "int "
       "= 1) -> tuple[list[int], list[int], list[int], list[int]]",
       shard_batch_,
       R"(What a rank computes of a batch whose queries are shared out (Plan(spread="queries")).

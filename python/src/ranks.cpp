@@ -5,8 +5,8 @@
 
 #include "winnow/combine.h"
 #include "winnow/cut.h"
-#include "winnow/gather_prefix.h"
 #include "winnow/error.h"
+#include "winnow/gather_prefix.h"
 
 namespace winnow::python {
 

@@ -105,8 +105,8 @@ winnow_status winnow_shard_batch(const winnow_batch* batch, winnow_shard shard,
                              .tokens = b.tokens},
                             {shard.world, shard.rank, shard.interleave});
     const auto count = static_cast<int64_t>(share.tokens.size());
-    in.check().that(to.query_starts && to.seq_lens && to.tokens && to.positions, "out",
-                    "arrays", "a null pointer");
+    in.check().that(to.query_starts && to.seq_lens && to.tokens && to.positions, "out", "arrays",
+                    "a null pointer");
     in.check().that(count <= to.capacity, "out.capacity", winnow::cat("at least ", count),
                     winnow::cat(to.capacity));
     std::copy(share.query_starts.begin(), share.query_starts.end(), to.query_starts);
