@@ -8,6 +8,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "machine.h"
 #include "start_ranks.h"
@@ -98,8 +99,8 @@ void bench_over_ranks(const RankedBench& b) {
     for (const std::string& line : start_ranks("bench parallel", job).lines)
       rows.push_back(ordered_json::parse(line));
   }
-  std::stable_sort(rows.begin(), rows.end(), [](const ordered_json& x, const ordered_json& y) {
-    return x.at("case").get<std::string>() < y.at("case").get<std::string>();
+  std::sort(rows.begin(), rows.end(), [](const ordered_json& x, const ordered_json& y) {
+    return std::tie(x.at("case"), x.at("ranks")) < std::tie(y.at("case"), y.at("ranks"));
   });
   bench::Machine machine = bench::describe_machine();
   if (!b.commit.empty()) machine.commit = b.commit;

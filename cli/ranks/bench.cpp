@@ -138,6 +138,7 @@ struct Prepared {
     layer.fill_caches(7);
     const auto each = pages.size() / static_cast<size_t>(c.requests);
     std::vector<Sequence> batch;
+    batch.reserve(static_cast<size_t>(c.requests));
     for (int32_t r = 0; r < c.requests; ++r)
       batch.push_back(
           {std::span(pages).subspan(static_cast<size_t>(r) * each, each), c.tokens, c.context});
@@ -168,6 +169,7 @@ double slowest_us(Communicator& comm, double limit, int& runs, const F& body) {
   const double first = one();  // of the slowest rank: every rank makes as many runs
   runs = runs_for(first > limit ? first : one(), limit);
   std::vector<double> times;
+  times.reserve(static_cast<size_t>(runs));
   for (int i = 0; i < runs; ++i) times.push_back(one());
   return 1e6 * median(times);
 }

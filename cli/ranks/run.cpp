@@ -94,6 +94,7 @@ int run_ranks(const Words& words, Communicator& base) {
       whole.write_prefix(r->pages, r->length, arrival);
     }
     std::vector<Sequence> batch;
+    batch.reserve(step.requests.size());
     for (size_t r = 0; r < step.requests.size(); ++r)
       batch.push_back({step.requests[r]->pages, step.query_starts[r + 1] - step.query_starts[r],
                        step.seq_lens[r]});

@@ -117,7 +117,7 @@ void expect_success(cublasStatus_t status, const char* what) {
 }  // namespace
 #endif
 
-Gemm::Gemm(const Queue& queue) : queue_(queue) {
+Gemm::Gemm(const Queue& queue) {
   if (!queue.cuda()) return;
 #ifdef WINNOW_WITH_CUBLAS
   cublasHandle_t handle = nullptr;

@@ -46,9 +46,8 @@ class Gemm {
   void groups(const Tensor& x, const Tensor& w, const Tensor& out);
 
  private:
-  const Queue& queue_;
   std::vector<float> x_, out_;
-  void* handle_ = nullptr;  // of cuBLAS
+  [[maybe_unused]] void* handle_ = nullptr;  // of cuBLAS
 };
 
 }  // namespace winnow::cli::whole
