@@ -58,6 +58,8 @@ def read(path):
     stored = json.loads(pathlib.Path(path).read_text())
     if isinstance(stored, list):
         return pathlib.Path(path).stem, stored
+    if "results" not in stored:
+        sys.exit(f"plot_bench: {path}: no rows of `winnow bench --save` in this file")
     header = stored["header"]
     machine = header.get("gpu") or header["cpu"]
     return f"{machine}, winnow {header['version']} ({header['commit']})", stored["results"]

@@ -79,7 +79,7 @@ def test_plot_has_a_colour_for_every_stage():
     finally:
         sys.path.pop(0)
     stored = [json.loads(p.read_text()) for p in (ROOT / "bench" / "results").glob("*.json")]
-    stages = {row["stage"] for file in stored if "header" in file for row in file["results"]}
+    stages = {row["stage"] for file in stored if "results" in file for row in file["results"]}
     assert len(stages) > 10 and stages <= plot_bench.COLOURS.keys()
     colours = [*plot_bench.COLOURS.values(), plot_bench.OTHER]
     assert len(colours) == len(set(colours))
