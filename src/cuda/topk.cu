@@ -12,22 +12,13 @@
 
 namespace winnow::internal::cuda {
 
-using namespace ranking;
-namespace tuned = tuning_h200::topk;
-
-int blocks_at_once(const TopkShape& s) {
-  const int64_t busy = multiprocessors(s.device);
-  int blocks = 1;
-  while (blocks < kMaxBlocks && s.columns / blocks > 4 * kThreads &&
-         s.tokens <= busy / (2 * blocks) * (blocks > 1 ? tuned::kClustersAtOnceElevenths : 11) / 11)
-    blocks *= 2;
-  return blocks;
-}
-
 namespace {
+
+using namespace ranking;
 
 // Groups of four logits that a thread holds at most, and where a block alone counts digits.
 constexpr int kMostGroups = 16, kAloneGroups = 4;
+namespace tuned = tuning_h200::topk;
 
 template <class... Args>
 void launch(void (*kernel)(Args...), const TopkParams& p, int blocks, size_t bytes,
@@ -70,6 +61,16 @@ int64_t groups_of(const TopkShape& s, int blocks) {
   return ceil_div(lines, blocks * kWarps);
 }
 
+// More blocks a row while all clusters still run at once (66 of 2, 30 of 4, 15 of 8 on an H200)
+// and each block has a few logits a thread.
+int blocks_at_once(const TopkShape& s) {
+  const int64_t busy = multiprocessors(s.device);
+  int blocks = 1;
+  while (blocks < kMaxBlocks && s.columns / blocks > 4 * kThreads &&
+         s.tokens <= busy / (2 * blocks) * (blocks > 1 ? tuned::kClustersAtOnceElevenths : 11) / 11)
+    blocks *= 2;
+  return blocks;
+}
 int cluster_blocks(const TopkShape& s) {
   int blocks = std::max(blocks_at_once(s), 2);
   while (blocks < kMaxBlocks && groups_of(s, blocks) > kMostGroups) blocks *= 2;

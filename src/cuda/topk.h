@@ -39,10 +39,6 @@ struct TopkShape {
 };
 TopkShape shape_of(const TopkParams& p);
 
-// Blocks for each of s.tokens rows of s.columns: more while all clusters still run at once (66 of
-// 2, 30 of 4, 15 of 8 on an H200) and each block has a few logits a thread.
-int blocks_at_once(const TopkShape& s);
-
 bool topk_fits(TopkForm form, const TopkShape& shape);
 TopkForm fastest_topk(const TopkShape& shape);
 const char* name_of(TopkForm form);  // as select's table has it

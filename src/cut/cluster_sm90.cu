@@ -13,6 +13,7 @@
 #include <algorithm>
 
 #include "core/arithmetic.h"
+#include "cuda/device.h"
 #include "cuda/launch.h"
 #include "cut/row_sm90.cuh"
 
@@ -35,6 +36,12 @@ __device__ __forceinline__ const uint32_t* key_at(const Candidates& row, uint32_
   return row.keys + block * row.block_stride + (column - block * row.width);
 }
 
+// The four from a multiple of four on, 0 behind the row.
+__device__ __forceinline__ uint4 keys_at(const Candidates& row, uint32_t column, uint32_t inverse) {
+  if (column >= row.total) return {};
+  return *reinterpret_cast<const uint4*>(key_at(row, column, inverse));
+}
+
 // A thread's column of the sample: quads of neighbours, as topk_shared.cuh has them, where few
 // ranks share a row.
 __device__ __forceinline__ uint32_t sample_column(uint32_t total, uint32_t wanted) {
@@ -47,24 +54,32 @@ __device__ __forceinline__ uint32_t sample_column(uint32_t total, uint32_t wante
 
 // All keys of a row, by one block, from memory.
 struct KeysInMemory {
+  static constexpr int kLoads = 4;  // in flight, of four keys each
   const Candidates& row;
+  uint32_t inverse;
 
   template <class Visit>
   __device__ __forceinline__ void each(Visit&& visit) const {
 #pragma unroll 1
-    for (uint32_t column = threadIdx.x * 4; column < row.total; column += kGroupColumns) {
-      const uint4 four = *reinterpret_cast<const uint4*>(row.at(column));
-      visit(column, four.x);
-      visit(column + 1, four.y);
-      visit(column + 2, four.z);
-      visit(column + 3, four.w);
+    for (uint32_t first = threadIdx.x * 4; first < row.total; first += kLoads * kGroupColumns) {
+      uint4 four[kLoads];
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) four[i] = keys_at(row, first + i * kGroupColumns, inverse);
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const uint32_t column = first + i * kGroupColumns;
+        visit(column, four[i].x);
+        visit(column + 1, four[i].y);
+        visit(column + 2, four[i].z);
+        visit(column + 3, four[i].w);
+      }
     }
   }
 };
 
 // A row that does not fit the bins, by one block.
-__device__ __noinline__ uint64_t cut_alone(const Candidates row, FindMemory& sm) {
-  const KeysInMemory keys{row};
+__device__ __noinline__ uint64_t cut_alone(const Candidates row, uint32_t inverse, FindMemory& sm) {
+  const KeysInMemory keys{row, inverse};
   uint32_t valid = 0;
   keys.each([&](uint32_t, uint32_t key) { valid += key != 0; });
   valid = __reduce_add_sync(~0u, valid);
@@ -89,12 +104,8 @@ __global__ void __launch_bounds__(kThreads, kGroups > 4 ? 1 : 2)
   const uint32_t first = rank * kGroups * kGroupColumns + threadIdx.x * 4;
   uint4 held[kGroups];
 #pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-    const uint32_t column = first + g * kGroupColumns;
-    held[g] = column < candidates.total
-                  ? *reinterpret_cast<const uint4*>(key_at(candidates, column, args.inverse))
-                  : uint4{};
-  }
+  for (int g = 0; g < kGroups; ++g)
+    held[g] = keys_at(candidates, first + g * kGroupColumns, args.inverse);
   KeptTile tile;
   const bool keeps = args.find.keeps && rank == 0;
   if (keeps) tile.load(args.find.keeping, row, 0);
@@ -140,7 +151,7 @@ __global__ void __launch_bounds__(kThreads, kGroups > 4 ? 1 : 2)
   uint64_t cut;
   if (!even.good() || found.count == 0 || found.count > kRanked) {
     if (rank > 0) return;  // it is the same for all blocks
-    cut = cut_alone(candidates, sm);
+    cut = cut_alone(candidates, args.inverse, sm);
   } else {
     const float bin = EvenBins::kZero + static_cast<float>(found.digit);
     uint32_t middle = 0, entry = 0;  // this thread's keys of the middle bin; one of them
@@ -182,10 +193,14 @@ __global__ void __launch_bounds__(kThreads, kGroups > 4 ? 1 : 2)
 int64_t groups_of(const Params& p, int blocks) {
   return ceil_div<int64_t>(p.width * p.blocks, int64_t{kGroupColumns} * blocks);
 }
+// As many blocks a row as give every multiprocessor one. Where clusters leave some idle, two blocks
+// share one.
 int blocks_of(const Params& p) {
-  int blocks = cuda::blocks_at_once(
-      {.tokens = p.rows, .columns = p.width * p.blocks, .device = p.device.index});
-  while (blocks < kMaxBlocks && groups_of(p, blocks) > kMostGroups) blocks *= 2;
+  const int64_t busy = cuda::multiprocessors(p.device.index);
+  int blocks = 1;
+  while (blocks < kMaxBlocks && (groups_of(p, blocks) > kMostGroups ||
+                                 (groups_of(p, blocks) > 1 && p.rows * blocks * 2 <= busy)))
+    blocks *= 2;
   return blocks;
 }
 

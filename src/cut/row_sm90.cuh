@@ -126,17 +126,32 @@ struct KeptTile {
   static __device__ __forceinline__ const uint32_t* keys_of_row(const Keeping& k, int64_t row) {
     return reinterpret_cast<const uint32_t*>(k.own.packed) + row * 2 * k.own.width;
   }
-  // Asks for those of the tile that begins at column `first`.
+  // Asks for those of the tile that begins at column `first`, four at a time where they are
+  // aligned.
   __device__ __forceinline__ void load(const Keeping& k, int64_t row, uint32_t first) {
+    static_assert(kEach == 4);
     const auto width = static_cast<uint32_t>(k.own.width);
-    const uint32_t* const keys = keys_of_row(k, row);
-    const int32_t* const ids = k.own.ids + row * k.own.id_stride;
+    const uint32_t column = first + threadIdx.x * kEach;
+    const uint32_t* const keys = keys_of_row(k, row) + column;
+    const int32_t* const ids = k.own.ids + row * k.own.id_stride + column;
+    const auto bits = reinterpret_cast<uintptr_t>(keys) | reinterpret_cast<uintptr_t>(ids);
+    if (bits % 16 == 0 && column + kEach <= width) {
+      const uint4 four = *reinterpret_cast<const uint4*>(keys);
+      const int4 theirs = *reinterpret_cast<const int4*>(ids);
+      const uint32_t near_keys[kEach] = {four.x, four.y, four.z, four.w};
+      const int32_t near_ids[kEach] = {theirs.x, theirs.y, theirs.z, theirs.w};
+#pragma unroll
+      for (uint32_t i = 0; i < kEach; ++i) {
+        key[i] = near_keys[i];
+        id[i] = near_ids[i];
+      }
+      return;
+    }
 #pragma unroll
     for (uint32_t i = 0; i < kEach; ++i) {
-      const uint32_t column = first + threadIdx.x * kEach + i;
-      const bool there = column < width;
-      key[i] = there ? keys[column] : 0;
-      id[i] = there ? ids[column] : 0;
+      const bool there = column + i < width;
+      key[i] = there ? keys[i] : 0;
+      id[i] = there ? ids[i] : 0;
     }
   }
 };
