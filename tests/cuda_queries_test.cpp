@@ -94,6 +94,40 @@ TEST_P(CudaQueries, HaveTheBitsOfOneRank) {
       }
 }
 
+// Lengths decide what travels: a graph would repeat those of one batch.
+TEST_P(CudaQueries, CaptureIsRefused) {
+  const int32_t ranks = GetParam();
+  if (ranks == 1) return;  // the plain path
+  RankProblem problem({{7, 7}});
+  DeviceRanks group(ranks);
+  const auto errors = group.run([&](Communicator& comm) {
+    const OwnDevice device(DeviceKind::kCuda);
+    const auto stream = static_cast<cudaStream_t>(device.get().stream);
+    RankProblem own = problem;
+    own.device = device.get();
+    Plan plan(own.options({.comm = &comm, .spread = Spread::kQueries}));
+    plan.refill(own.batch());
+    const auto call = own.prepare(plan);
+    testing::expect_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "begin");
+    std::string why;
+    ErrorCode code = ErrorCode::kRuntime;
+    try {
+      pipeline(call->args);
+    } catch (const Error& e) {
+      why = e.what();
+      code = e.code();
+    }
+    cudaGraph_t graph = nullptr;
+    testing::expect_cuda(cudaStreamEndCapture(stream, &graph), "end");
+    if (graph) cudaGraphDestroy(graph);
+    EXPECT_EQ(code, ErrorCode::kUnsupported);
+    EXPECT_NE(why.find("pipeline: plan: expected kHeads or kContext inside a stream capture"),
+              std::string::npos)
+        << why;
+  });
+  EXPECT_EQ(errors, std::vector<std::string>(ranks));
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, CudaQueries, ::testing::Values(1, 2, 3, 8));
 
 }  // namespace
