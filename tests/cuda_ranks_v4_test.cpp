@@ -8,12 +8,10 @@ TEST(CudaRanksV4, AreNotInThisBuild) { GTEST_SKIP() << "built without CUDA (WINN
 
 #else
 
-#include <cmath>
-#include <cstring>
-
 #include "cuda/device.h"
 #include "device_ranks.h"
 #include "machine.h"
+#include "near_ranks.h"
 #include "ranks_v4_problem.h"
 #include "testing.h"
 
@@ -23,6 +21,7 @@ namespace {
 using testing::DeviceRanks;
 using testing::OwnDevice;
 using testing::RankProblemV4;
+using testing::same_bits;
 using Kind = RankProblemV4::Kind;
 using Result = RankProblemV4::Result;
 
@@ -48,31 +47,10 @@ std::vector<Result> over_ranks(const RankProblemV4& problem, int32_t ranks, Para
   return results;
 }
 
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
-}
-
-// The share of a rank's outputs that have the bits of one rank's; all are near.
 double expect_near(const RankProblemV4& problem, const Result& got, const Result& whole,
                    int32_t rank, int32_t ranks) {
-  const int64_t own = RankProblemV4::kHeads / ranks, d = RankProblemV4::kDim;
-  int64_t equal = 0;
-  for (int64_t t = 0; t < problem.tokens; ++t)
-    for (int64_t h = 0; h < own; ++h) {
-      const int64_t from = t * RankProblemV4::kHeads + rank * own + h, to = t * own + h;
-      EXPECT_NEAR(got.lse[to], whole.lse[from], 1e-4f * (1 + std::abs(whole.lse[from])));
-      for (int64_t j = 0; j < d; ++j) {
-        const bf16 x = got.out[to * d + j], y = whole.out[from * d + j];
-        equal += x.bits == y.bits;
-        // Either rounds weights and the sums of splits by 2^-9 of the largest value (0.2), then the
-        // output to bf16.
-        const float most = 4 * 0x1p-9f * 0.2f + 0x1p-7f * std::abs(to_float(y));
-        EXPECT_LE(std::abs(to_float(x) - to_float(y)), most) << "token " << t << ", head " << h;
-        if (::testing::Test::HasFailure()) return 0;
-      }
-    }
-  return static_cast<double>(equal) / static_cast<double>(got.out.size());
+  return testing::expect_near(
+      {problem.tokens, RankProblemV4::kHeads, RankProblemV4::kDim, rank, ranks}, got, whole);
 }
 
 class CudaRanksV4 : public ::testing::TestWithParam<int32_t> {
