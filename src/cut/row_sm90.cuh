@@ -199,6 +199,13 @@ struct FindArgs {
   Params p;
   Keeping keeping;
   bool keeps;
+
+  // Has the arguments read that are used last: a launch finds them in no cache, and what follows
+  // the first loads is a wait anyway.
+  __device__ __forceinline__ void touch() const {
+    asm volatile("" ::"l"(p.cuts), "l"(keeping.kept), "l"(keeping.kept_stride), "l"(keeping.counts),
+                 "l"(keeping.count_stride));
+  }
 };
 
 // Rows that the registers of a cluster hold, without positions (cluster_sm90.cu).
