@@ -150,6 +150,8 @@ void cuda_release(void* memory) { cudaFree(memory); }
 void cuda_wait() { check(cudaStreamSynchronize(stream())); }
 void cuda_upload(void* to, const void* from, size_t bytes) {
   check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice));
+  // The last bytes may still be on their way, and the stream of the runs does not wait for them.
+  check(cudaDeviceSynchronize());
 }
 
 }  // namespace winnow::bench

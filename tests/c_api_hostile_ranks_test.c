@@ -71,8 +71,8 @@ int main(void) {
   comm.all_to_all = move_twice;
   comm.exchange = twice;
   typedef winnow_communicator M;
-  SWEEP(plan, "plan", comm, AT(SIZE, M, struct_size), AT(INT32, M, rank), AT(POINTER, M, name),
-        AT(POINTER, M, all_gather), AT(POINTER, M, exchange));
+  SWEEP(plan, "plan", comm, AT(SIZE, M, struct_size), AT(INT32, M, rank), AT(INT32, M, size),
+        AT(POINTER, M, name), AT(POINTER, M, all_gather), AT(POINTER, M, exchange));
 
   winnow_plan_options options = options_of(&comm);
   options.sharded = 2;

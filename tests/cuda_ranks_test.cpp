@@ -9,12 +9,10 @@ TEST(CudaRanks, AreNotInThisBuild) { GTEST_SKIP() << "built without CUDA (WINNOW
 
 #else
 
-#include <cmath>
-#include <cstring>
-
 #include "cuda/device.h"
 #include "device_ranks.h"
 #include "machine.h"
+#include "near_ranks.h"
 #include "ranks_problem.h"
 #include "testing.h"
 #include "winnow/cut.h"
@@ -25,6 +23,7 @@ namespace {
 using testing::DeviceRanks;
 using testing::OwnDevice;
 using testing::RankProblem;
+using testing::same_bits;
 using tools::ThreadRanks;
 using Result = RankProblem::Result;
 
@@ -52,32 +51,10 @@ std::vector<Result> over_ranks(const RankProblem& problem, DeviceRanks& group, i
   return results;
 }
 
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
-}
-
-// The share of a rank's outputs that have the bits of one rank's.
 double expect_near(const RankProblem& problem, const Result& got, const Result& whole, int32_t rank,
                    int32_t ranks) {
-  const int64_t own = RankProblem::kHeads / ranks;
-  int64_t equal = 0;
-  for (int64_t t = 0; t < problem.tokens; ++t)
-    for (int64_t h = 0; h < own; ++h) {
-      const int64_t from = t * RankProblem::kHeads + rank * own + h, to = t * own + h;
-      EXPECT_NEAR(got.lse[to], whole.lse[from], 1e-4f * (1 + std::abs(whole.lse[from])));
-      for (int64_t d = 0; d < RankProblem::kValue; ++d) {
-        const bf16 x = got.out[to * RankProblem::kValue + d];
-        const bf16 y = whole.out[from * RankProblem::kValue + d];
-        equal += x.bits == y.bits;
-        // Either rounds weights and the sums of splits by 2^-9 of the largest value (0.2), then
-        // the output to bf16.
-        const float most = 4 * 0x1p-9f * 0.2f + 0x1p-7f * std::abs(to_float(y));
-        EXPECT_LE(std::abs(to_float(x) - to_float(y)), most) << "token " << t << ", head " << h;
-        if (::testing::Test::HasFailure()) return 0;
-      }
-    }
-  return static_cast<double>(equal) / static_cast<double>(got.out.size());
+  return testing::expect_near(
+      {problem.tokens, RankProblem::kHeads, RankProblem::kValue, rank, ranks}, got, whole);
 }
 
 class CudaRanks : public ::testing::TestWithParam<int32_t> {

@@ -30,6 +30,14 @@ void expect(bool ok, const char* what, int32_t rank) {
   ++failures;
 }
 
+// Where a run that hangs has come to.
+void said(const char* what) {
+  static const auto began = std::chrono::steady_clock::now();
+  const std::chrono::duration<double> since = std::chrono::steady_clock::now() - began;
+  std::printf("%6.2f s: %s\n", since.count(), what);
+  std::fflush(stdout);
+}
+
 template <class T>
 bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
@@ -100,7 +108,9 @@ void check_collectives(int32_t ranks) {
     const auto stream = static_cast<cudaStream_t>(device.get().stream);
     constexpr size_t kBytes = 4096;
     const size_t all = ranks * kBytes;
-    std::vector<uint8_t> send(all), came(all);
+    // A copy to memory that is not pinned may wait for the stream inside the driver, where another
+    // rank's launch then waits for it. Here nothing is copied before the stream is done, either.
+    testing::MappedVector<uint8_t> send(all), came(all);
     const auto value = [](int32_t from, int32_t to, size_t i) {
       return static_cast<uint8_t>(from * 31 + to * 7 + i);
     };
@@ -112,23 +122,28 @@ void check_collectives(int32_t ranks) {
     };
     copy(from.data(), send.data());
     bool right = testing::stream_finished(device.get());
+    if (rank == 0) said("communicators are there");
     // What allocates or frees may wait for the device, and so for another rank's collective.
     together.arrive_and_wait();
     comm.all_gather(from.data(), to.data(), kBytes, device.get());
+    right = right && testing::stream_finished(device.get());
     copy(came.data(), to.data());
     right = right && testing::stream_finished(device.get());
     for (int32_t r = 0; r < ranks; ++r)
       for (size_t i = 0; i < kBytes; ++i) right = right && came[r * kBytes + i] == value(r, 0, i);
     expect(right, "all_gather", rank);
     together.arrive_and_wait();
+    if (rank == 0) said("all_gather ran");
     comm.all_to_all(from.data(), to.data(), kBytes, device.get());
-    copy(came.data(), to.data());
     right = testing::stream_finished(device.get());
+    copy(came.data(), to.data());
+    right = right && testing::stream_finished(device.get());
     for (int32_t r = 0; r < ranks; ++r)
       for (size_t i = 0; i < kBytes; ++i)
         right = right && came[r * kBytes + i] == value(r, rank, i);
     expect(right, "all_to_all", rank);
     together.arrive_and_wait();
+    if (rank == 0) said("all_to_all ran");
     constexpr size_t kMessage = 500;
     std::vector<uint8_t> told(ranks * kMessage);
     comm.exchange(send.data(), told.data(), kMessage);
@@ -144,11 +159,12 @@ void check_collectives(int32_t ranks) {
 // A layer over NCCL has the double's bits, eagerly and as a graph that is replayed with other
 // lengths.
 void check_layers(int32_t ranks, Spread spread, Wire wire) {
-  constexpr int kSteps = 100, kCompared = 10;
+  constexpr int kSteps = 100, kCompared = 3;
   const Parallel parallel{.spread = spread, .interleave = 7, .wire = wire};
   std::vector<std::vector<Result>> want;
   for (int step = 0; step < kCompared; ++step)
     want.push_back(by_threads(step_problem(step), ranks, parallel));
+  said("the double is done");
   std::barrier together(ranks);
   on_ranks(ranks, [&](int32_t rank, ncclComm_t nccl) {
     NcclCommunicator comm(nccl);
@@ -164,6 +180,7 @@ void check_layers(int32_t ranks, Spread spread, Wire wire) {
     together.arrive_and_wait();
     plan.refill(first.batch());
     together.arrive_and_wait();
+    if (rank == 0) said("a plan is there");
     const auto call = first.prepare(plan);
     const auto eager = first.prepare(plan);
     together.arrive_and_wait();  // nothing is allocated while another rank waits on the device
@@ -173,6 +190,7 @@ void check_layers(int32_t ranks, Spread spread, Wire wire) {
     expect(right && same_bits(got.out, want[0][rank].out), "outputs", rank);
     expect(same_bits(got.lse, want[0][rank].lse), "lse", rank);
     together.arrive_and_wait();
+    if (rank == 0) said("a layer ran");
 
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t replay = nullptr;
@@ -193,6 +211,7 @@ void check_layers(int32_t ranks, Spread spread, Wire wire) {
       const Result replayed = now.result(*call, shard), direct = now.result(*eager, shard);
       expect(right && same_bits(replayed.out, direct.out), "a replay's outputs", rank);
       expect(same_bits(replayed.lse, direct.lse), "a replay's lse", rank);
+      if (rank == 0 && step % 25 == 0) said("replays run");
       if (step < kCompared)
         expect(same_bits(replayed.out, want[step][rank].out), "a replay beside the double", rank);
     }
@@ -267,15 +286,14 @@ int main(int count, char** words) {
   std::printf("NCCL %d, %d ranks\n", version, ranks);
   std::fflush(stdout);
   winnow::check_collectives(ranks);
-  std::printf("collectives done, %d failures\n", winnow::failures.load());
-  std::fflush(stdout);
+  winnow::said("collectives are done");
   for (const winnow::Spread spread : {winnow::Spread::kContext, winnow::Spread::kHeads})
     winnow::check_layers(ranks, spread, winnow::Wire::kF32);
   winnow::check_layers(ranks, winnow::Spread::kContext, winnow::Wire::kBf16);
-  std::printf("layers and graphs done, %d failures\n", winnow::failures.load());
-  std::fflush(stdout);
+  winnow::said("layers and graphs are done");
   winnow::check_faults(ranks);
-  std::printf("faults done, %d failures\n", winnow::failures.load());
+  winnow::said("faults are done");
+  std::printf("%d failures\n", winnow::failures.load());
   std::fflush(stdout);
   // Threads of a communicator that was aborted may linger.
   std::_Exit(winnow::failures == 0 ? 0 : 1);

@@ -112,22 +112,25 @@ class RankProblem {
     c.keys.resize(count * page_bytes(CacheFormat::kIndexKeys, kPage));
     const Cache latent{c.cache.data(), CacheFormat::kV32Fp8, count, kPage};
     const Cache index{c.keys.data(), CacheFormat::kIndexKeys, count, kPage};
+    // One call for all records: a call costs more than a record under a sanitizer.
+    std::vector<bf16> old_kv, old_k;
+    std::vector<int64_t> old_slots;
     for (size_t r = 0; r < requests.size(); ++r) {
-      std::vector<bf16> old_kv(kDim), old_k(kIndexDim);
       const int64_t before = fill_all ? longest : requests[r].seq - requests[r].query;
       for (int64_t p = 0; p < before; ++p) {
-        int64_t where = slot(c, w, r, p);
+        const int64_t where = slot(c, w, r, p);
         if (where < 0) continue;
-        fill(old_kv, r, p, 1, 0.2f);
-        fill(old_k, r, p / 2, 2, 1.0f);  // neighbours are equal: ties
-        write({.kv = tensor(old_kv.data(), {1, kDim}),
-               .slots = tensor(&where, {1}),
-               .cache = latent});
-        write({.kv = tensor(old_k.data(), {1, kIndexDim}),
-               .slots = tensor(&where, {1}),
-               .cache = index});
+        old_slots.push_back(where);
+        old_kv.resize(old_kv.size() + kDim);
+        old_k.resize(old_k.size() + kIndexDim);
+        fill(std::span(old_kv).last(kDim), r, p, 1, 0.2f);
+        fill(std::span(old_k).last(kIndexDim), r, p / 2, 2, 1.0f);  // neighbours are equal: ties
       }
     }
+    const auto held_before = static_cast<int64_t>(old_slots.size());
+    const Tensor slots = tensor(old_slots.data(), {held_before});
+    write({.kv = tensor(old_kv.data(), {held_before, kDim}), .slots = slots, .cache = latent});
+    write({.kv = tensor(old_k.data(), {held_before, kIndexDim}), .slots = slots, .cache = index});
 
     const auto n = static_cast<int64_t>(w.share.tokens.size());
     c.kv.resize(n * kDim);

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/formats.h"
+#include "lone_rank.h"
 #include "ranks_problem.h"
 #include "testing.h"
 #include "thread_ranks.h"
@@ -278,6 +279,27 @@ TEST(RanksFaults, PlansThatDiffer) {
 }
 
 // In refill(): other tokens, other lengths, a batch that one rank refuses. All may go on after it.
+// Nothing is allocated for ranks that cannot be, nor are they told.
+TEST(RanksFaults, ImpossibleNumbersOfRanksAreNamed) {
+  const RankProblem problem(testing::rank_batch());
+  for (const int32_t ranks : {kMaxRanks + 1, INT32_MAX, 0, -1, INT32_MIN}) {
+    tools::LoneRank comm(ranks);
+    for (const Spread spread : {Spread::kHeads, Spread::kContext, Spread::kQueries}) {
+      PlanOptions o = problem.options({});
+      o.parallel = {.comm = &comm, .spread = spread};
+      std::string why;
+      try {
+        Plan plan(o);
+      } catch (const Error& e) {
+        why = e.what();
+      }
+      EXPECT_NE(why.find("plan: comm (ranks): expected 1 to 16384, found " + std::to_string(ranks)),
+                std::string::npos)
+          << why;
+    }
+  }
+}
+
 TEST(RanksFaults, BatchesThatDiffer) {
   const RankProblem problem(testing::rank_batch());
   ThreadRanks group(3);

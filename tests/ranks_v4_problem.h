@@ -1,11 +1,13 @@
-// A layer of V4 whose batch runs on one rank or with its context over several: the window cache is
-// whole on every rank, compressed states and their index keys are shared out by their number.
+// A layer of V4 whose batch runs on one rank, or with its heads or its context over several: the
+// window cache is whole on every rank; over the context, compressed states and their index keys are
+// shared out by their number.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "core/formats.h"
+#include "memory.h"
 #include "ranks_problem.h"
 #include "winnow/pipeline.h"
 
@@ -39,9 +41,10 @@ class RankProblemV4 {
   };
 
   PlanOptions options(const Parallel& parallel) const {
+    const int32_t ranks = parallel.comm ? parallel.comm->size() : 1;
     return {.model = kV4,
             .format = CacheFormat::kV4Fp8,
-            .heads = kHeads,
+            .heads = parallel.spread == Spread::kHeads ? kHeads / ranks : kHeads,
             .topk = kWindow,
             .extra_topk = kind.picked,
             .ratio = kind.ratio,
@@ -52,7 +55,7 @@ class RankProblemV4 {
             .max_tokens = 64,
             .max_context = longest,
             .split = SplitPolicy::kFixed,
-            .target = {.kernel = "simd"},
+            .target = {.device = device, .kernel = kernel},
             .parallel = parallel};
   }
   Batch batch() const { return {starts, seq_lens}; }
@@ -60,30 +63,33 @@ class RankProblemV4 {
   Result run(const Parallel& parallel) const {
     Plan plan(options(parallel));
     plan.refill(batch());
+    const bool by_heads = parallel.spread == Spread::kHeads;
     const Shard shard = parallel.shard();
-    const int32_t ranks = shard.world;
+    const int32_t ranks = parallel.comm ? parallel.comm->size() : 1;
+    const int32_t rank = parallel.comm ? parallel.comm->rank() : 0;
     const int64_t own = kHeads / ranks, rows = static_cast<int64_t>(requests.size());
+    const int64_t q_heads = by_heads ? own : kHeads, first_head = by_heads ? rank * own : 0;
     Paged window(pages(longest), CacheFormat::kV4Fp8, rows);
     const int64_t states = shard.local_length(longest / kind.ratio) + 1;
     Paged compressed(pages(states), CacheFormat::kV4Fp8, rows);
     Paged keys(pages(states), CacheFormat::kIndexKeys, rows);
 
-    std::vector<bf16> kv(tokens * kDim), q(tokens * kHeads * kDim), new_states, new_keys;
-    std::vector<int64_t> slots(tokens), state_slots;
-    std::vector<e4m3> index_q(tokens * kIndexHeads * kIndexDim);
-    std::vector<float> weights(tokens * kIndexHeads), sink(own);
-    for (int64_t h = 0; h < own; ++h) sink[h] = number(99, 0, shard.rank * own + h);
+    MappedVector<bf16> kv(tokens * kDim), q(tokens * q_heads * kDim), new_states, new_keys;
+    MappedVector<int64_t> slots(tokens), state_slots;
+    MappedVector<e4m3> index_q(tokens * kIndexHeads * kIndexDim);
+    MappedVector<float> weights(tokens * kIndexHeads), sink(own);
+    for (int64_t h = 0; h < own; ++h) sink[h] = number(99, 0, rank * own + h);
     const auto state_slot = [&](size_t r, int64_t s) {
       return shard.owns(s) ? compressed.slot(r, shard.local(s)) : int64_t{-1};
     };
-    const auto append = [&](std::vector<bf16>& to, int64_t width, size_t r, int64_t s, int what) {
+    const auto append = [&](MappedVector<bf16>& to, int64_t width, size_t r, int64_t s, int what) {
       to.resize(to.size() + static_cast<size_t>(width));
       fill(std::span(to).last(static_cast<size_t>(width)), r, s, what, what == 2 ? 0.2f : 1.0f);
     };
     for (size_t r = 0; r < requests.size(); ++r) {
       const auto [query, seq] = requests[r];
-      std::vector<bf16> old_kv, old_states, old_keys;
-      std::vector<int64_t> old_slots, old_state_slots;
+      MappedVector<bf16> old_kv, old_states, old_keys;
+      MappedVector<int64_t> old_slots, old_state_slots;
       for (int64_t p = 0; p < seq; ++p) {
         const bool is_new = p >= seq - query, closes = (p + 1) % kind.ratio == 0;
         const int64_t s = p / kind.ratio;
@@ -100,8 +106,9 @@ class RankProblemV4 {
         const int64_t t = starts[r] + p - (seq - query);
         slots[t] = window.slot(r, p);
         fill(std::span(kv).subspan(t * kDim, kDim), r, p, 2, 0.2f);
-        for (int64_t h = 0; h < kHeads; ++h)
-          fill(std::span(q).subspan((t * kHeads + h) * kDim, kDim), r, p, 10 + h, 1.7f);
+        for (int64_t h = 0; h < q_heads; ++h)
+          fill(std::span(q).subspan((t * q_heads + h) * kDim, kDim), r, p, 10 + first_head + h,
+               1.7f);
         for (int64_t j = 0; j < kIndexHeads * kIndexDim; ++j)
           index_q[t * kIndexHeads * kIndexDim + j] = to_e4m3(number(r, p, 100000 + j));
         for (int64_t h = 0; h < kIndexHeads; ++h)
@@ -112,20 +119,21 @@ class RankProblemV4 {
       put(keys, old_keys, old_state_slots, kIndexDim);
     }
 
-    Result result{std::vector<bf16>(tokens * own * kDim), std::vector<float>(tokens * own)};
-    std::vector<std::byte> workspace(pipeline_workspace_bytes(plan));
+    MappedVector<bf16> out(tokens * own * kDim);
+    MappedVector<float> lse(tokens * own);
+    const DeviceWorkspace workspace(plan.device({}), pipeline_workspace_bytes(plan));
     const auto count = static_cast<int64_t>(state_slots.size());
     PipelineArgs args{.plan = &plan,
                       .kv = tensor(kv.data(), {tokens, kDim}),
                       .slots = tensor(slots.data(), {tokens}),
                       .cache = window.cache(),
                       .block_table = window.view(),
-                      .q = tensor(q.data(), {tokens, kHeads, kDim}),
+                      .q = tensor(q.data(), {tokens, q_heads, kDim}),
                       .scale = 1.0f / 24,
                       .sink = tensor(sink.data(), {own}),
-                      .out = tensor(result.out.data(), {tokens, own, kDim}),
-                      .lse = tensor(result.lse.data(), {tokens, own}),
-                      .workspace = workspace};
+                      .out = tensor(out.data(), {tokens, own, kDim}),
+                      .lse = tensor(lse.data(), {tokens, own}),
+                      .workspace = {static_cast<std::byte*>(workspace.data()), workspace.size()}};
     if (kind.picked > 0) {
       args.compressed_kv = tensor(new_states.data(), {count, kDim});
       args.compressed_slots = tensor(state_slots.data(), {count});
@@ -140,9 +148,12 @@ class RankProblemV4 {
                       .q = tensor(index_q.data(), {tokens, kIndexHeads, kIndexDim}),
                       .weights = tensor(weights.data(), {tokens, kIndexHeads})};
     pipeline(args);
-    return result;
+    if (!stream_finished(plan.device({}))) throw Error(ErrorCode::kRuntime, "the device failed");
+    return {{out.begin(), out.end()}, {lse.begin(), lse.end()}};
   }
 
+  const char* kernel = "simd";
+  Device device = {};
   std::vector<RankRequest> requests;
   Kind kind;
   std::vector<int32_t> starts{0}, seq_lens;
@@ -152,8 +163,8 @@ class RankProblemV4 {
  private:
   // A cache whose pages go to the requests in turn, backwards.
   struct Paged {
-    std::vector<std::byte> memory;
-    std::vector<int32_t> table;
+    MappedVector<std::byte> memory;
+    MappedVector<int32_t> table;
     CacheFormat format;
     int64_t pages, rows;
     Paged(int64_t count, CacheFormat of, int64_t requests)
@@ -174,7 +185,7 @@ class RankProblemV4 {
     Tensor view() const { return tensor(table.data(), {rows, pages / rows}); }
   };
 
-  static void put(Paged& to, const std::vector<bf16>& rows, const std::vector<int64_t>& slots,
+  static void put(Paged& to, const MappedVector<bf16>& rows, const MappedVector<int64_t>& slots,
                   int64_t width) {
     const auto count = static_cast<int64_t>(slots.size());
     write({.kv = tensor(rows.data(), {count, width}),

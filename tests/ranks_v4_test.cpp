@@ -1,6 +1,7 @@
-// V4's context over ranks, as threads: windows and compressed states attended to once over all of
-// them, one softmax and one sink, against one rank.
+// V4 over ranks, as threads, against one rank. Context: windows and compressed states attended to
+// once over all ranks, one softmax and one sink. Heads: one rank's bits.
 #include <cmath>
+#include <cstring>
 
 #include "ranks_v4_problem.h"
 #include "testing.h"
@@ -13,13 +14,14 @@ using testing::RankProblemV4;
 using tools::ThreadRanks;
 using Kind = RankProblemV4::Kind;
 
+// C4A; C128A, whose states are all attended to; a layer with a window alone.
+constexpr Kind kKinds[] = {{4, 16, true}, {8, 32, false}, {4, 0, false}};
+
 class RanksV4 : public ::testing::TestWithParam<int32_t> {};
 
 TEST_P(RanksV4, ContextAgreesWithOneRank) {
   const int32_t ranks = GetParam();
-  // C4A; C128A, whose states are all attended to; a layer with a window alone.
-  const Kind kinds[] = {{4, 16, true}, {8, 32, false}, {4, 0, false}};
-  for (const Kind& kind : kinds)
+  for (const Kind& kind : kKinds)
     for (const int32_t interleave : {1, 7, 64}) {
       SCOPED_TRACE(::testing::Message() << "ratio " << kind.ratio << ", " << kind.picked
                                         << " states, interleave " << interleave);
@@ -64,6 +66,29 @@ TEST_P(RanksV4, ContextAgreesWithOneRank) {
           .gathered_bytes = 8 * k * problem.tokens * others,
           .all_to_all_bytes = (problem.tokens * own * 2052 + 15) / 16 * 16 * others};
       for (int32_t r = 0; r < ranks; ++r) EXPECT_EQ(group.counted(r), want);
+    }
+}
+
+// With as many tokens as ranks the rows of the score are shared out, with fewer its keys.
+TEST_P(RanksV4, HeadsHaveTheBitsOfOneRank) {
+  const int32_t ranks = GetParam();
+  for (const Kind& kind : kKinds)
+    for (const auto& batch : {testing::rank_batch(), std::vector<testing::RankRequest>{{1, 150}}}) {
+      const RankProblemV4 problem(batch, kind);
+      const RankProblemV4::Result whole = problem.run({});
+      ThreadRanks group(ranks);
+      std::vector<RankProblemV4::Result> results(ranks);
+      const auto errors = group.run([&](Communicator& comm) {
+        results[comm.rank()] = problem.run({.comm = &comm, .spread = Spread::kHeads});
+      });
+      ASSERT_EQ(errors, std::vector<std::string>(ranks));
+      const int64_t own = RankProblemV4::kHeads / ranks, row = own * RankProblemV4::kDim;
+      for (int32_t r = 0; r < ranks; ++r)
+        for (int64_t t = 0; t < problem.tokens; ++t) {
+          const bf16* const want = whole.out.data() + (t * ranks + r) * row;
+          const bf16* const got = results[r].out.data() + t * row;
+          EXPECT_EQ(std::memcmp(got, want, row * sizeof(bf16)), 0) << "token " << t;
+        }
     }
 }
 

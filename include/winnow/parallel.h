@@ -11,6 +11,9 @@
 
 namespace winnow {
 
+// A communicator that claims more ranks than this is refused: what ranks agree by grows with them.
+inline constexpr int32_t kMaxRanks = 1 << 14;
+
 // A group of ranks that moves bytes. <winnow/mpi.h> and <winnow/nccl.h> are adapters; write your
 // own by deriving from this class. All ranks make the same calls in the same order, and blocks have
 // one size on all of them.
@@ -22,7 +25,7 @@ class Communicator {
  public:
   virtual ~Communicator() = default;
   virtual int32_t rank() const noexcept = 0;
-  virtual int32_t size() const noexcept = 0;
+  virtual int32_t size() const noexcept = 0;  // 1 to kMaxRanks
   // For messages: "mpi", "nccl".
   virtual const char* name() const noexcept = 0;
   // Whether all_gather and all_to_all take memory of this kind of device.

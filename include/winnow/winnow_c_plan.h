@@ -15,8 +15,8 @@ extern "C" {
  * after a deadline of their own. `stream` is that of the call, a cudaStream_t; null on the host. */
 typedef struct winnow_communicator {
   size_t struct_size;
-  void* context; /* handed to every function */
-  int32_t rank, size;
+  void* context;      /* handed to every function */
+  int32_t rank, size; /* ranks: 1 to 16384 */
   const char* name;
   bool takes_host, takes_cuda; /* memory of all_gather and all_to_all */
   /* recv [size, bytes]: block r is what rank r sent */

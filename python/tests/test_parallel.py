@@ -1,5 +1,6 @@
 """Ranks as processes over gloo: cut and combine against one process, a plan over heads, over the
-context and over queries, and faults of one rank, which every other rank must name in time."""
+context and over queries, and faults of one rank, which every other rank must name in time. Where
+there is CUDA, a plan over gloo has the bits of threads there as well."""
 
 import ctypes
 import os
@@ -16,7 +17,7 @@ import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
 
 import winnow  # noqa: E402
-from winnow.parallel import Communicator  # noqa: E402
+from winnow.parallel import Communicator, _DeviceMemory  # noqa: E402
 
 TOKENS, TOPK, HEADS, PAGE, CONTEXT = 5, 32, 8, 8, 150
 DEADLINE = 3.0
@@ -76,29 +77,43 @@ class Threads:
     """Ranks as threads of this process: the transport with nothing between them."""
 
     class Rank:
-        name, takes_cuda = "threads", False
+        name = "threads"
 
         def __init__(self, group, rank):
             self.group, self.rank, self.size = group, rank, group.size
+            self.takes_cuda = group.cuda
 
-        def _meet(self, send, recv, nbytes, block):
+        def _copy(self, to, source, nbytes):
+            if not self.takes_cuda:
+                ctypes.memmove(to, source, nbytes)
+            elif nbytes > 0:
+                theirs, own = (
+                    torch.as_tensor(_DeviceMemory(at, nbytes), device="cuda") for at in (source, to)
+                )
+                own.copy_(theirs)
+                torch.cuda.synchronize()
+
+        def _meet(self, send, recv, nbytes, block, copy):
             group = self.group
+            if self.takes_cuda:
+                torch.cuda.synchronize()
             group.sent[self.rank] = send
             group.barrier.wait()
             for r in range(self.size):
-                ctypes.memmove(recv + r * nbytes, group.sent[r] + block * nbytes, nbytes)
+                copy(recv + r * nbytes, group.sent[r] + block * nbytes, nbytes)
             group.barrier.wait()
 
         def all_gather(self, send, recv, nbytes):
-            self._meet(send, recv, nbytes, 0)
+            self._meet(send, recv, nbytes, 0, self._copy)
 
         def all_to_all(self, send, recv, nbytes):
-            self._meet(send, recv, nbytes, self.rank)
+            self._meet(send, recv, nbytes, self.rank, self._copy)
 
-        exchange = all_gather
+        def exchange(self, send, recv, nbytes):
+            self._meet(send, recv, nbytes, 0, ctypes.memmove)
 
-    def __init__(self, size):
-        self.size, self.sent = size, [0] * size
+    def __init__(self, size, cuda=False):
+        self.size, self.sent, self.cuda = size, [0] * size, cuda
         self.barrier = threading.Barrier(size, timeout=60)
 
     def run(self, body):
@@ -110,7 +125,10 @@ class Threads:
 class Layer:
     """One layer's step of two requests, on one rank or on several."""
 
-    def __init__(self, comm=None, spread="none", interleave=4, new=(1, 1), sharded=False):
+    def __init__(
+        self, comm=None, spread="none", interleave=4, new=(1, 1), sharded=False, device="cpu"
+    ):
+        self.device = device
         world, rank = (comm.size, comm.rank) if comm else (1, 0)
         held = spread == "context" or sharded
         self.heads = HEADS // world if spread == "heads" else HEADS
@@ -128,17 +146,21 @@ class Layer:
             max_tokens=64,
             workspace_rows=2 * CONTEXT if sharded else 0,
             split="fixed",
-            kernel="simd",
+            kernel="simd" if device == "cpu" else None,
+            device=device,
             comm=comm,
             spread=spread,
             interleave=interleave,
             sharded=sharded,
         )
-        self.table = torch.arange(pages, dtype=torch.int32).view(2, -1)
-        latent = torch.zeros(winnow.cache_shape("v32_fp8", pages, PAGE), dtype=torch.uint8)
-        keys = torch.zeros(winnow.cache_shape("index_keys", pages, PAGE), dtype=torch.uint8)
-        self.cache = winnow.Cache(latent, "v32_fp8", PAGE)
-        self.keys = winnow.Cache(keys, "index_keys", PAGE)
+        table = torch.arange(pages, dtype=torch.int32).view(2, -1)
+        self.table = table.to(device)
+
+        def empty(fmt):
+            memory = torch.zeros(winnow.cache_shape(fmt, pages, PAGE), dtype=torch.uint8)
+            return winnow.Cache(memory.to(device), fmt, PAGE)
+
+        self.cache, self.keys = empty("v32_fp8"), empty("index_keys")
         self.lens = [CONTEXT, max(3, new[1])]
         self.starts = [0, new[0], new[0] + new[1]]
         by_queries = spread == "queries"
@@ -154,14 +176,14 @@ class Layer:
             else:
                 mine = (positions // interleave) % world == rank
                 local = positions // (world * interleave) * interleave + positions % interleave
-            found = self.table[request][local // PAGE].long() * PAGE + local % PAGE
-            return torch.where(mine, found, -1)
+            found = table[request][local // PAGE].long() * PAGE + local % PAGE
+            return torch.where(mine, found, -1).to(device)
 
         fresh = []
         for r, length in enumerate(self.lens):
             where = slots(r, torch.arange(length))
-            kv = (0.2 * numbers(10 + r, length, 576)).bfloat16()
-            k = numbers(20 + r, length, 128).bfloat16()
+            kv = (0.2 * numbers(10 + r, length, 576)).bfloat16().to(device)
+            k = numbers(20 + r, length, 128).bfloat16().to(device)
             old = length - new[r]
             winnow.write(kv[:old], where[:old], self.cache)
             winnow.write(k[:old], where[:old], self.keys)
@@ -172,24 +194,25 @@ class Layer:
         if refill:
             self.plan.refill(self.starts, self.lens)
         own, count = torch.tensor(self.tokens, dtype=torch.long), self.starts[-1]
+        here = own.to(self.device)
         assert self.plan.batch_tokens == count and self.plan.tokens == len(own)
         prefix = None
         if ahead:
             prefix = winnow.gather_prefix(self.plan, self.cache, self.table, self.keys, self.table)
         return winnow.pipeline(
             self.plan,
-            numbers(30, count, HEADS, 576).bfloat16()[own][:, self.mine].contiguous(),
-            self.kv[own],
+            numbers(30, count, HEADS, 576).bfloat16()[own][:, self.mine].to(self.device),
+            self.kv[here],
             self.slots,
             self.cache,
             self.table,
             scale=0.06,
-            index_k=self.k[own],
+            index_k=self.k[here],
             index_slots=self.slots,
             index_keys=self.keys,
             index_table=self.table,
-            index_q=numbers(31, count, 2, 128).to(torch.float8_e4m3fn)[own],
-            index_weights=numbers(32, count, 2)[own],
+            index_q=numbers(31, count, 2, 128)[own].to(torch.float8_e4m3fn).to(self.device),
+            index_weights=numbers(32, count, 2)[own].to(self.device),
             prefix=prefix,
         )
 
@@ -214,6 +237,29 @@ def check_layers(comm, world):
             assert torch.equal(layer.run(), whole[layer.tokens])
         layer = Layer(comm, "queries", new=new, sharded=True)
         assert torch.equal(layer.run(ahead=True), whole[layer.tokens])
+
+
+# Over gloo, which takes CUDA's tensors, the bits of threads with a stream each.
+def check_cuda(comm, world):
+    comm = Communicator(deadline=DEADLINE, device="cuda")
+
+    def over(other, *args, **kwargs):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            out = Layer(other, *args, device="cuda", **kwargs).run()
+            torch.cuda.current_stream().synchronize()
+        return out.cpu()
+
+    for spread, new, sharded in (
+        ("heads", (1, 1), False),
+        ("context", (1, 1), False),
+        ("queries", (20, 3), False),
+        ("queries", (20, 3), True),
+    ):
+        way = dict(spread=spread, new=new, sharded=sharded)
+        threads = Threads(world, cuda=True).run(lambda other, way=way: over(other, **way))
+        assert torch.equal(over(comm, **way), threads[comm.rank]), way
+    whole, layer = over(None, new=(20, 3)), Layer(comm, "queries", new=(20, 3), device="cuda")
+    assert torch.equal(layer.run().cpu(), whole[layer.tokens])
 
 
 def expect_error(body, *words):
@@ -327,6 +373,14 @@ def check_faults(comm, world):
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks(world):
     run(check_results, world)
+
+
+@pytest.mark.skipif(
+    not any(k.device == "cuda" and k.available for k in winnow.support()), reason="no CUDA kernels"
+)
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_on_cuda(world):
+    run(check_cuda, world)
 
 
 def test_ranks_that_differ_and_one_that_dies():

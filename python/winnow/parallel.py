@@ -1,4 +1,4 @@
-"""Several ranks over a torch process group: gloo for the CPU, nccl for CUDA.
+"""Several ranks over a torch process group: gloo for the CPU or CUDA, nccl for CUDA.
 
 ``Communicator`` moves bytes for ``Plan(comm=..., spread=...)``, ``cut`` and ``combine``; winnow
 does all arithmetic, so results have the same bits over every transport.
@@ -32,18 +32,28 @@ class Communicator:
     """A group of ranks that moves bytes, over a torch process group.
 
     group     a process group of the backend gloo or nccl; None: the default group
+    device    whose memory moves, "cpu" or "cuda". None: CUDA's over nccl, the host's over others.
+              gloo takes both; it waits on the host, so what uses it is in no CUDA graph.
     deadline  seconds after which exchange() gives up and names the ranks that are missing. What the
               collectives wait for at most is the group's own timeout.
 
     After a failure the group is spent: every later call raises RuntimeError at once.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None, deadline: float = 30.0):
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        deadline: float = 30.0,
+        device: str | None = None,
+    ):
         self.group = group
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         self.name = dist.get_backend(group)
-        self.takes_cuda = self.name == "nccl"
+        devices = ("cuda",) if self.name == "nccl" else ("cpu", "cuda")
+        if device is not None and device not in devices:
+            raise ValueError(f"device: expected {' or '.join(devices)}, found {device}")
+        self.takes_cuda = (device or devices[0]) == "cuda"
         self.deadline = deadline
         # The name that replaces all_gather_into_tensor from torch 2.13 on.
         self._all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -75,7 +85,7 @@ class Communicator:
         out = torch.frombuffer(
             (ctypes.c_uint8 * (nbytes * self.size)).from_address(recv), dtype=torch.uint8
         ).view(self.size, nbytes)
-        if self.takes_cuda:
+        if self.name == "nccl":
             gathered = torch.empty(self.size * nbytes, dtype=torch.uint8, device="cuda")
             mine = own.cuda()
             self._all_gather(

@@ -205,7 +205,10 @@ void run(const CheckedCall& c, const CutKernel& kernel, Arena& arena) {
 
   const bool gather = c.owner && c.comm;
   const bool keeps = c.a.kept || c.a.counts;
-  const Keeping keeping{.own = own,
+  // Gathered rows have this rank's own among them, which are in a cache then.
+  OwnRows at_hand = own;
+  if (c.comm && !c.owner) at_hand.packed = m.received + c.comm->rank() * c.rows * c.row_floats();
+  const Keeping keeping{.own = at_hand,
                         .cuts = gather ? m.all_cuts : m.cuts,
                         .kept = row_of<int32_t>(c.a.kept, 0),
                         .kept_stride = c.a.kept.stride[0],

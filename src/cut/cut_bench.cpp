@@ -59,9 +59,10 @@ void measure(bench::Runner& runner, int64_t tokens) {
       own.packed = received + r * tokens * 2 * kTopk;
       kernel.pack(own);
     }
+    // Gathered rows have those of rank 0, the last that was packed, among them.
+    keeping.own = own;
     own.packed = packed;
     kernel.pack(own);
-    keeping.own = own;
     const Params params{.candidates = received,
                         .rows = tokens,
                         .width = kTopk,

@@ -1,66 +1,31 @@
-// cut on Hopper: keys of the values travel (0: no candidate), and a block finds a row's cut.
+// cut on Hopper: keys of the values travel (0: no candidate). What a plan sends is cut by clusters
+// (cluster_sm90.cu); here a block finds the cut of any other row: of a width that is no multiple of
+// four, of more keys than the registers of a cluster hold, or with the row's positions as output.
 //
 // Who does what: the row's block copies its keys to shared memory. 512 spread keys give even bins
-// of the range in which the cut lies (topk_shared.cuh); the few entries of its bin are ranked by
-// key and position. Rows that do not fit the scheme (ties, infinities, a bin of more than kRanked)
-// go by digits of the keys, then of the positions, three rounds each. Positions are read where keys
-// are equal to the cut's bin alone. Then the block keeps this rank's entries of the row, where the
-// cuts of all rows are found here, and sorts the row's positions, where they are asked for.
+// of the range in which the cut lies (topk_shared.cuh); the few entries of its bin are ranked. Rows
+// that do not fit the scheme (ties, infinities, a bin of more than kRanked) go by digits of the
+// keys, then of the positions, three rounds each. Then the block keeps this rank's entries of the
+// row, where the cuts of all rows are found here, and sorts the row's positions, where they are
+// asked for.
 //
 // Budget for 8 x 2,048 candidates, in cycles: 64 KB of keys 2,500; bins 1,500; search 600; entries
-// and ranks 800; keeping 2,048 entries 600, which are loaded meanwhile. Measured it takes twice
-// that (docs/parallel-cuda.md); keys in registers and unrolled loops took the same time.
+// and ranks 800; keeping 2,048 entries 600, which are loaded meanwhile.
 #include <bit>
 
 #include "core/arithmetic.h"
 #include "cuda/launch.h"
-#include "cuda/topk_shared.cuh"
-#include "cut/kernel.h"
+#include "cut/row_sm90.cuh"
 
 namespace winnow::internal::cut {
 
 namespace {
-
-using namespace cuda::ranking;
 
 constexpr int64_t kMostStaged = 24576;   // keys of a row in shared memory
 constexpr int64_t kMostSorted = 16384;   // positions of a row
 constexpr int64_t kMostWidth = 1 << 20;  // so that candidates of a row are counted in 31 bits
 constexpr size_t kMostDynamicBytes = 200 << 10;
 constexpr int kPackThreads = 256;
-
-// A candidate as one number: larger is better, 0 for none.
-__device__ __forceinline__ uint64_t order_on_device(uint32_t key, int32_t position) {
-  return key ? uint64_t{key} << 32 | static_cast<uint32_t>(INT32_MAX - position) : 0;
-}
-
-struct FindMemory {
-  SharedRowMemory even;
-  uint32_t bins[kBins];
-  uint32_t valid;  // candidates of the row
-  uint32_t given;  // positions collected
-  uint64_t cut;
-};
-
-// The candidates of a row: column c is entry c % width of rank c / width.
-struct Candidates {
-  const uint32_t* keys;
-  int64_t block_stride;
-  uint32_t width, total;
-
-  __device__ __forceinline__ Candidates(const Params& p, int64_t row)
-      : keys(reinterpret_cast<const uint32_t*>(p.candidates) + row * 2 * p.width),
-        block_stride(p.rows * 2 * p.width),
-        width(static_cast<uint32_t>(p.width)),
-        total(width * static_cast<uint32_t>(p.blocks)) {}
-  __device__ __forceinline__ const uint32_t* at(uint32_t column) const {
-    const uint32_t block = column / width;
-    return keys + block * block_stride + (column - block * width);
-  }
-  __device__ __forceinline__ int32_t position(uint32_t column) const {
-    return static_cast<int32_t>(at(column)[width]);
-  }
-};
 
 // The keys of a row, in shared memory (kStaged) or where they are.
 template <bool kStaged>
@@ -138,116 +103,10 @@ __device__ __forceinline__ uint64_t cut_by_bins(const Keys<kStaged>& keys, float
   const float middle = EvenBins::kZero + static_cast<float>(found.digit);
   keys.each([&](uint32_t column, uint32_t key) {
     if (key == 0 || even.position(value_of(key)) != middle) return;
-    sm.even.rank[atomicAdd(&sm.even.entries, 1u)] = {
-        key, static_cast<uint32_t>(keys.row.position(column))};
+    sm.even.rank[atomicAdd(&sm.even.entries, 1u)] = {key, column};
   });
   __syncthreads();
-  // A warp ranks an entry. The same candidate may be there again: ids are data.
-  const uint32_t wanted = width - found.above, lane = threadIdx.x % 32;
-  for (uint32_t e = threadIdx.x / 32; e < found.count; e += kWarps) {
-    const uint2 mine = sm.even.rank[e];
-    uint32_t better = 0, same = 0;
-    for (uint32_t i = 0; i < found.count; i += 32) {
-      const uint2 other = sm.even.rank[min(i + lane, kRanked - 1)];
-      const bool there = i + lane < found.count;
-      const bool wins = other.x > mine.x || (other.x == mine.x && other.y < mine.y);
-      better += __popc(__ballot_sync(~0u, there && wins));
-      same += __popc(__ballot_sync(~0u, there && other.x == mine.x && other.y == mine.y));
-    }
-    if (lane == 0 && better < wanted && wanted <= better + same)
-      sm.cut = order_on_device(mine.x, static_cast<int32_t>(mine.y));
-  }
-  __syncthreads();
-  return sm.cut;
-}
-
-// The cut by digits of the keys, then of the positions from above. It is the least number that no
-// candidate behind the K-th reaches.
-template <bool kStaged>
-__device__ __forceinline__ uint64_t cut_by_digits(const Keys<kStaged>& keys, FindMemory& sm) {
-  uint32_t prefix = 0, mask = 0, tie = 0, wanted = keys.row.width;
-  bool tied = false, whole = false;  // whether positions decide; whether the rest is wanted whole
-  const uint32_t bins = cuda::fresh(cuda::s32(sm.bins));
-#pragma unroll 1
-  for (int round = 0; round < 6 && !whole; ++round) {
-    if (round == 3) {
-      tie = prefix;
-      tied = true;
-      prefix = mask = 0;
-    }
-    const int shift = shift_of(round % 3);
-    const uint32_t digits = digits_of(round % 3);
-    clear(sm.bins, sizeof sm.bins);
-    __syncthreads();
-    keys.each([&](uint32_t column, uint32_t key) {
-      if (key == 0 || (tied && key != tie)) return;
-      const uint32_t word =
-          tied ? static_cast<uint32_t>(INT32_MAX - keys.row.position(column)) : key;
-      if ((word & mask) == prefix) count(bins, word >> shift & digits);
-    });
-    __syncthreads();
-    const Found found = find(sm.bins, wanted, sm.even.scan);
-    prefix |= found.digit << shift;
-    mask |= digits << shift;
-    wanted -= found.above;
-    whole = found.count == wanted;
-  }
-  return tied ? uint64_t{tie} << 32 | prefix : uint64_t{prefix} << 32;
-}
-
-// Entries of this rank's row that a thread looks at together.
-struct KeptTile {
-  static constexpr uint32_t kEach = 4, kSize = kEach * kThreads;
-  uint32_t key[kEach];
-  int32_t position[kEach], id[kEach];
-
-  // Asks for those of the tile that begins at column `first`.
-  __device__ __forceinline__ void load(const Keeping& k, int64_t row, uint32_t first) {
-    const auto width = static_cast<uint32_t>(k.own.width);
-    const uint32_t* const keys =
-        reinterpret_cast<const uint32_t*>(k.own.packed) + row * 2 * k.own.width;
-    const int32_t* const ids = k.own.ids + row * k.own.id_stride;
-#pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) {
-      const uint32_t column = first + threadIdx.x * kEach + i;
-      const bool there = column < width;
-      key[i] = there ? keys[column] : 0;
-      position[i] = there ? static_cast<int32_t>(keys[width + column]) : 0;
-      id[i] = there ? ids[column] : 0;
-    }
-  }
-};
-
-// This rank's entries of a row that are not behind the cut, in their order; `tile` has the first
-// ones. All of a tile are read before one is written at or before them, so `kept` may be the ids.
-__device__ __forceinline__ void keep_row(const Keeping& k, int64_t row, uint64_t cut, KeptTile tile,
-                                         Scan& scan) {
-  const auto width = static_cast<uint32_t>(k.own.width);
-  int32_t* const kept = k.kept ? k.kept + row * k.kept_stride : nullptr;
-  uint32_t before = 0;
-#pragma unroll 1
-  for (uint32_t first = 0; first < width; first += KeptTile::kSize) {
-    if (first > 0) {
-      __syncthreads();
-      tile.load(k, row, first);
-    }
-    uint32_t n = 0;
-    bool stays[KeptTile::kEach];
-#pragma unroll
-    for (uint32_t i = 0; i < KeptTile::kEach; ++i) {
-      const uint64_t order = order_on_device(tile.key[i], tile.position[i]);
-      stays[i] = order != 0 && order >= cut;
-      n += stays[i];
-    }
-    uint32_t place = before + scan_block(n, scan);
-    before += __reduce_add_sync(~0u, threadIdx.x % 32 < kWarps ? scan.warps[threadIdx.x % 32] : 0);
-#pragma unroll
-    for (uint32_t i = 0; i < KeptTile::kEach; ++i)
-      if (kept && stays[i]) kept[place++] = tile.id[i];
-  }
-  for (uint32_t column = before + threadIdx.x; kept && column < width; column += kThreads)
-    kept[column] = -1;
-  if (k.counts && threadIdx.x == 0) k.counts[row * k.count_stride] = static_cast<int32_t>(before);
+  return rank_candidates(keys.row, found.count, width - found.above, sm);
 }
 
 // Ascending order of 2^n numbers by a bitonic network.
@@ -279,7 +138,7 @@ __device__ __forceinline__ void give_positions(const Keys<kStaged>& keys, uint64
     keys.each([&](uint32_t column, uint32_t key) {
       if (key == 0 || key < static_cast<uint32_t>(cut >> 32)) return;
       const int32_t position = keys.row.position(column);
-      const uint64_t order = order_on_device(key, position);
+      const uint64_t order = cut_at(key, low_of(position));
       if (equal ? order != cut : order <= cut) return;
       if (const uint32_t place = atomicAdd(&sm.given, 1u); place < width) sorted[place] = position;
     });
@@ -290,20 +149,19 @@ __device__ __forceinline__ void give_positions(const Keys<kStaged>& keys, uint64
   for (uint32_t i = threadIdx.x; i < width; i += kThreads) out[i] = i < given ? sorted[i] : -1;
 }
 
-struct FindArgs {
-  Params p;
-  Keeping keeping;
-  bool keeps;
+struct BlockArgs {
+  FindArgs find;
   uint32_t staged;  // keys in dynamic shared memory, a multiple of four; 0: none
   uint32_t sorted;  // places behind them, a power of two; 0: no positions
 };
 
 template <bool kStaged>
-__global__ void __launch_bounds__(kThreads, 1) find_cuts(const __grid_constant__ FindArgs args) {
+__global__ void __launch_bounds__(kThreads, 1) find_cuts(const __grid_constant__ BlockArgs args) {
   __shared__ FindMemory sm;
   extern __shared__ __align__(16) uint32_t dynamic[];
   const int64_t row = blockIdx.x;
-  const Candidates candidates(args.p, row);
+  const auto& [p, keeping, keeps] = args.find;
+  const Candidates candidates(p, row);
   const Keys<kStaged> keys{candidates, dynamic};
   int32_t* const sorted = reinterpret_cast<int32_t*>(dynamic + args.staged);
   if constexpr (kStaged) stage_keys(candidates, dynamic);
@@ -311,7 +169,7 @@ __global__ void __launch_bounds__(kThreads, 1) find_cuts(const __grid_constant__
   const auto column = static_cast<uint32_t>(uint64_t{place} * candidates.total >> (16 + 9));
   const uint32_t sample = *candidates.at(column);
   KeptTile tile;
-  if (args.keeps) tile.load(args.keeping, row, 0);
+  if (keeps) tile.load(keeping, row, 0);
   clear(&sm.even, sizeof sm.even);
   if (threadIdx.x == 0) {
     sm.valid = sm.given = 0;
@@ -322,13 +180,12 @@ __global__ void __launch_bounds__(kThreads, 1) find_cuts(const __grid_constant__
 
   // Keys of 0 and of NaN are NaN again.
   uint64_t cut = cut_by_bins(keys, value_of(sample), sm);
-  if (cut == 0 && sm.valid > candidates.width) cut = cut_by_digits(keys, sm);
-  if (threadIdx.x == 0) args.p.cuts[row] = static_cast<int64_t>(cut);
-  if (args.keeps) keep_row(args.keeping, row, cut, tile, sm.even.scan);
+  if (cut == 0 && sm.valid > candidates.width) cut = cut_by_digits(candidates, keys, sm);
+  if (threadIdx.x == 0) p.cuts[row] = static_cast<int64_t>(cut);
+  if (keeps) keep_row(keeping, row, cut, tile, sm.even.scan);
   if (args.sorted) {
     __syncthreads();
-    give_positions(keys, cut, args.p.positions + row * args.p.position_stride, sorted, args.sorted,
-                   sm);
+    give_positions(keys, cut, p.positions + row * p.position_stride, sorted, args.sorted, sm);
   }
 }
 
@@ -366,12 +223,11 @@ __global__ void __launch_bounds__(kPackThreads)
 }
 
 template <bool kStaged>
-void launch(const FindArgs& args) noexcept {
+void launch(const BlockArgs& args) noexcept {
   const auto bytes = (args.staged + args.sorted) * sizeof(uint32_t);
   cuda::keep_error(cuda::allow_shared(find_cuts<kStaged>, kMostDynamicBytes));
-  find_cuts<kStaged>
-      <<<static_cast<unsigned>(args.p.rows), kThreads, bytes, cuda::stream_of(args.p.device)>>>(
-          args);
+  find_cuts<kStaged><<<static_cast<unsigned>(args.find.p.rows), kThreads, bytes,
+                       cuda::stream_of(args.find.p.device)>>>(args);
   cuda::keep_error(cudaGetLastError());
 }
 
@@ -401,8 +257,10 @@ void sm90(const Params& p) noexcept {
   if (p.rows == 0) return;
   if (p.width == 0 && p.keeping) keep_sm90(*p.keeping);
   if (p.width == 0) return;
-  FindArgs args{p, {}, p.keeping != nullptr, 0, 0};
-  if (p.keeping) args.keeping = *p.keeping;
+  FindArgs find{p, {}, p.keeping != nullptr};
+  if (p.keeping) find.keeping = *p.keeping;
+  if (fits_cluster(p)) return find_in_clusters(find);
+  BlockArgs args{find, 0, 0};
   if (p.positions) args.sorted = std::bit_ceil(static_cast<uint32_t>(p.width));
   const int64_t total = round_up<int64_t>(p.width * p.blocks, 4);
   if (total > kMostStaged) return launch<false>(args);

@@ -145,7 +145,7 @@ void Step::all_to_all(const void* send, void* recv, size_t bytes) const {
 
 void check_communicator(const char* stage, Communicator& comm, const Device& device) {
   const Check check(stage);
-  check.range(comm.size(), "comm (ranks)", 1, INT32_MAX);
+  check.range(comm.size(), "comm (ranks)", 1, kMaxRanks);
   check.range(comm.rank(), "comm (rank)", 0, comm.size() - 1);
   if (comm.takes(device.kind)) return;
   const bool cuda = device.kind == DeviceKind::kCuda;

@@ -58,14 +58,14 @@ void agree(Communicator& comm, const Offer& offer, std::span<std::byte> room);
 // Tells the other ranks that this one throws; they throw as well instead of waiting for it.
 void tell_refusal(Communicator& comm, const char* stage, const char* why) noexcept;
 
-// The result of `prepare`, which checks a call. If it throws, the other ranks are told; no
-// communicator: there are none.
+// The result of `prepare`, which checks a call. If it throws, the other ranks are told. There are
+// none without a communicator, or where its size cannot be.
 template <class F>
 auto telling(Communicator* comm, const char* stage, F&& prepare) {
   try {
     return prepare();
   } catch (const Error& e) {
-    if (comm && comm->size() > 1) tell_refusal(*comm, stage, e.what());
+    if (comm && comm->size() > 1 && comm->size() <= kMaxRanks) tell_refusal(*comm, stage, e.what());
     throw;
   }
 }

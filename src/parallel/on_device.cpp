@@ -22,6 +22,17 @@ void check_not_captured([[maybe_unused]] const char* stage,
 #endif
 }
 
+void check_lengths_not_captured([[maybe_unused]] const char* stage,
+                                [[maybe_unused]] const Device& device) {
+#ifdef WINNOW_WITH_CUDA
+  if (device.kind == DeviceKind::kCuda && cuda::capturing(device))
+    throw Error(ErrorCode::kUnsupported,
+                cat(stage,
+                    ": plan: expected kHeads or kContext inside a stream capture (lengths decide "
+                    "what travels), found kQueries"));
+#endif
+}
+
 void agree_in(Communicator& comm, const Offer& offer, std::byte* room) {
   const size_t bytes = agreement_bytes(comm.size());
   if (room) return agree(comm, offer, {room, bytes});

@@ -11,6 +11,10 @@ namespace winnow::internal::parallel {
 // call that would agree inside one. A plan's calls do not, since its refill() has.
 void check_not_captured(const char* stage, const Communicator* comm, const Device& device);
 
+// Where sizes of collectives and launches follow from a batch's lengths, a graph would repeat those
+// of the batch that it was captured with: throws kUnsupported inside a capture.
+void check_lengths_not_captured(const char* stage, const Device& device);
+
 // agree() in `room`, or in memory of its own where that is null: a call's workspace is the
 // device's.
 void agree_in(Communicator& comm, const Offer& offer, std::byte* room);

@@ -3,6 +3,7 @@
 #include "pipeline/pipeline_checks.h"
 
 #include "core/check.h"
+#include "parallel/on_device.h"
 #include "pipeline/queries.h"
 #include "winnow/model.h"
 
@@ -187,6 +188,8 @@ void check_pipeline(const PipelineArgs& a) {
   }
   check_steps(check, a);
   check.workspace(a.workspace, pipeline_workspace_bytes(*a.plan));
+  if (by_queries(o))
+    internal::parallel::check_lengths_not_captured("pipeline", a.plan->device(a.target));
 }
 
 }  // namespace winnow

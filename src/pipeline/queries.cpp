@@ -7,6 +7,7 @@
 #include "core/arithmetic.h"
 #include "core/check.h"
 #include "parallel/agree.h"
+#include "parallel/on_device.h"
 #include "parallel/records.h"
 #include "plan/share.h"
 
@@ -168,6 +169,7 @@ void gather_prefix(const GatherPrefixArgs& a) try {
   if (!by_sharded_queries(o)) return;  // one rank reads its own caches
   Communicator& comm = a.comm ? *a.comm : *o.parallel.comm;
   parallel::check_communicator("gather_prefix", comm, device);
+  parallel::check_lengths_not_captured("gather_prefix", device);
   check.that(
       comm.size() == o.parallel.comm->size() && comm.rank() == o.parallel.comm->rank(), "comm",
       cat("rank ", o.parallel.comm->rank(), " of ", o.parallel.comm->size(), ", as the plan has"),

@@ -59,7 +59,7 @@ score::Shape score_shape(const PlanOptions& o, int64_t tokens) {
   const int32_t picked = o.model.lists == 2 ? o.extra_topk : o.topk;  // by the indexer
   return {.heads = o.index_heads,
           .tokens = tokens,
-          .keys = o.max_context / o.ratio,
+          .keys = score::planned_keys(o),
           .topk = picked,
           .whole_tiles = o.page % score::kTileKeys == 0};
 }

@@ -55,11 +55,6 @@ void check_parallel(const PlanOptions& o) {
     return;
   }
   check.that(!o.mha, "mha", "false with kQueries", "true");
-  if (p.sharded && o.target.device.kind == DeviceKind::kCuda)
-    throw Error(
-        ErrorCode::kUnsupported,
-        "plan: parallel.sharded: expected false on CUDA, found true (gathered rows were not "
-        "shown to give one rank's results there)");
   // V4's compressor takes rows of tokens that another rank has.
   if (o.model.lists == 2)
     throw Error(ErrorCode::kUnsupported,

@@ -13,6 +13,10 @@
 #include "model/index.h"
 #include "winnow/score.h"
 
+namespace winnow {
+struct PlanOptions;
+}
+
 namespace winnow::internal::score {
 
 inline constexpr int kDim = IndexKeys::kDim;
@@ -124,6 +128,10 @@ struct SelectParams {
   core::Blocks blocks;
   std::span<std::byte> workspace;
 };
+
+// Columns of a row of logits that a plan's workspace is made for: keys of its longest context, or,
+// where records of sharded caches are gathered, rows of all sequences.
+int64_t planned_keys(const PlanOptions& options);
 
 // What the choice of a kernel and the size of its workspace depend on; capacities.
 struct Shape {

@@ -78,6 +78,11 @@ std::span<const ScoreKernel> kernels() {
   return table;
 }
 
+int64_t planned_keys(const PlanOptions& o) {
+  const bool gathered = o.parallel.spread == Spread::kQueries && o.parallel.sharded;
+  return std::max<int64_t>(o.max_context / o.ratio, gathered ? o.workspace_rows : 0);
+}
+
 namespace {
 
 // Keys of a row that the call can name: of score_select(), which has no logits to bound them.
@@ -162,9 +167,6 @@ const ScoreKernel& kernel_for(const char* stage, const ScoreArgs& a, const Shape
   // None that the plan may use reads these keys: say why.
   return choose(stage, kernels(), shape, a.plan->options().target);
 }
-
-// Keys of a token that a plan's workspace is made for.
-int64_t planned_keys(const PlanOptions& o) { return o.max_context / o.ratio; }
 
 Shape shape_for(const Params& p, int64_t topk) {
   return {.heads = p.heads,

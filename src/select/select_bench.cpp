@@ -44,5 +44,12 @@ const bench::Suite suite("select", "default", [](bench::Runner& runner) {
   measure(runner, {.topk = 512, .context = 32768});
 });
 
+// What cut() over eight ranks is held against: as many logits as eight times 2,048 candidates.
+const bench::Suite ranks("select", "ranks", [](bench::Runner& runner) {
+  if (!runner.on_cuda()) return;
+  for (const int64_t tokens : {1, 8, 32, 128})
+    measure(runner, {.topk = 2048, .batch = tokens, .context = 16384});
+});
+
 }  // namespace
 }  // namespace winnow
