@@ -84,12 +84,9 @@ std::vector<std::string> header_lines(const json& h) {
                               h.at("load").get<std::string>()));
   std::string roofs;
   const std::pair<const char*, const char*> units[] = {
-      {"fma_gflops", "FMA {:.0f} GFLOP/s"},
-      {"bf16_dot_gflops", "bf16 dot {:.0f} GFLOP/s"},
-      {"amx_gflops", "AMX {:.0f} GFLOP/s"},
-      {"tensor_gflops", "tensor {:.0f} GFLOP/s"},
-      {"read_gbps", "read {:.1f} GB/s"},
-      {"copy_gbps", "copy {:.1f} GB/s"}};
+      {"fma_gflops", "FMA {:.0f} GFLOP/s"}, {"bf16_dot_gflops", "bf16 dot {:.0f} GFLOP/s"},
+      {"amx_gflops", "AMX {:.0f} GFLOP/s"}, {"tensor_gflops", "tensor {:.0f} GFLOP/s"},
+      {"read_gbps", "read {:.1f} GB/s"},    {"copy_gbps", "copy {:.1f} GB/s"}};
   for (const auto& [key, format] : units)
     if (h.at("roofs").contains(key) && h["roofs"][key].is_number())
       roofs += (roofs.empty() ? "roofs: " : ", ") + cell(h["roofs"][key], format);

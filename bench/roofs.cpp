@@ -110,15 +110,14 @@ class Memory {
   int64_t stretches() const { return stretches_; }
 
  private:
-  int64_t stretches_ =
-      std::max<int64_t>(int64_t{256} << 20, 2 * cache_bytes()) / 8 / kStretch;
+  int64_t stretches_ = std::max<int64_t>(int64_t{256} << 20, 2 * cache_bytes()) / 8 / kStretch;
   std::unique_ptr<uint64_t[]> data_{new uint64_t[stretches_ * kStretch]};
 };
 
 double read_bandwidth(const Memory& memory) {
   std::unique_ptr<uint64_t[]> sums(new uint64_t[memory.stretches()]);
-  const double best = memory.best(
-      1, [&](int64_t s) { sums[s] = sum_of(memory.stretch(s), Memory::kStretch); });
+  const double best =
+      memory.best(1, [&](int64_t s) { sums[s] = sum_of(memory.stretch(s), Memory::kStretch); });
   volatile uint64_t sink = sums[0];  // keeps the sums, and so the reads, alive
   (void)sink;
   return best;

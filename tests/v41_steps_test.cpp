@@ -350,8 +350,7 @@ TEST(SharedStatesErrors, NameTheArgumentAndWriteNothing) {
   expect(takes, [](Args a) { a.ids.shape[0] = 2; }, {"ids"});
   expect(takes, [](Args a) { a.ids.data = nullptr; }, {"ids", "null"});
   expect(takes, [](Args a) { a.ids = {}; }, {"plan", "extra_topk of at least"});
-  expect(
-      takes, [](Args a) { a.blocks.within = a.ids; }, {"blocks", "none without indexer.q"});
+  expect(takes, [](Args a) { a.blocks.within = a.ids; }, {"blocks", "none without indexer.q"});
   expect(takes, [](Args a) { a.compressed_kv = a.kv; }, {"compressed_slots", "nothing"});
   expect(takes, [](Args a) { a.compressed = {}; }, {"compressed"});
   EXPECT_EQ(std::memcmp(q.data(), model.layer.q.data(), q.size() * 2), 0);

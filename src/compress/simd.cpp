@@ -99,10 +99,12 @@ bool pool_entry(const Params& p, int64_t token, float* pooled) {
     pool_rows(rows, count, p.width, pooled);
   } else if (p.gate) {
     pool_columns(rows, count, p.width, pooled);
-  } else {
+  } else if (rows[0].are_bf16) {
     const hn::CappedTag<float, 16> d;
     for (int64_t i = 0; i < p.width; i += static_cast<int64_t>(hn::Lanes(d)))
-      hn::StoreU(load_values(d, rows[0].values, rows[0].are_bf16, i), d, pooled + i);
+      hn::StoreU(load_values(d, rows[0].values, true, i), d, pooled + i);
+  } else {
+    std::memcpy(pooled, rows[0].values, p.width * sizeof(float));
   }
   return true;
 }
@@ -133,8 +135,7 @@ void finish_entries(const Params& p, Entries& e) {
     for (int64_t r = 0; r < e.count; ++r) hs::norm_row(p.norm, pooled(r), p.width, row(r));
   } else {
     hs::NormFactors factors[kEntries];
-    for (int64_t r = 0; r < e.count; ++r)
-      factors[r] = hs::norm_factors(p.norm, pooled(r), p.width);
+    for (int64_t r = 0; r < e.count; ++r) factors[r] = hs::norm_factors(p.norm, pooled(r), p.width);
     for (int64_t r = 0; r < e.count; ++r)
       hs::finish_norm(p.norm, factors[r], pooled(r), p.width, row(r));
   }
@@ -209,8 +210,8 @@ HWY_EXPORT(store_rows);
 void simd(const Params& p) noexcept {
   // Of a block's rows the entries and the state both read: an entry's whole window where every
   // worker has some of them, else 64 KB or more, above the cost of a task.
-  const int64_t block = std::clamp<int64_t>(p.tokens / (4 * cpu::threads()), 16,
-                                            std::max<int64_t>(p.ratio, 16));
+  const int64_t block =
+      std::clamp<int64_t>(p.tokens / (4 * cpu::threads()), 16, std::max<int64_t>(p.ratio, 16));
   const int64_t tasks = ceil_div(p.tokens, block);
   const auto in_blocks = [&](auto&& body) {
     cpu::parallel_for(tasks, [&](int64_t task, int) {

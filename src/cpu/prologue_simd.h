@@ -80,20 +80,23 @@ template <class T>
 HWY_INLINE void finish_norm(const core::NormParams& n, const NormFactors& factors, const T* x,
                             int64_t width, bf16* out) {
   const bool centred = n.kind == NormKind::kLayer;
-  const auto finish = [&](auto d, int64_t i) HWY_ATTR {
+  const auto value = [&](auto d, int64_t i) HWY_ATTR {
     auto y = load_floats(d, x + i);
     if (centred) y = hn::Sub(y, hn::Set(d, factors.mean));
     y = hn::Mul(y, hn::Set(d, factors.inverse));
     if (n.weight) y = hn::Mul(y, hn::LoadU(d, n.weight + i));
     if (n.bias) y = hn::Add(y, hn::LoadU(d, n.bias + i));
-    store_bf16(d, y, out + i);
+    return y;
   };
   const hn::CappedTag<float, 16> df;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
   int64_t i = 0;
-  for (; i + lanes <= width; i += lanes) finish(df, i);
+  for (; i + 2 * lanes <= width; i += 2 * lanes) {
+    const auto first = value(df, i);  // before the store: out may be x
+    store_bf16_pair(df, first, value(df, i + lanes), out + i);
+  }
   const hn::CappedTag<float, 1> one;
-  for (; i < width; ++i) finish(one, i);
+  for (; i < width; ++i) store_bf16(one, value(one, i), out + i);
 }
 
 template <class T>

@@ -71,18 +71,28 @@ HWY_INLINE Block next_block(const Params& p, int64_t& t, int64_t last) {
 template <class R>
 HWY_INLINE void prepare(const Params& p, const Block& block, bf16* rows) {
   const auto row = [&](int64_t r) { return rows + r * R::kDim; };
-  for (int64_t r = 0; r < block.count; ++r) {
-    const int64_t t = block.tokens[r];
-    std::memcpy(row(r), p.kv + t * p.kv_stride, R::kNope * sizeof(bf16));
+  const auto given = [&](int64_t r) { return p.kv + block.tokens[r] * p.kv_stride; };
+  // A row in one piece is read in place by its norm, which then copies the rest.
+  const bool whole =
+      R::kRope == 0 || (p.rope_part == p.kv + R::kNope && p.rope_stride == p.kv_stride);
+  const bool normed = p.norm.kind != NormKind::kNone;
+  for (int64_t r = 0; r < block.count && !(whole && normed); ++r) {
+    std::memcpy(row(r), given(r), R::kNope * sizeof(bf16));
     if constexpr (R::kRope > 0)
-      std::memcpy(row(r) + R::kNope, p.rope_part + t * p.rope_stride, R::kRope * sizeof(bf16));
+      std::memcpy(row(r) + R::kNope, p.rope_part + block.tokens[r] * p.rope_stride,
+                  R::kRope * sizeof(bf16));
   }
-  if (p.norm.kind != NormKind::kNone) {
+  if (normed) {
     hs::NormFactors factors[kRows];
     for (int64_t r = 0; r < block.count; ++r)
-      factors[r] = hs::norm_factors(p.norm, row(r), p.norm_width);
-    for (int64_t r = 0; r < block.count; ++r)
-      hs::finish_norm(p.norm, factors[r], row(r), p.norm_width, row(r));
+      factors[r] = hs::norm_factors(p.norm, whole ? given(r) : row(r), p.norm_width);
+    for (int64_t r = 0; r < block.count; ++r) {
+      const bf16* from = whole ? given(r) : row(r);
+      hs::finish_norm(p.norm, factors[r], from, p.norm_width, row(r));
+      if (whole)
+        std::memcpy(row(r) + p.norm_width, from + p.norm_width,
+                    (R::kDim - p.norm_width) * sizeof(bf16));
+    }
   }
   if (p.rope.table)
     for (int64_t r = 0; r < block.count; ++r) {
