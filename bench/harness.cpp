@@ -197,7 +197,7 @@ const std::vector<Result>& Runner::finish() {
   if (rows_.empty()) return results_;
   const Roofs again = backend_->roofs();
   for (double Roofs::*unit :
-       {&Roofs::fma, &Roofs::bf16_dot, &Roofs::amx, &Roofs::tensor, &Roofs::read})
+       {&Roofs::fma, &Roofs::bf16_dot, &Roofs::amx, &Roofs::tensor, &Roofs::read, &Roofs::copy})
     roofs_.*unit = std::max(roofs_.*unit, again.*unit);
   for (Row& row : rows_) {
     Result& r = row.result;

@@ -46,7 +46,7 @@ struct Result {
 // Ceilings of a device, measured in the same run. 0: the machine has no such unit.
 struct Roofs {
   double fma = 0, bf16_dot = 0, amx = 0, tensor = 0;  // FLOP/s
-  double read = 0;                                    // B/s
+  double read = 0, copy = 0;  // B/s; a copy counts what it reads and what it writes (CPU)
 };
 
 // How a case is timed in one visit.

@@ -59,7 +59,8 @@ json roofs_of(const Roofs& r) {
           {"bf16_dot_gflops", number(rounded(r.bf16_dot * 1e-9))},
           {"amx_gflops", number(rounded(r.amx * 1e-9))},
           {"tensor_gflops", number(rounded(r.tensor * 1e-9))},
-          {"read_gbps", number(rounded(r.read * 1e-9))}};
+          {"read_gbps", number(rounded(r.read * 1e-9))},
+          {"copy_gbps", number(rounded(r.copy * 1e-9))}};
 }
 
 json header_of(const Machine& m, const Roofs& roofs) {
@@ -83,13 +84,11 @@ std::vector<std::string> header_lines(const json& h) {
                               h.at("load").get<std::string>()));
   std::string roofs;
   const std::pair<const char*, const char*> units[] = {
-      {"fma_gflops", "FMA {:.0f} GFLOP/s"},
-      {"bf16_dot_gflops", "bf16 dot {:.0f} GFLOP/s"},
-      {"amx_gflops", "AMX {:.0f} GFLOP/s"},
-      {"tensor_gflops", "tensor {:.0f} GFLOP/s"},
-      {"read_gbps", "read {:.1f} GB/s"}};
+      {"fma_gflops", "FMA {:.0f} GFLOP/s"}, {"bf16_dot_gflops", "bf16 dot {:.0f} GFLOP/s"},
+      {"amx_gflops", "AMX {:.0f} GFLOP/s"}, {"tensor_gflops", "tensor {:.0f} GFLOP/s"},
+      {"read_gbps", "read {:.1f} GB/s"},    {"copy_gbps", "copy {:.1f} GB/s"}};
   for (const auto& [key, format] : units)
-    if (h.at("roofs").at(key).is_number())
+    if (h.at("roofs").contains(key) && h["roofs"][key].is_number())
       roofs += (roofs.empty() ? "roofs: " : ", ") + cell(h["roofs"][key], format);
   lines.push_back(roofs);
   if (h.contains("note")) lines.push_back(h["note"].get<std::string>());  // written by hand

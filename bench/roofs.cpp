@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <memory>
 
 #include "cpu/isa.h"
@@ -80,30 +81,54 @@ uint64_t sum_of(const uint64_t* data, int64_t count) {
   return s[0] + s[1] + s[2] + s[3] + s[4] + s[5] + s[6] + s[7];
 }
 
-// B/s read from a buffer that the caches cannot hold, in stretches that keep every worker busy.
-double read_bandwidth() {
-  constexpr int64_t kStretch = int64_t{1} << 16;  // words: 512 KiB
-  const int64_t bytes = std::max<int64_t>(int64_t{256} << 20, 2 * cache_bytes());
-  const int64_t stretches = bytes / 8 / kStretch;
-  std::unique_ptr<uint64_t[]> data(new uint64_t[stretches * kStretch]);
-  internal::cpu::parallel_for(stretches, [&](int64_t i, int) {
-    std::fill_n(data.get() + i * kStretch, kStretch, static_cast<uint64_t>(i));
-  });
-  // A sample reads the next quarter, which the three before it have pushed out of the caches.
-  const int64_t quarter = stretches / 4;
-  std::unique_ptr<uint64_t[]> sums(new uint64_t[stretches]);
-  double best = 0;
-  for (int i = 0; i < kSamples; ++i) {
-    const int64_t first = i % 4 * quarter;
-    const auto start = Clock::now();
-    internal::cpu::parallel_for(quarter, [&](int64_t s, int) {
-      sums[s] = sum_of(data.get() + (first + s) * kStretch, kStretch);
+// A buffer that the caches cannot hold, in stretches that keep every worker busy. A sample passes
+// over the next quarter of it, which the three before it have pushed out of the caches.
+class Memory {
+ public:
+  static constexpr int64_t kStretch = int64_t{1} << 16;  // words: 512 KiB
+
+  Memory() {
+    internal::cpu::parallel_for(stretches_, [&](int64_t i, int) {
+      std::fill_n(stretch(i), kStretch, static_cast<uint64_t>(i));
     });
-    best = std::max(best, static_cast<double>(quarter * kStretch * 8) / seconds_since(start));
-    volatile uint64_t sink = sums[0];  // keeps the sums, and so the reads, alive
-    (void)sink;
   }
+  // B/s of body(stretch), by which so many times its bytes are moved.
+  template <class F>
+  double best(int64_t times, F&& body) const {
+    const int64_t quarter = stretches_ / 4;
+    double best = 0;
+    for (int i = 0; i < kSamples; ++i) {
+      const int64_t first = i % 4 * quarter;
+      const auto start = Clock::now();
+      internal::cpu::parallel_for(quarter, [&](int64_t s, int) { body(first + s); });
+      const auto moved = static_cast<double>(times * quarter * kStretch * 8);
+      best = std::max(best, moved / seconds_since(start));
+    }
+    return best;
+  }
+  uint64_t* stretch(int64_t i) const { return data_.get() + i * kStretch; }
+  int64_t stretches() const { return stretches_; }
+
+ private:
+  int64_t stretches_ = std::max<int64_t>(int64_t{256} << 20, 2 * cache_bytes()) / 8 / kStretch;
+  std::unique_ptr<uint64_t[]> data_{new uint64_t[stretches_ * kStretch]};
+};
+
+double read_bandwidth(const Memory& memory) {
+  std::unique_ptr<uint64_t[]> sums(new uint64_t[memory.stretches()]);
+  const double best =
+      memory.best(1, [&](int64_t s) { sums[s] = sum_of(memory.stretch(s), Memory::kStretch); });
+  volatile uint64_t sink = sums[0];  // keeps the sums, and so the reads, alive
+  (void)sink;
   return best;
+}
+
+// The first half of each stretch to its second, bytes read and written.
+double copy_bandwidth(const Memory& memory) {
+  constexpr int64_t kHalf = Memory::kStretch / 2;
+  return memory.best(1, [&](int64_t s) {
+    std::memcpy(memory.stretch(s) + kHalf, memory.stretch(s), kHalf * sizeof(uint64_t));
+  });
 }
 
 }  // namespace
@@ -135,7 +160,9 @@ Roofs measure_cpu_roofs() {
   Roofs r;
   for (double Roofs::*unit : {&Roofs::fma, &Roofs::bf16_dot, &Roofs::amx})
     if (const Arithmetic* a = arithmetic(unit)) r.*unit = a->best();
-  r.read = read_bandwidth();
+  const Memory memory;
+  r.read = read_bandwidth(memory);
+  r.copy = copy_bandwidth(memory);
   return r;
 }
 

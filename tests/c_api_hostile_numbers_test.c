@@ -114,7 +114,7 @@ static void sweep_accessors(const winnow_plan* plan) {
       winnow_plan_workspace_starts, winnow_plan_prefill_requests, winnow_plan_compressed_lens,
       winnow_plan_gather_starts,    winnow_plan_gather_lens,      winnow_plan_gather_rows,
       winnow_plan_token_order,      winnow_plan_token_rows,       winnow_plan_key_starts,
-      winnow_plan_prefix_lens,      winnow_plan_row_starts};
+      winnow_plan_prefix_lens,      winnow_plan_row_starts,       winnow_plan_state_starts};
   for (size_t i = 0; i < sizeof lists / sizeof *lists; ++i) read_all(lists[i](plan));
   int64_t parts = 0, chunks = 0;
   const winnow_part* part = winnow_plan_parts(plan, &parts);

@@ -220,7 +220,9 @@ static void sweep_pipeline(void) {
         AT(CACHE, I, indexer.keys), FREE(2, I, indexer.block_table), AT(TENSOR, I, indexer.q),
         AT(TENSOR, I, indexer.weights), AT(TENSOR, I, q), AT(FLOAT, I, scale),
         AT(TENSOR, I, steps.rope.table), AT(TENSOR, I, sink), AT(TENSOR, I, out),
-        AT(TENSOR, I, lse), AT(POINTER, I, workspace), AT(TARGET, I, target));
+        AT(TENSOR, I, lse), AT(TENSOR, I, ids), AT(TENSOR, I, blocks.within),
+        AT(TENSOR, I, blocks.best), AT(INT32, I, blocks.size), AT(POINTER, I, workspace),
+        AT(TARGET, I, target));
   winnow_plan_destroy(the_plan);
 }
 

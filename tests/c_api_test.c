@@ -205,6 +205,18 @@ static void decode_step(void) {
   all.workspace = malloc(all.workspace_bytes + 1);
   OK(winnow_pipeline(&all));
   CHECK(fabs(from_bf16(again[0]) - value / sum) < 0x1p-7 * value / sum);
+  /* What it chose, and a layer without an indexer that takes this choice. */
+  static int32_t chosen[TOPK];
+  static uint16_t taken[HEADS * 512];
+  all.ids = i32(chosen, 2, SHAPE(1, TOPK));
+  OK(winnow_pipeline(&all));
+  for (int i = 0; i < TOPK; ++i) CHECK(chosen[i] == ids[i]);
+  memset(&all.indexer, 0, sizeof all.indexer);
+  all.out = bf16(taken, 3, SHAPE(1, HEADS, 512));
+  OK(winnow_pipeline(&all));
+  CHECK(memcmp(again, taken, sizeof taken) == 0);
+  all.struct_size = offsetof(winnow_pipeline_args, ids); /* a program from before ids */
+  INVALID(winnow_pipeline(&all), "indexer.q");
   free(all.workspace);
 
   free(attend.workspace);

@@ -250,12 +250,17 @@ std::shared_ptr<void> make_pipeline(Subject& s) {
        .sink = s.input<float>({kHeads}),
        .out = s.output<bf16>({kTokens, kHeads, 512}),
        .lse = s.output<float>({kTokens, kHeads}),
-       .workspace = workspace};
+       .workspace = workspace,
+       .ids = s.output<int32_t>({kTokens, p->plan.options().topk}),
+       .blocks = {.size = 4,
+                  .within = s.numbers<int32_t>({kTokens, 2}, 0, 3),
+                  .best = s.output<int32_t>({kTokens, 2})}};
   s.call = [p] { pipeline(p->args); };
   s.damages(unpinned(a.kv, 1), a.slots, a.cache, unpinned(a.block_table, 3),
             unpinned(a.indexer.k, 1), a.indexer.slots, a.indexer.keys,
             unpinned(a.indexer.block_table, 3), a.indexer.q, a.indexer.weights, a.q, a.scale,
-            a.sink, a.out, a.lse, a.workspace, a.target, a.compressed, a.compressed_kv);
+            a.sink, a.out, a.lse, a.workspace, a.target, a.compressed, a.compressed_kv, a.ids,
+            a.blocks.size, unpinned(a.blocks.within, 2), unpinned(a.blocks.best, 2));
   return p;
 }
 

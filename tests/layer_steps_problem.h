@@ -25,7 +25,21 @@ struct Kind {
   const char* kernel = nullptr;
   int32_t context = 320, page = 8, window = 16, tokens = 256;  // the most
   SplitPolicy split = SplitPolicy::kBalanced;
+  DeviceKind device = DeviceKind::kCpu;
 };
+
+// Each kind on the CPU, and on a Hopper device where one is asked for.
+inline std::vector<Kind> on_devices(std::vector<Kind> kinds) {
+  if (!device_present()) return kinds;
+  for (size_t i = 0, count = kinds.size(); i < count; ++i) {
+    Kind k = kinds[i];
+    if (k.kernel) continue;  // a CPU kernel
+    k.name += "_cuda";
+    k.device = DeviceKind::kCuda;
+    kinds.push_back(k);
+  }
+  return kinds;
+}
 
 // New tokens of each request, and its length with them: decodes stand first.
 struct Step {
@@ -91,7 +105,7 @@ class Layer {
               .max_context = kind.context,
               .mode = kind.mode,
               .split = kind.split,
-              .target = {.kernel = kind.kernel}}),
+              .target = {.device = {kind.device}, .kernel = kind.kernel}}),
         angles(kind.context * 64),
         kv_weight(kDim),
         weight(kDim),
@@ -126,7 +140,7 @@ class Layer {
   Rope rope() { return {.table = tensor(angles.data(), {k.context, 2, 32})}; }
   Tensor positions() { return tensor(plan.positions().data(), {tokens}); }
   Tensor requests() { return tensor(plan.request_ids().data(), {tokens}); }
-  Target target() const { return {.kernel = k.kernel}; }
+  Target target() const { return {.device = {k.device}, .kernel = k.kernel}; }
 
   // Rows of the compressor of width d, as both sides have it.
   CompressArgs compressor(Side& s, int64_t d) {
@@ -200,14 +214,14 @@ class Layer {
     return a;
   }
   // Entries as rows of their own, rotated, and their slots.
-  void entries(Side& s, int64_t d, std::vector<bf16>& latent, std::vector<int64_t>& to) {
+  void entries(Side& s, int64_t d, MappedVector<bf16>& latent, MappedVector<int64_t>& to) {
     Pages& pages = d == kDim ? s.states : s.keys;
     latent.assign(tokens * d, bf16{0});
     to.resize(tokens);
     CompressArgs a = compressor(s, d);
     a.latent = tensor(latent.data(), {tokens, d});
     compress(a);
-    std::vector<int32_t> first(tokens, -1);
+    MappedVector<int32_t> first(tokens, -1);
     for (int64_t t = 0; t < tokens; ++t)
       if (const int32_t p = plan.positions()[t]; (p + 1) % k.ratio == 0)
         first[t] = p / k.ratio * k.ratio;
@@ -223,7 +237,9 @@ class Layer {
                       .ratio = k.ratio,
                       .page = k.page,
                       .pages = pages.cache.pages,
-                      .slots = tensor(to.data(), {tokens})});
+                      .slots = tensor(to.data(), {tokens}),
+                      .target = {.device = {k.device}}});
+    EXPECT_TRUE(device_finished());
   }
   void composed(Side& s, bf16* out) {
     PipelineArgs a = args(s, out);
@@ -239,8 +255,8 @@ class Layer {
     norm(normed);
     const Tensor view = tensor(kv.data(), {tokens, 1, kDim});
     rotate({.x = view, .positions = positions(), .rope = rope(), .out = view, .target = target()});
-    std::vector<bf16> states, keys;
-    std::vector<int64_t> state_slots, key_slots;
+    MappedVector<bf16> states, keys;
+    MappedVector<int64_t> state_slots, key_slots;
     if (k.extra > 0) {
       entries(s, kDim, states, state_slots);
       a.compressed_kv = tensor(states.data(), {tokens, kDim});
@@ -263,16 +279,17 @@ class Layer {
     Rope back = rope();
     back.inverse = true;
     rotate({.x = a.out, .positions = positions(), .rope = back, .out = a.out, .target = target()});
+    EXPECT_TRUE(device_finished());
   }
 
   Kind k;
   Plan plan;
   Source values{5};
   int64_t tokens = 0;
-  std::vector<bf16> q, kv, index_q;
-  std::vector<float> rows, index_rows, index_weights, made_weights;
-  std::vector<int64_t> slots;
-  std::vector<uint16_t> codes;
+  MappedVector<bf16> q, kv, index_q;
+  MappedVector<float> rows, index_rows, index_weights, made_weights;
+  MappedVector<int64_t> slots;
+  MappedVector<uint16_t> codes;
 
  private:
   Guarded<float> angles, kv_weight, weight, bias;
@@ -288,10 +305,11 @@ bool same(const Guarded<T>& a, const Guarded<T>& b) {
 // One batch through both. Whether all that they wrote is the same, bit for bit.
 inline void expect_same_step(Layer& layer, const Step& step, Side& one, Side& other) {
   layer.draw(step);
-  const std::vector<bf16> q = layer.q, kv = layer.kv;
+  const MappedVector<bf16> q = layer.q, kv = layer.kv;
   Guarded<bf16> got(layer.tokens * kHeads * kDim), want(layer.tokens * kHeads * kDim);
   pipeline(layer.fused(one, got.data()));
-  const std::vector<uint16_t> codes = layer.codes;
+  ASSERT_TRUE(device_finished());
+  const MappedVector<uint16_t> codes = layer.codes;
   ASSERT_EQ(std::memcmp(kv.data(), layer.kv.data(), kv.size() * 2), 0) << "kv is an input";
   layer.q = q;
   layer.composed(other, want.data());

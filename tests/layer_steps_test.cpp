@@ -19,7 +19,7 @@ using testing::steps::Side;
 using testing::steps::Step;
 
 std::vector<Kind> kinds() {
-  return {
+  return testing::steps::on_devices({
       {"window"},
       {.name = "window_bf16_reference", .wide = true, .kernel = "reference"},
       {.name = "c4a", .extra = 8, .overlap = true, .indexed = true},
@@ -47,7 +47,7 @@ std::vector<Kind> kinds() {
        .mode = Mode::kSeparate},
       {.name = "v41_ratio_2", .ratio = 2, .extra = 160, .bias = false},
       {.name = "v41_ratio_1", .ratio = 1, .extra = 320, .gate = false, .bias = false},
-  };
+  });
 }
 
 constexpr Step kSteps[] = {
@@ -73,7 +73,7 @@ TEST(PipelineStepsErrors, NameTheArgumentAndWriteNothing) {
   Side side(kind);
   layer.draw(kSteps[0]);
   Guarded<bf16> out(layer.tokens * kHeads * kDim);
-  const std::vector<bf16> q = layer.q;
+  const testing::MappedVector<bf16> q = layer.q;
   const auto expect = [&](auto change, std::initializer_list<const char*> words) {
     PipelineArgs a = layer.fused(side, out.data());
     change(a);

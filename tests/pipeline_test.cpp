@@ -234,6 +234,28 @@ TEST(PipelineCost, LogitsAreNotKept) {
   EXPECT_LT(pipeline_workspace_bytes(plan), size_t{256} << 20);
 }
 
+// A layer without an indexer takes the choice of one before it (GLM-5): the same output from the
+// same caches, whatever reads them.
+TEST_P(Pipeline, TakesTheChoiceOfAnotherLayer) {
+  const int32_t width = layout().v4() ? layout().extra : layout().topk;
+  if (width == 0 || !layout().indexed) return;  // nothing is chosen
+  Done done(layout(), testing::mixed_batch(), testing::kPadding, kernel());
+  const std::vector<bf16> want = done.world.out.values();
+  Guarded<int32_t> ids(done.plan.tokens() * width);
+  PipelineArgs a = done.args();
+  a.ids = tensor(ids.data(), {done.plan.tokens(), width});
+  pipeline(a);
+  ASSERT_TRUE(testing::device_finished());
+  EXPECT_TRUE(same(want.data(), done.world.out.data(), want.size() * sizeof(bf16)));
+  const std::vector<int32_t> chosen = ids.values();
+  done.world.out.poison();
+  a.indexer = {};
+  pipeline(a);
+  ASSERT_TRUE(testing::device_finished());
+  EXPECT_TRUE(same(want.data(), done.world.out.data(), want.size() * sizeof(bf16)));
+  EXPECT_EQ(chosen, ids.values()) << "an input";
+}
+
 TEST(PipelineErrors, NameTheArgumentAndWriteNothing) {
   for (const char* name : {"v32_mixed", "v4_mixed"}) {
     const Layout s = testing::layout_named(name);
@@ -301,6 +323,7 @@ TEST(PipelineErrors, NameTheArgumentAndWriteNothing) {
       continue;
     }
     expect([](Args a) { a.compressed = {}; }, {"compressed", "a cache"});
+    expect([](Args a) { a.ids = a.block_table; }, {"ids", "[49, "});
     expect([](Args a) { a.compressed.pages = 1; }, {"compressed_slots", "slots below 8"});
     expect([](Args a) { a.compressed_kv = {}; }, {"compressed_kv"});
     expect([](Args a) { a.compressed_slots = {}; }, {"compressed_slots"});

@@ -21,7 +21,8 @@ namespace winnow {
 struct Indexer {
   Tensor k;      // [>= S, 128] bf16: keys of the new tokens (V4: of the new compressed states)
   Tensor slots;  // [S] int64: where they go; V3.2: S = T
-  Cache keys;    // kIndexKeys; with q in bf16 kIndexKeysBf16
+  // kIndexKeys; with q in bf16 kIndexKeysBf16. V4 without k and slots: another layer's, read alone.
+  Cache keys;
   Tensor block_table;  // [>= R, W] int32
   Tensor q;            // [T, H_I, 128] e4m3 or bf16
   Tensor weights;      // [T, H_I] f32
@@ -56,8 +57,10 @@ struct LayerSteps {
   Norm q_norm = {.kind = NormKind::kNone};  // of each head; q is prepared in place
   ScaleMode scale = ScaleMode::kDefault;    // of kv's records
   Compressor states = {};                   // makes compressed_kv and compressed_slots
-  Compressor index = {};                    // makes indexer.k and indexer.slots
-  RawIndexQuery index_query = {};           // fills indexer.q and indexer.weights, outputs then
+  // Makes indexer.k and indexer.slots. Without rows, but with indexer.k: k holds a projection of
+  // each token's latent (V4.1), of which norm, hadamard and scale make its state's index key.
+  Compressor index = {};
+  RawIndexQuery index_query = {};  // fills indexer.q and indexer.weights, outputs then
 };
 
 struct PipelineArgs {
@@ -71,7 +74,7 @@ struct PipelineArgs {
   Tensor block_table;            // [>= R, W] int32
   Tensor compressed_kv = {};     // V4: [>= S, d] bf16; S may be 0
   Tensor compressed_slots = {};  // V4: [S] int64
-  Cache compressed = {};         // V4
+  Cache compressed = {};         // V4; without the two above: written before, and only read here
   Tensor compressed_table = {};  // V4: [>= R, W2] int32
   Indexer indexer = {};          // V3.2, and V4 unless every compressed state is attended to
   Tensor q;                      // [T, H, d_qk] bf16
@@ -86,16 +89,24 @@ struct PipelineArgs {
   // kQueries with sharded caches: what gather_prefix() has filled for this layer. Empty: the call
   // gathers it first, into its workspace.
   std::span<std::byte> prefix = {};
+  // What the indexer chooses: numbers of tokens (V4: of compressed states) in their sequence, as
+  // select() gives them. [T, K] int32, optional, K = options.topk (V4: extra_topk). With indexer.q
+  // an output, which layers behind it may take; without, an input: the choice of a layer before.
+  Tensor ids = {};
+  SelectBlocks blocks = {};  // of the indexer's selection (V4.1)
 };
 
 // write -> score -> select -> locate -> attend over a plan of this batch.
 // V3.2 attends to the indexer's top-k of all tokens. V4 attends to the sliding window (options.topk
 // tokens) and to options.extra_topk compressed states: the indexer's top-k, or all of them when
-// indexer.q is not given (they must fit).
+// neither indexer.q nor ids are given (they must fit).
 // With steps the call begins at the projections of a V4 layer of any kind: prepare_query() ->
 // write() with a prologue -> compress() of states and index keys -> index_query(), the stages, then
 // rotate() of out, bit for bit. Tokens of all requests, chunks of prefills and decodes alike, go
-// through it together; positions outside the table are left out. The result does not depend on the
+// through it together; positions outside the table are left out. A V4.1 layer that keeps states
+// calls compress() first, for their latents, projects these to `indexer.k`, and leaves steps.states
+// empty. Layers that read its states and keys, or its ids, name its caches and lists and give
+// nothing to write there. ids and blocks are for one rank. The result does not depend on the
 // plan's mode, up to rounding. Throws before anything is written. Allocates nothing, and keeps the
 // logits of a few tokens at a time only. On CUDA it first copies the plan's arrays to the workspace
 // on the stream (plan.h says what refill() waits for).

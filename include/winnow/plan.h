@@ -268,6 +268,9 @@ class Plan {
   // row in what gather_prefix() fills; its first is in key_starts(), which others leave empty.
   std::span<const int32_t> key_ends() const;
   std::span<const int32_t> key_starts() const;
+  // V4 with compressed states: [tokens]: position of the first token of the state that ends with
+  // the token, if one does: position - ratio + 1. Negative: padding, or too early. Others: empty.
+  std::span<const int32_t> state_starts() const;
   // kQueries with sharded caches, by request: tokens that the caches hold already, and the first
   // row of its sequence in what gather_prefix() fills; by token_order(): the row of a token. The
   // rows of all requests together: gathered_rows().

@@ -261,8 +261,8 @@ winnow_status winnow_decompress(const winnow_decompress_args* args);
 /* ---- pipeline (<winnow/pipeline.h>) -------------------------------------------------------- */
 
 typedef struct winnow_indexer {
-  winnow_tensor k, slots; /* [T, 128] bf16, [T] int64 */
-  winnow_cache keys;
+  winnow_tensor k, slots;    /* [T, 128] bf16, [T] int64 */
+  winnow_cache keys;         /* V4 without the two above: only read */
   winnow_tensor block_table; /* [R, W] int32 */
   winnow_tensor q, weights;  /* [T, H_I, 128] e4m3, [T, H_I] f32 */
 } winnow_indexer;
@@ -283,7 +283,7 @@ typedef struct winnow_layer_steps {
   winnow_rope rope;
   winnow_norm_step kv_norm, q_norm; /* q is prepared in place */
   winnow_scale_mode scale;
-  winnow_compressor states, index;
+  winnow_compressor states, index;      /* V4.1: of index norm, hadamard and scale, for indexer.k */
   winnow_tensor index_q, index_weights; /* [T, H_I, 128] bf16, [T, H_I] f32 or bf16 */
   bool index_hadamard;
   winnow_scale_mode index_scale;
@@ -297,7 +297,7 @@ typedef struct winnow_pipeline_args {
   winnow_cache cache;
   winnow_tensor block_table;                     /* [R, W] int32 */
   winnow_tensor compressed_kv, compressed_slots; /* V4: [S, d] bf16, [S] int64 */
-  winnow_cache compressed;                       /* V4 */
+  winnow_cache compressed;                       /* V4; without the two above it is only read */
   winnow_tensor compressed_table;                /* V4: [R, W2] int32 */
   winnow_indexer indexer;
   winnow_tensor q;              /* [T, H, d_qk] bf16 */
@@ -309,6 +309,8 @@ typedef struct winnow_pipeline_args {
   winnow_layer_steps steps;
   void* prefix; /* what winnow_gather_prefix() filled; null: the call gathers it where needed */
   size_t prefix_bytes;
+  winnow_tensor ids; /* [T, K] int32, optional: the indexer's choice; without indexer.q an input */
+  winnow_select_blocks blocks;
 } winnow_pipeline_args;
 #define WINNOW_PIPELINE_ARGS_INIT \
   { .struct_size = sizeof(winnow_pipeline_args), .scale = WINNOW_NOT_GIVEN }

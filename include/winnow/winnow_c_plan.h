@@ -143,6 +143,7 @@ winnow_ints winnow_plan_seq_lens(const winnow_plan* plan);
 winnow_ints winnow_plan_request_ids(const winnow_plan* plan);
 winnow_ints winnow_plan_positions(const winnow_plan* plan);
 winnow_ints winnow_plan_key_ends(const winnow_plan* plan);
+winnow_ints winnow_plan_state_starts(const winnow_plan* plan);
 winnow_ints winnow_plan_arrays(const winnow_plan* plan); /* the block the lists here point into */
 const winnow_chunk* winnow_plan_chunks(const winnow_plan* plan, int64_t* count);
 winnow_ints winnow_plan_workspace_starts(const winnow_plan* plan);

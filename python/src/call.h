@@ -59,7 +59,7 @@ struct Scratch {
 
 class Call {
  public:
-  static constexpr size_t kMost = 48;  // arguments of a function
+  static constexpr size_t kMost = 56;  // arguments of a function
   Call(const Signature& signature, nb::handle args, nb::handle kwargs);
   ~Call();
   Call(const Call&) = delete;

@@ -41,6 +41,16 @@ ScaleMode scale_mode(const Call& c, const char* argument) {
   c.fail(argument, "default, amax, pow2 or pow2_floor_amax", name);
 }
 
+SelectBlocks blocks_of(Call& c, int64_t tokens) {
+  SelectBlocks b;
+  b.size = c.int32("block", 8);
+  b.within = c.in("within");
+  const int64_t best = c.size("best", 0);
+  if (best > 0 || c.given("best_blocks"))
+    b.best = c.out("best_blocks", DType::kI32, {tokens, best});
+  return b;
+}
+
 namespace {
 
 nb::object norm_(Call& c) {

@@ -4,6 +4,7 @@
 #include "call.h"
 #include "winnow/norm.h"
 #include "winnow/rotate.h"
+#include "winnow/select.h"
 #include "winnow/write.h"
 
 namespace winnow::python {
@@ -14,5 +15,7 @@ Norm norm_of(Call& c, const char* weight, const char* otherwise);
 Rope rope_of(Call& c, const char* table);
 // scale=
 ScaleMode scale_mode(const Call& c, const char* argument = "scale");
+// block=, within=, best= (how many blocks to find) and best_blocks=
+SelectBlocks blocks_of(Call& c, int64_t tokens);
 
 }  // namespace winnow::python

@@ -15,11 +15,12 @@ struct CompressorNames {
 Compressor compressor_of(Call& c, const CompressorNames& names) {
   Compressor r;
   r.rows = c.in(names.rows);
-  if (!r.rows) return r;
-  r.overlap = c.flag("overlap");
-  r.bias = c.in(names.bias);
   r.norm.weight = c.in(names.norm);
   r.norm.eps = static_cast<float>(c.number("eps", 1e-6));
+  if (!r.rows) return r;
+  r.overlap = c.flag("overlap");
+  r.gate = c.flag("gate", true);
+  r.bias = c.in(names.bias);
   r.state.rows = c.out(names.state, DType::kF32, {-1, -1, -1});
   r.state.table = c.in(names.table);
   r.state.ring = c.flag("ring");
@@ -60,6 +61,16 @@ void set_index_query(Call& c, PipelineArgs& a) {
   a.indexer.weights = c.out("index_weights", DType::kF32, {raw.shape[0], raw.shape[1]});
 }
 
+// What the indexer chooses: for the caller and the layers behind, or of a layer before.
+void set_choice(Call& c, PipelineArgs& a) {
+  const PlanOptions& o = a.plan->options();
+  const int64_t tokens = a.q.shape[0], picked = o.model.lists == 2 ? o.extra_topk : o.topk;
+  if (!c.wanted("ids")) a.ids = {};
+  else if (a.indexer.q) a.ids = c.out("ids", DType::kI32, {tokens, picked});
+  else a.ids = c.in("ids");
+  a.blocks = blocks_of(c, tokens);
+}
+
 // Over a shared context a rank attends with all heads and gets the result of its own.
 int64_t own_share(const Plan& plan) {
   const Parallel& p = plan.options().parallel;
@@ -91,11 +102,12 @@ nb::object pipeline_(Call& c) {
   const int64_t heads = a.q.shape[1] / own_share(*a.plan);
   a.out = c.out("out", DType::kBf16, {a.q.shape[0], heads, kV32.d_v});
   if (c.wanted("lse")) a.lse = c.out("lse", DType::kF32, {a.q.shape[0], heads});
+  set_choice(c, a);
   a.target.device = c.device();
   a.workspace = c.workspace(pipeline_workspace_bytes(*a.plan));
   if (c.given("prefix")) a.prefix = c.bytes("prefix");
   c.run([&] { pipeline(a); });
-  return c.result({"out", "lse"});
+  return c.result({"out", "lse", "ids", "best_blocks"});
 }
 
 nb::object workspace_bytes(Call& c) {
@@ -122,13 +134,16 @@ void bind_pipeline(nb::module_& m) {
       "None, out: Array | None = None, lse: Array | bool = False, workspace: Array | None = None, "
       "table: Array | None = None, pairs: str = 'interleaved', slice: str = 'last', eps: float = "
       "1e-6, kv_norm: Array | None = None, q_norm: bool = False, record_scale: str = 'default', "
-      "overlap: bool = False, ring: bool = False, state_rows: Array | None = None, state_bias: "
+      "overlap: bool = False, gate: bool = True, ring: bool = False, state_rows: Array | None = "
+      "None, state_bias: "
       "Array | None = None, state_norm: Array | None = None, state: Array | None = None, "
       "state_table: Array | None = None, index_rows: Array | None = None, index_bias: Array | None "
       "= None, index_norm: Array | None = None, index_state: Array | None = None, "
       "index_state_table: Array | None = None, raw_index_q: Array | None = None, "
       "raw_index_weights: Array | None = None, index_factor: float = 1.0, hadamard: bool = False, "
-      "index_scale: str = 'default', prefix: Array | None = None) -> Any",
+      "index_scale: str = 'default', prefix: Array | None = None, ids: Array | bool = False, "
+      "within: Array | None = None, block: int = 8, best: int = 0, best_blocks: Array | None = "
+      "None) -> Any",
       pipeline_,
       R"(write -> score -> select -> locate -> attend for the batch that plan was refilled with.
 
@@ -138,7 +153,12 @@ block_table  [>= requests, pages] int32, of cache
 index_*      the indexer: keys [states, 128] bf16 and slots of the new tokens (V4: states), its
              cache and block table, queries [tokens, heads, 128] e4m3 and weights [tokens, heads] f32
 scale        of the logits, as for attend()
-compressed*  V4: the new compressed states, their slots, cache and block table
+compressed*  V4: the new compressed states, their slots, cache and block table; a cache of states or
+             index keys without new ones is another layer's, and read only
+ids          the indexer's choice [tokens, topk] int32 (V4: extra_topk): True or an array to be
+             filled; without index queries the choice of a layer before, which is attended to
+within, block, best, best_blocks
+             blocks of columns, as score_select() takes and gives them (V4.1)
 
 table        V4: the layer's rope_table(). The call begins at the projections then: q [tokens, heads,
              512], which is prepared in place, and kv are their outputs, out is turned back
@@ -146,14 +166,15 @@ kv_norm      weights of kv's norm, with eps; q_norm: whether heads of q are norm
 state_*      the compressor of states (instead of compressed_kv and compressed_slots): rows, bias and
              norm weights as compress() takes them, and its state with a table or a ring
 index_rows, index_bias, index_norm, index_state*
-             the compressor of index keys (instead of index_k and index_slots)
+             the compressor of index keys (instead of index_k and index_slots). index_k with
+             index_norm alone: projections of the latents, of which index keys are made (V4.1)
 raw_index_*  index queries [tokens, heads, 128] bf16 and weights, of which index_query() makes
              index_q and index_weights
 
 prefix       over a plan with sharded=True: what gather_prefix() gave for this layer
 
-Returns out [tokens, heads, 512] bf16, or (out, lse [tokens, heads] f32) with lse=True. Over a plan
-with spread="context" they have the heads of this rank alone. With spread="queries" q, kv and out have
+Returns out [tokens, heads, 512] bf16, or a tuple of it and what is asked for of lse [tokens, heads]
+f32, ids and best_blocks. Over a plan with spread="context" they have the heads of this rank alone. With spread="queries" q, kv and out have
 the tokens of this rank (shard_batch() says which), and slots those of the whole batch.)");
   def(m, "def pipeline_workspace_bytes(plan: Plan) -> int", workspace_bytes,
       "Bytes of pipeline()'s workspace for the plan's capacity.");

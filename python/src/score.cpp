@@ -1,7 +1,7 @@
 // score, score_select, select, locate: from the indexer's queries to slots.
 #include "winnow/score.h"
 
-#include "call.h"
+#include "layers.h"
 #include "winnow/locate.h"
 #include "winnow/select.h"
 
@@ -23,17 +23,6 @@ ScoreArgs score_inputs(Call& c) {
   a.plan = c.plan();
   a.target = c.target();
   return a;
-}
-
-// "best": how many blocks to find.
-SelectBlocks blocks_of(Call& c, int64_t tokens) {
-  SelectBlocks b;
-  b.size = c.int32("block", 8);
-  b.within = c.in("within");
-  const int64_t best = c.size("best", 0);
-  if (best > 0 || c.given("best_blocks"))
-    b.best = c.out("best_blocks", DType::kI32, {tokens, best});
-  return b;
 }
 
 nb::object score_(Call& c) {

@@ -81,7 +81,7 @@ WINNOW_PUBLISHED(winnow_split_kv_b_args, WINNOW_SPLIT_KV_B_ARGS_INIT, 272);
 WINNOW_PUBLISHED(winnow_absorb_query_args, WINNOW_ABSORB_QUERY_ARGS_INIT, 272);
 WINNOW_PUBLISHED(winnow_project_output_args, WINNOW_PROJECT_OUTPUT_ARGS_INIT, 272);
 WINNOW_PUBLISHED(winnow_decompress_args, WINNOW_DECOMPRESS_ARGS_INIT, 432);
-WINNOW_PUBLISHED(winnow_pipeline_args, WINNOW_PIPELINE_ARGS_INIT, 1384, 3056, 3072);
+WINNOW_PUBLISHED(winnow_pipeline_args, WINNOW_PIPELINE_ARGS_INIT, 1384, 3056, 3072, 3320);
 
 // Views of one call; names stage and argument when one is not a view at all.
 class In {

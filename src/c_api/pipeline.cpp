@@ -4,6 +4,7 @@
 #include "c_api/common.h"
 #include "c_api/layers.h"
 
+using winnow::internal::c_api::blocks_of;
 using winnow::internal::c_api::guarded;
 using winnow::internal::c_api::In;
 using winnow::internal::c_api::norm_of;
@@ -69,7 +70,9 @@ winnow_status winnow_pipeline(const winnow_pipeline_args* args) {
                       .workspace = in.bytes(a.workspace, a.workspace_bytes),
                       .target = in(a.target),
                       .steps = steps_of(a.steps, in),
-                      .prefix = in.bytes(a.prefix, a.prefix_bytes)});
+                      .prefix = in.bytes(a.prefix, a.prefix_bytes),
+                      .ids = in(a.ids, "ids"),
+                      .blocks = blocks_of(a.blocks, in)});
   });
 }
 

@@ -169,6 +169,9 @@ winnow_ints winnow_plan_request_ids(const winnow_plan* plan) {
 }
 winnow_ints winnow_plan_positions(const winnow_plan* plan) { return ints(plan->plan.positions()); }
 winnow_ints winnow_plan_key_ends(const winnow_plan* plan) { return ints(plan->plan.key_ends()); }
+winnow_ints winnow_plan_state_starts(const winnow_plan* plan) {
+  return ints(plan->plan.state_starts());
+}
 winnow_ints winnow_plan_arrays(const winnow_plan* plan) { return ints(plan->plan.arrays()); }
 const winnow_chunk* winnow_plan_chunks(const winnow_plan* plan, int64_t* count) {
   const std::span<const Chunk> chunks = plan->plan.chunks();

@@ -6,6 +6,7 @@
 #include "winnow/select.h"
 #include "winnow/write.h"
 
+using winnow::internal::c_api::blocks_of;
 using winnow::internal::c_api::guarded;
 using winnow::internal::c_api::In;
 
@@ -27,12 +28,6 @@ winnow::ScoreArgs score_args(const winnow_score_args& a, const In& in) {
           .logits = in(a.logits, "logits"),
           .clean = a.clean,
           .target = in(a.target)};
-}
-
-winnow::SelectBlocks blocks_of(const winnow_select_blocks& b, const In& in) {
-  return {.size = b.size ? b.size : 8,
-          .within = in(b.within, "blocks.within"),
-          .best = in(b.best, "blocks.best")};
 }
 
 winnow::ScoreSelectArgs score_select_args(const winnow_score_select_args& a, const In& in) {

@@ -1,10 +1,11 @@
-// compress with portable vectors, parallel over tokens: all entries first, then all rows of the
-// state.
+// compress with portable vectors, parallel over tokens: first the entries that take rows of the
+// state, then all others, each block of them together with its rows of the state.
 //
 // Budget, C4A: a token's 8 KiB (fp32 rows) are read once for the entries (the first half of its
 // values by the next window, the second by its own) and once more, from a cache, for the state, and
-// 8 KiB are written. An entry takes 8 x 512 exponentials. C128A: 4 KiB read and written a token,
-// 128 rows of a few vectors at a time, so that the second pass over the scores finds them in L1.
+// 8 KiB are written. An entry takes 8 x 512 exponentials. C128A: 4 KiB read and written a token. An
+// entry's 128 rows, 4 KiB apart, would all fall into one set of L1 if columns were taken one after
+// the other: rows are taken whole, twice, the second time from L2.
 #include <algorithm>
 #include <cstring>
 
@@ -39,8 +40,11 @@ HWY_INLINE hn::VFromD<D> load_scores(D d, const Row& row, int64_t i) {
   return row.bias ? hn::Add(scores, hn::LoadU(d, row.bias + i)) : scores;
 }
 
-// The weighted mean of `count` rows, value by value.
-void pool(const Row* rows, int count, int64_t width, float* pooled) {
+constexpr int kMaxColumnRows = 8;  // of an entry whose columns stay in registers
+constexpr int64_t kEntries = 8;    // that go through each step together
+
+// The weighted mean of a few rows, value by value.
+void pool_columns(const Row* rows, int count, int64_t width, float* pooled) {
   const hn::CappedTag<float, 16> d;  // divides every width: they are multiples of 16
   for (int64_t i = 0; i < width; i += static_cast<int64_t>(hn::Lanes(d))) {
     auto largest = load_scores(d, rows[0], i);
@@ -56,6 +60,32 @@ void pool(const Row* rows, int count, int64_t width, float* pooled) {
   }
 }
 
+// The same of many rows, row by row; `pooled` holds the sums meanwhile.
+void pool_rows(const Row* rows, int count, int64_t width, float* pooled) {
+  const hn::CappedTag<float, 16> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  HWY_ALIGN float largest[kMaxWidth];
+  HWY_ALIGN float whole[kMaxWidth];
+  for (int64_t i = 0; i < width; i += lanes) {
+    hn::Store(load_scores(d, rows[0], i), d, largest + i);
+    hn::Store(hn::Zero(d), d, whole + i);
+    hn::StoreU(hn::Zero(d), d, pooled + i);
+  }
+  for (int j = 1; j < count; ++j)
+    for (int64_t i = 0; i < width; i += lanes)
+      hn::Store(hn::Max(hn::Load(d, largest + i), load_scores(d, rows[j], i)), d, largest + i);
+  for (int j = 0; j < count; ++j)
+    for (int64_t i = 0; i < width; i += lanes) {
+      const auto score = load_scores(d, rows[j], i);
+      const auto weight = hn::Exp(d, hn::Sub(score, hn::Load(d, largest + i)));
+      const auto value = load_values(d, rows[j].values, rows[j].are_bf16, i);
+      hn::StoreU(hn::MulAdd(weight, value, hn::LoadU(d, pooled + i)), d, pooled + i);
+      hn::Store(hn::Add(hn::Load(d, whole + i), weight), d, whole + i);
+    }
+  for (int64_t i = 0; i < width; i += lanes)
+    hn::StoreU(hn::Div(hn::LoadU(d, pooled + i), hn::Load(d, whole + i)), d, pooled + i);
+}
+
 // False if a row is missing.
 bool pool_entry(const Params& p, int64_t token, float* pooled) {
   const int64_t last = position_of(p, token);
@@ -65,34 +95,30 @@ bool pool_entry(const Params& p, int64_t token, float* pooled) {
     rows[count] = row_of(p, token, last, j);
     if (rows[count++].values == nullptr) return false;
   }
-  if (p.gate) {
-    pool(rows, count, p.width, pooled);
-    return true;
+  if (p.gate && count > kMaxColumnRows) {
+    pool_rows(rows, count, p.width, pooled);
+  } else if (p.gate) {
+    pool_columns(rows, count, p.width, pooled);
+  } else if (rows[0].are_bf16) {
+    const hn::CappedTag<float, 16> d;
+    for (int64_t i = 0; i < p.width; i += static_cast<int64_t>(hn::Lanes(d)))
+      hn::StoreU(load_values(d, rows[0].values, true, i), d, pooled + i);
+  } else {
+    std::memcpy(pooled, rows[0].values, p.width * sizeof(float));
   }
-  const hn::CappedTag<float, 16> d;
-  for (int64_t i = 0; i < p.width; i += static_cast<int64_t>(hn::Lanes(d)))
-    hn::StoreU(load_values(d, rows[0].values, rows[0].are_bf16, i), d, pooled + i);
   return true;
 }
 
-void store_entry(const Params& p, int64_t token) {
-  const int64_t slot = p.cache.data ? p.slots[token * p.slot_stride] : -1;
-  if (slot < 0 && p.latent == nullptr) return;
-  HWY_ALIGN float pooled[kMaxWidth];
-  HWY_ALIGN bf16 row[kMaxWidth];
-  if (!pool_entry(p, token, pooled)) return;
-  hs::norm_row(p.norm, pooled, p.width, row);
-  if (p.latent) std::memcpy(p.latent + token * p.latent_stride, row, p.width * sizeof(bf16));
-  if (slot < 0) return;
-  if (p.rope.table) {
-    const int64_t position = position_of(p, token) - p.ratio + 1;
-    if (!core::in_table(p.rope, position)) return;
-    core::Angles angles;
-    hs::load_angles(p.rope, position, angles);
-    bf16* slice = row + core::rope_begin(p.rope, p.width);
-    hs::rotate_row(p.rope, angles, slice, slice);
-  }
-  if (p.hadamard) hs::hadamard_row(row, row);
+// Entries of the tokens that close them.
+struct Entries {
+  int64_t count = 0;
+  int64_t tokens[kEntries];
+  int64_t slots[kEntries];  // negative: the latent alone
+  HWY_ALIGN float pooled[kEntries * kMaxWidth];
+  HWY_ALIGN bf16 rows[kEntries * kMaxWidth];
+};
+
+void store_record(const Params& p, const bf16* row, int64_t slot) {
   std::byte* page = p.cache.data + slot / p.cache.page * p.cache.stride;
   with_entry(p.cache.format, [&](auto record) {
     using R = decltype(record);
@@ -100,9 +126,57 @@ void store_entry(const Params& p, int64_t token) {
   });
 }
 
-void store_entries(const Params& p, int64_t first, int64_t last) {
-  for (int64_t t = first; t < last; ++t)
-    if (closes(p, t)) store_entry(p, t);
+// Pooled entries, step by step over all of them: one alone would wait for its sums, and then for
+// what the step before stored.
+void finish_entries(const Params& p, Entries& e) {
+  const auto row = [&](int64_t r) { return e.rows + r * kMaxWidth; };
+  const auto pooled = [&](int64_t r) { return e.pooled + r * kMaxWidth; };
+  if (p.norm.kind == NormKind::kNone) {
+    for (int64_t r = 0; r < e.count; ++r) hs::norm_row(p.norm, pooled(r), p.width, row(r));
+  } else {
+    hs::NormFactors factors[kEntries];
+    for (int64_t r = 0; r < e.count; ++r) factors[r] = hs::norm_factors(p.norm, pooled(r), p.width);
+    for (int64_t r = 0; r < e.count; ++r)
+      hs::finish_norm(p.norm, factors[r], pooled(r), p.width, row(r));
+  }
+  if (p.latent)
+    for (int64_t r = 0; r < e.count; ++r)
+      std::memcpy(p.latent + e.tokens[r] * p.latent_stride, row(r), p.width * sizeof(bf16));
+  if (p.rope.table)
+    for (int64_t r = 0; r < e.count; ++r) {
+      const int64_t position = position_of(p, e.tokens[r]) - p.ratio + 1;
+      bf16* slice = row(r) + core::rope_begin(p.rope, p.width);
+      if (core::in_table(p.rope, position)) hs::rotate_at(p.rope, position, slice, slice);
+      else e.slots[r] = -1;
+    }
+  if (p.hadamard)
+    for (int64_t r = 0; r < e.count; ++r) hs::hadamard_row(row(r), row(r));
+  for (int64_t r = 0; r < e.count; ++r)
+    if (e.slots[r] >= 0) store_record(p, row(r), e.slots[r]);
+  e.count = 0;
+}
+
+// Whether the call has all rows of the entry that the token closes.
+bool within_call(const Params& p, int64_t token) {
+  const int64_t last = position_of(p, token);
+  for (int64_t j = std::max<int64_t>(last - rows_of_entry(p) + 1, 0); j < last; ++j)
+    if (!is_neighbour(p, token, token - (last - j), j)) return false;
+  return true;
+}
+
+// Entries of the tokens [first, last): those within the call, or the others.
+void store_entries(const Params& p, int64_t first, int64_t last, bool within) {
+  Entries entries;
+  for (int64_t t = first; t < last; ++t) {
+    if (!closes(p, t) || within_call(p, t) != within) continue;
+    const int64_t slot = p.cache.data ? p.slots[t * p.slot_stride] : -1;
+    if (slot < 0 && p.latent == nullptr) continue;
+    if (!pool_entry(p, t, entries.pooled + entries.count * kMaxWidth)) continue;
+    entries.tokens[entries.count] = t;
+    entries.slots[entries.count++] = slot;
+    if (entries.count == kEntries) finish_entries(p, entries);
+  }
+  finish_entries(p, entries);
 }
 
 void store_rows(const Params& p, int64_t first, int64_t last) {
@@ -134,17 +208,25 @@ HWY_EXPORT(store_entries);
 HWY_EXPORT(store_rows);
 
 void simd(const Params& p) noexcept {
-  constexpr int64_t kTokens = 16;  // 64 KB or more of rows: above the cost of a task
-  const int64_t tasks = ceil_div(p.tokens, kTokens);
-  cpu::parallel_for(tasks, [&](int64_t task, int) {
-    const int64_t first = task * kTokens;
-    HWY_DYNAMIC_DISPATCH(store_entries)(p, first, std::min(first + kTokens, p.tokens));
-  });
-  // All entries before any row: a row of the call may take the place of one that an entry needs.
-  if (p.state == nullptr) return;
-  cpu::parallel_for(tasks, [&](int64_t task, int) {
-    const int64_t first = task * kTokens;
-    HWY_DYNAMIC_DISPATCH(store_rows)(p, first, std::min(first + kTokens, p.tokens));
+  // Of a block's rows the entries and the state both read: an entry's whole window where every
+  // worker has some of them, else 64 KB or more, above the cost of a task.
+  const int64_t block =
+      std::clamp<int64_t>(p.tokens / (4 * cpu::threads()), 16, std::max<int64_t>(p.ratio, 16));
+  const int64_t tasks = ceil_div(p.tokens, block);
+  const auto in_blocks = [&](auto&& body) {
+    cpu::parallel_for(tasks, [&](int64_t task, int) {
+      body(task * block, std::min((task + 1) * block, p.tokens));
+    });
+  };
+  // Entries that take rows of the state come before any row is stored: a row of the call may take
+  // the place of one that they need.
+  if (p.state != nullptr)
+    in_blocks([&](int64_t first, int64_t last) {
+      HWY_DYNAMIC_DISPATCH(store_entries)(p, first, last, false);
+    });
+  in_blocks([&](int64_t first, int64_t last) {
+    HWY_DYNAMIC_DISPATCH(store_entries)(p, first, last, true);
+    if (p.state != nullptr) HWY_DYNAMIC_DISPATCH(store_rows)(p, first, last);
   });
 }
 

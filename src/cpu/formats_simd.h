@@ -47,6 +47,20 @@ HWY_INLINE void store_bf16(DF df, hn::VFromD<DF> v, bf16* to) {
   hn::StoreU(hn::DemoteTo(dh, high), dh, reinterpret_cast<uint16_t*>(to));
 }
 
+// Two vectors next to each other: the high halves of both fill one vector.
+template <class DF>
+HWY_INLINE void store_bf16_pair(DF df, hn::VFromD<DF> first, hn::VFromD<DF> second, bf16* to) {
+#if HWY_TARGET == HWY_SCALAR
+  store_bf16(df, first, to);
+  store_bf16(df, second, to + 1);
+#else
+  const hn::Repartition<uint16_t, DF> dh;
+  const auto low = hn::BitCast(dh, round_to_bf16(df, first));
+  const auto high = hn::BitCast(dh, round_to_bf16(df, second));
+  hn::StoreU(hn::ConcatOdd(dh, high, low), dh, reinterpret_cast<uint16_t*>(to));
+#endif
+}
+
 // Lanes(df) e4m3 codes as floats, without passing through subnormal floats (slow on some CPUs, zero
 // on others that flush them).
 template <class DF>

@@ -54,35 +54,61 @@ HWY_INLINE float sum_row(const T* x, int64_t width, F&& f) {
   return rest + hn::GetLane(hn::SumOfLanes(df, sums));
 }
 
+// What a norm takes from a row and multiplies the rest by. Of several rows these are found first,
+// since each waits for the sums of its row, and the rows are finished behind them.
+struct NormFactors {
+  float mean, inverse;
+};
 template <class T>
-HWY_INLINE void norm_row(const core::NormParams& n, const T* x, int64_t width, bf16* out) {
-  if (n.kind == NormKind::kNone) return core::norm_row(n, x, width, out);
+HWY_INLINE NormFactors norm_factors(const core::NormParams& n, const T* x, int64_t width) {
+  const auto count = static_cast<float>(width);
   float mean = 0;
-  if (n.kind == NormKind::kLayer)
-    mean = sum_row(x, width, [](auto, auto v) HWY_ATTR { return v; }) / static_cast<float>(width);
-  const float squares = sum_row(x, width, [mean](auto d, auto v) HWY_ATTR {
-    const auto centred = hn::Sub(v, hn::Set(d, mean));
-    return hn::Mul(centred, centred);
-  });
-  const float inverse = 1 / std::sqrt(squares / static_cast<float>(width) + n.eps);
-  const auto finish = [&](auto d, int64_t i) HWY_ATTR {
-    const auto centred = hn::Sub(load_floats(d, x + i), hn::Set(d, mean));
-    auto y = hn::Mul(centred, hn::Set(d, inverse));
+  float squares;
+  if (n.kind == NormKind::kLayer) {
+    mean = sum_row(x, width, [](auto, auto v) HWY_ATTR { return v; }) / count;
+    squares = sum_row(x, width, [mean](auto d, auto v) HWY_ATTR {
+      const auto centred = hn::Sub(v, hn::Set(d, mean));
+      return hn::Mul(centred, centred);
+    });
+  } else {
+    squares = sum_row(x, width, [](auto, auto v) HWY_ATTR { return hn::Mul(v, v); });
+  }
+  return {mean, 1 / std::sqrt(squares / count + n.eps)};
+}
+
+template <class T>
+HWY_INLINE void finish_norm(const core::NormParams& n, const NormFactors& factors, const T* x,
+                            int64_t width, bf16* out) {
+  const bool centred = n.kind == NormKind::kLayer;
+  const auto value = [&](auto d, int64_t i) HWY_ATTR {
+    auto y = load_floats(d, x + i);
+    if (centred) y = hn::Sub(y, hn::Set(d, factors.mean));
+    y = hn::Mul(y, hn::Set(d, factors.inverse));
     if (n.weight) y = hn::Mul(y, hn::LoadU(d, n.weight + i));
     if (n.bias) y = hn::Add(y, hn::LoadU(d, n.bias + i));
-    store_bf16(d, y, out + i);
+    return y;
   };
   const hn::CappedTag<float, 16> df;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
   int64_t i = 0;
-  for (; i + lanes <= width; i += lanes) finish(df, i);
+  for (; i + 2 * lanes <= width; i += 2 * lanes) {
+    const auto first = value(df, i);  // before the store: out may be x
+    store_bf16_pair(df, first, value(df, i + lanes), out + i);
+  }
   const hn::CappedTag<float, 1> one;
-  for (; i < width; ++i) finish(one, i);
+  for (; i < width; ++i) store_bf16(one, value(one, i), out + i);
+}
+
+template <class T>
+HWY_INLINE void norm_row(const core::NormParams& n, const T* x, int64_t width, bf16* out) {
+  if (n.kind == NormKind::kNone) return core::norm_row(n, x, width, out);
+  finish_norm(n, norm_factors(n, x, width), x, width, out);
 }
 
 // Pairs (2i, 2i + 1) share a 32-bit lane: the even value is its low half, the odd one its high
 // half.
-HWY_INLINE void rotate_interleaved(const core::Angles& a, const bf16* x, bf16* out) {
+HWY_INLINE void rotate_interleaved(const float* cosines, const float* sines, const bf16* x,
+                                   bf16* out) {
   const hn::CappedTag<float, 16> df;
   const hn::RebindToUnsigned<decltype(df)> du;
   const auto high = hn::Set(du, 0xffff0000u);
@@ -90,8 +116,8 @@ HWY_INLINE void rotate_interleaved(const core::Angles& a, const bf16* x, bf16* o
     const auto both = hn::LoadU(du, reinterpret_cast<const uint32_t*>(x + 2 * i));
     const auto u = hn::BitCast(df, hn::ShiftLeft<16>(both));
     const auto v = hn::BitCast(df, hn::And(both, high));
-    const auto cosine = hn::LoadU(df, a.cosine + i);
-    const auto sine = hn::LoadU(df, a.sine + i);
+    const auto cosine = hn::LoadU(df, cosines + i);
+    const auto sine = hn::LoadU(df, sines + i);
     const auto first = round_to_bf16(df, hn::Sub(hn::Mul(u, cosine), hn::Mul(v, sine)));
     const auto second = round_to_bf16(df, hn::Add(hn::Mul(v, cosine), hn::Mul(u, sine)));
     const auto packed = hn::Or(hn::ShiftRight<16>(first), hn::And(second, high));
@@ -99,13 +125,13 @@ HWY_INLINE void rotate_interleaved(const core::Angles& a, const bf16* x, bf16* o
   }
 }
 
-HWY_INLINE void rotate_half(const core::Angles& a, const bf16* x, bf16* out) {
+HWY_INLINE void rotate_half(const float* cosines, const float* sines, const bf16* x, bf16* out) {
   const hn::CappedTag<float, 16> df;
   for (int i = 0; i < core::kPairs; i += static_cast<int>(hn::Lanes(df))) {
     const auto u = load_bf16(df, x + i);
     const auto v = load_bf16(df, x + core::kPairs + i);
-    const auto cosine = hn::LoadU(df, a.cosine + i);
-    const auto sine = hn::LoadU(df, a.sine + i);
+    const auto cosine = hn::LoadU(df, cosines + i);
+    const auto sine = hn::LoadU(df, sines + i);
     store_bf16(df, hn::Sub(hn::Mul(u, cosine), hn::Mul(v, sine)), out + i);
     store_bf16(df, hn::Add(hn::Mul(v, cosine), hn::Mul(u, sine)), out + core::kPairs + i);
   }
@@ -113,8 +139,8 @@ HWY_INLINE void rotate_half(const core::Angles& a, const bf16* x, bf16* out) {
 
 HWY_INLINE void rotate_row(const core::RopeParams& r, const core::Angles& a, const bf16* x,
                            bf16* out) {
-  if (r.half) rotate_half(a, x, out);
-  else rotate_interleaved(a, x, out);
+  if (r.half) rotate_half(a.cosine, a.sine, x, out);
+  else rotate_interleaved(a.cosine, a.sine, x, out);
 }
 
 // Cosines and sines of a position; one copy where the table has them side by side.
@@ -123,6 +149,18 @@ HWY_INLINE void load_angles(const core::RopeParams& r, int64_t position, core::A
   const float* row = r.table + position * r.position_stride;
   std::memcpy(out.cosine, row, sizeof out.cosine);
   std::memcpy(out.sine, row + r.sine_stride, sizeof out.sine);
+}
+
+// The 64 values at x by a position inside the table; its row is read in place where it can be.
+HWY_INLINE void rotate_at(const core::RopeParams& r, int64_t position, const bf16* x, bf16* out) {
+  if (r.pair_stride != 1 || r.inverse) {
+    core::Angles angles;
+    core::load_angles(r, position, angles);
+    return HWY_NAMESPACE::rotate_row(r, angles, x, out);
+  }
+  const float* row = r.table + position * r.position_stride;
+  if (r.half) rotate_half(row, row + r.sine_stride, x, out);
+  else rotate_interleaved(row, row + r.sine_stride, x, out);
 }
 
 // The angles of one token at a time, for loops over the heads of several.

@@ -20,62 +20,63 @@ namespace winnow::internal::cpu::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// A tile's largest and smallest magnitude as bits of bf16, which order as the values do.
-struct Magnitudes {
-  uint16_t most, least;
-};
+// A tile's largest magnitude as bits of bf16, which order as the values do.
 template <int kTile>
-HWY_INLINE Magnitudes magnitudes_of(const bf16* x) {
+HWY_INLINE uint16_t largest_magnitude(const bf16* x) {
   const hn::CappedTag<uint16_t, kTile> dh;
   const int lanes = static_cast<int>(hn::Lanes(dh));
   auto most = hn::Zero(dh);
-  auto least = hn::Set(dh, uint16_t{0x7fff});
   for (int i = 0; i < kTile; i += lanes) {
     const auto bits = hn::LoadU(dh, reinterpret_cast<const uint16_t*>(x + i));
-    const auto magnitude = hn::And(bits, hn::Set(dh, uint16_t{0x7fff}));
-    most = hn::Max(most, magnitude);
-    least = hn::Min(least, magnitude);
+    most = hn::Max(most, hn::And(bits, hn::Set(dh, uint16_t{0x7fff})));
   }
-  return {hn::GetLane(hn::MaxOfLanes(dh, most)), hn::GetLane(hn::MinOfLanes(dh, least))};
+  return hn::GetLane(hn::MaxOfLanes(dh, most));
 }
 
-// Codes of x / 2^exponent, all of which are normal e4m3: three bits of the mantissa are kept, in
-// the 16 bits of a bf16.
+// Codes of x / 2^exponent: three bits of the mantissa are kept, in the 16 bits of a bf16. False if
+// a magnitude lies below `least`, from which on all of them are normal e4m3.
 template <int kTile>
-HWY_INLINE void write_normal_codes(int bias, const bf16* x, uint8_t* codes) {
+HWY_INLINE bool write_normal_codes(int bias, uint16_t least, const bf16* x, uint8_t* codes) {
   const hn::CappedTag<uint16_t, kTile> dh;
   const hn::RebindToSigned<decltype(dh)> di;
   const hn::Rebind<uint8_t, decltype(di)> db;
   const int lanes = static_cast<int>(hn::Lanes(dh));
   const auto rebias = hn::Set(dh, static_cast<uint16_t>(bias));
+  auto smallest = hn::Set(dh, uint16_t{0x7fff});
   for (int i = 0; i < kTile; i += lanes) {
     const auto bits = hn::LoadU(dh, reinterpret_cast<const uint16_t*>(x + i));
-    const auto u = hn::Sub(hn::And(bits, hn::Set(dh, uint16_t{0x7fff})), rebias);
+    const auto magnitude = hn::And(bits, hn::Set(dh, uint16_t{0x7fff}));
+    smallest = hn::Min(smallest, magnitude);
+    const auto u = hn::Sub(magnitude, rebias);
     const auto odd = hn::And(hn::ShiftRight<4>(u), hn::Set(dh, uint16_t{1}));
     const auto rounded = hn::ShiftRight<4>(hn::Add(u, hn::Add(odd, hn::Set(dh, uint16_t{7}))));
     const auto sign = hn::And(hn::ShiftRight<8>(bits), hn::Set(dh, uint16_t{0x80}));
     hn::StoreU(hn::DemoteTo(db, hn::BitCast(di, hn::Or(rounded, sign))), db, codes + i);
   }
+  return hn::AllFalse(dh, hn::Lt(smallest, hn::Set(dh, least)));
 }
 
 // The same with a scale that is no power of two.
 template <int kTile>
-HWY_INLINE void write_normal_quotients(float scale, const bf16* x, uint8_t* codes) {
+HWY_INLINE bool write_normal_quotients(float scale, const bf16* x, uint8_t* codes) {
   const hn::CappedTag<float, kTile> df;
   const hn::RebindToUnsigned<decltype(df)> du;
   const hn::RebindToSigned<decltype(df)> di;
   const hn::Rebind<uint8_t, decltype(df)> db;
   const int lanes = static_cast<int>(hn::Lanes(df));
   const auto divisor = hn::Set(df, scale);
+  auto smallest = hn::Set(du, 0x7fffffffu);
   for (int i = 0; i < kTile; i += lanes) {
     const auto u = hn::BitCast(du, hn::Div(load_bf16(df, x + i), divisor));
     const auto odd = hn::And(hn::ShiftRight<20>(u), hn::Set(du, 1u));
     // Rounds, and takes 120 from the exponent; the sign is put back behind it.
     const auto a = hn::And(u, hn::Set(du, 0x7fffffffu));
+    smallest = hn::Min(smallest, a);
     const auto code = hn::ShiftRight<20>(hn::Add(a, hn::Add(odd, hn::Set(du, 0xc407ffffu))));
     const auto sign = hn::And(hn::ShiftRight<24>(u), hn::Set(du, 0x80u));
     hn::StoreU(hn::DemoteTo(db, hn::BitCast(di, hn::Or(code, sign))), db, codes + i);
   }
+  return hn::AllFalse(du, hn::Lt(smallest, hn::Set(du, 0x3c800000u)));  // 2^-6
 }
 
 // Any tile: NaN, infinities, values that become zero or a subnormal code.
@@ -98,22 +99,29 @@ HWY_INLINE float write_any_tile(const core::Quantizer& q, const bf16* x, uint8_t
   return s;
 }
 
-// Finds the scale of one tile and encodes it. Values of a tile seldom lie 2^14 apart: then all
-// codes are normal, which takes half the instructions or, with a power of two, a quarter.
+// Encodes one tile, whose largest magnitude is known, and gives its scale. Values of a tile seldom
+// lie 2^14 apart: then all codes are normal, which takes half the instructions or, with a power of
+// two, a quarter.
 template <int kTile>
-HWY_INLINE float write_tile(const core::Quantizer& q, const bf16* x, uint8_t* codes) {
-  const Magnitudes m = magnitudes_of<kTile>(x);
-  const auto value = [](uint16_t bits) { return core::to_float(bf16{bits}); };
-  if (m.most >= 0x7f80 || m.least < 0x80) return write_any_tile<kTile>(q, x, codes);
-  const float s = core::scale_of(q, value(m.most));
-  if (!(value(m.least) / s >= 0x1p-6f)) return write_any_tile<kTile>(q, x, codes);
+HWY_INLINE float write_tile(const core::Quantizer& q, uint16_t most, const bf16* x,
+                            uint8_t* codes) {
+  if (most >= 0x7f80) return write_any_tile<kTile>(q, x, codes);
+  const float s = core::scale_of(q, core::to_float(bf16{most}));
+  bool normal = false;
   if (q.power_of_two) {
     const int exponent = static_cast<int>(std::bit_cast<uint32_t>(s) >> 23) - 127;
-    write_normal_codes<kTile>((exponent + 120) * 128, x, codes);
+    // The bits of 2^(exponent - 6), where that is a normal bf16.
+    const int least = (exponent - 6 + 127) * 128;
+    normal = least > 0 && write_normal_codes<kTile>((exponent + 120) * 128,
+                                                    static_cast<uint16_t>(least), x, codes);
   } else {
-    write_normal_quotients<kTile>(s, x, codes);
+    normal = write_normal_quotients<kTile>(s, x, codes);
   }
-  return s;
+  return normal ? s : write_any_tile<kTile>(q, x, codes);
+}
+template <int kTile>
+HWY_INLINE float write_tile(const core::Quantizer& q, const bf16* x, uint8_t* codes) {
+  return write_tile<kTile>(q, largest_magnitude<kTile>(x), x, codes);
 }
 
 // Values [0, R::kNope) stand at `values`, the RoPE part (formats that have one) at `rope`.
@@ -124,9 +132,13 @@ HWY_INLINE void write_record(const core::Quantizer& quantizer, const bf16* value
   if constexpr (R::kQuantized) {
     std::byte* scales = page + R::scales(offset, page_size);
     std::memset(scales, 0, R::kScaleBytes);
+    // All of them first: a tile's codes wait for its own.
+    uint16_t most[R::kTiles];
+    for (int tile = 0; tile < R::kTiles; ++tile)
+      most[tile] = largest_magnitude<R::kTile>(values + tile * R::kTile);
     for (int tile = 0; tile < R::kTiles; ++tile)
       core::put_scale(reinterpret_cast<typename R::Scale*>(scales) + tile,
-                      write_tile<R::kTile>(quantizer, values + tile * R::kTile,
+                      write_tile<R::kTile>(quantizer, most[tile], values + tile * R::kTile,
                                            reinterpret_cast<uint8_t*>(row) + tile * R::kTile));
     if constexpr (R::kRope > 0)
       std::memcpy(page + R::rope(offset, page_size), rope, R::kRope * sizeof(bf16));

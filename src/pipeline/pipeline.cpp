@@ -20,7 +20,7 @@ namespace {
 // What the stages hand on to each other, laid out for the plan's capacity. T = max_tokens.
 struct Memory {
   std::byte* stage;   // scratch of whichever stage runs
-  int32_t* ids;       // [T, picked]: ids of the indexer, then slots
+  int32_t* ids;       // [T, picked]: the indexer's choice unless the caller keeps it, then slots
   int32_t* window;    // V4: [T, topk]
   int32_t* combined;  // V4, kSeparate: [T, combined_width]
   int32_t* lengths;   // V4: [T]
@@ -73,7 +73,8 @@ class Flow {
         layer_(o_),
         indexed_(uses_indexer(a)),
         shared_(several_ranks(o_)) {
-    ids_ = tensor(m.ids, {plan_.tokens(), m.picked});
+    slots_ = tensor(m.ids, {plan_.tokens(), m.picked});
+    ids_ = a.ids ? a.ids : slots_;
     if (!by_sharded_queries(o_)) return;
     Arena rows(a.prefix.empty() ? m.queries.prefix : a.prefix);
     prefix_ = PrefixMemory(rows, plan_);
@@ -81,46 +82,12 @@ class Flow {
 
   void run() const {
     upload();
-    // Write the new tokens, compressed states and index keys.
-    const LayerSteps& steps = a_.steps;
     if (has_steps(a_)) prepare_query(query_args());
-    if (by_queries(o_)) write_share();
-    else write(write_args());
-    if (layer_.compressed && steps.states.rows)
-      compress_entries(steps.states, a_.compressed, a_.compressed_table);
-    else if (layer_.compressed)
-      write({.plan = &plan_,
-             .kv = a_.compressed_kv,
-             .slots = a_.compressed_slots,
-             .cache = a_.compressed,
-             .target = a_.target});
-    const Indexer& x = a_.indexer;
-    if (indexed_ && steps.index.rows) compress_entries(steps.index, x.keys, x.block_table);
-    else if (indexed_ && !by_queries(o_))
-      write({.plan = &plan_, .kv = x.k, .slots = x.slots, .cache = x.keys, .target = a_.target});
-    if (indexed_ && steps.index_query.q) index_query(index_query_args());
-
-    // Score and select: the ids that each token attends to.
-    if (indexed_) {
-      ScoreSelectArgs all{.score = {.plan = &plan_,
-                                    .q = x.q,
-                                    .weights = x.weights,
-                                    .keys = x.keys,
-                                    .block_table = x.block_table,
-                                    .requests = view(plan_.request_ids()),
-                                    .ends = view(plan_.key_ends()),
-                                    .target = a_.target},
-                          .ids = ids_,
-                          .workspace = {m_.stage, plan_.workspace_bytes()}};
-      if (by_sharded_queries(o_)) {
-        all.score.starts = view(plan_.key_starts());
-        set_gathered_keys(plan_, prefix_, all.score);
-      }
-      if (shared_ && !by_queries(o_)) select_over_ranks(plan_, all, m_.ranks);
-      else score_select(all);
-    } else if (layer_.compressed) {
-      list_all_states();
-    }
+    write_records();
+    if (indexed_ && a_.steps.index_query.q) index_query(index_query_args());
+    // The ids that each token attends to.
+    if (indexed_) score_and_select();
+    else if (layer_.compressed && !a_.ids) list_all_states();
 
     // Locate V3.2's ids in the pages, or in the rows that their chunk will be gathered to.
     // Over sharded caches an id is the row of its record already.
@@ -134,7 +101,7 @@ class Flow {
               .prefill_requests = layer_.separate ? view(plan_.prefill_requests()) : Tensor{},
               .workspace_starts = view(plan_.workspace_starts()),
               .workspace_rows = o_.workspace_rows,
-              .slots = ids_,
+              .slots = slots_,
               .target = a_.target});
 
     // Attend, part by part. A chunk's rows are overwritten by the next chunk's.
@@ -176,6 +143,11 @@ class Flow {
     };
     if (steps.states.rows) none(steps.states, a_.compressed);
     if (steps.index.rows) none(steps.index, a_.indexer.keys);
+    if (indexed_ && projected_keys(a_)) {
+      WriteArgs keys = projected_key_args();
+      keys.slots.shape[0] = keys.prologue.positions.shape[0] = 0;
+      write(keys);
+    }
     if (steps.index_query.q) {
       IndexQueryArgs args = index_query_args();
       args.q.shape[0] = args.weights.shape[0] = args.positions.shape[0] = 0;
@@ -188,6 +160,52 @@ class Flow {
   }
 
  private:
+  // New tokens, compressed states and index keys.
+  void write_records() const {
+    const LayerSteps& steps = a_.steps;
+    if (by_queries(o_)) write_share();
+    else write(write_args());
+    if (layer_.compressed && steps.states.rows)
+      compress_entries(steps.states, a_.compressed, a_.compressed_table);
+    else if (layer_.compressed && given_states(a_))
+      write({.plan = &plan_,
+             .kv = a_.compressed_kv,
+             .slots = a_.compressed_slots,
+             .cache = a_.compressed,
+             .target = a_.target});
+    if (!indexed_ || by_queries(o_)) return;
+    const Indexer& x = a_.indexer;
+    if (steps.index.rows) {
+      compress_entries(steps.index, x.keys, x.block_table);
+    } else if (projected_keys(a_)) {
+      find_slots(x.keys, x.block_table);
+      write(projected_key_args());
+    } else if (given_keys(a_)) {
+      write({.plan = &plan_, .kv = x.k, .slots = x.slots, .cache = x.keys, .target = a_.target});
+    }
+  }
+
+  void score_and_select() const {
+    const Indexer& x = a_.indexer;
+    ScoreSelectArgs all{.score = {.plan = &plan_,
+                                  .q = x.q,
+                                  .weights = x.weights,
+                                  .keys = x.keys,
+                                  .block_table = x.block_table,
+                                  .requests = view(plan_.request_ids()),
+                                  .ends = view(plan_.key_ends()),
+                                  .target = a_.target},
+                        .ids = ids_,
+                        .blocks = a_.blocks,
+                        .workspace = {m_.stage, plan_.workspace_bytes()}};
+    if (by_sharded_queries(o_)) {
+      all.score.starts = view(plan_.key_starts());
+      set_gathered_keys(plan_, prefix_, all.score);
+    }
+    if (shared_ && !by_queries(o_)) select_over_ranks(plan_, all, m_.ranks);
+    else score_select(all);
+  }
+
   // Where a verb without a plan of its own runs.
   // A kernel that the plan asks for by one of the names that all of these verbs have is asked for.
   Target target() const {
@@ -228,12 +246,32 @@ class Flow {
             .norm = c.norm,
             .rope = a_.steps.rope,
             .hadamard = c.hadamard,
-            .slots = tensor(m_.slots, {plan_.tokens()}),
+            .slots = entry_slots(),
             .cache = cache,
             .scale = c.scale,
             .target = target()};
   }
+  // V4.1: an index key of a projected latent, turned to where its state begins.
+  WriteArgs projected_key_args() const {
+    const Compressor& c = a_.steps.index;
+    return {.plan = &plan_,
+            .kv = a_.indexer.k,
+            .slots = entry_slots(),
+            .cache = a_.indexer.keys,
+            .scale = c.scale,
+            .prologue = {.norm = c.norm,
+                         .rope = a_.steps.rope,
+                         .positions = view(plan_.state_starts()),
+                         .hadamard = c.hadamard},
+            .target = a_.target};
+  }
   void compress_entries(const Compressor& c, const Cache& cache, const Tensor& table) const {
+    find_slots(cache, table);
+    compress(compress_args(c, cache));
+  }
+  // Slots of the entries that the batch closes.
+  Tensor entry_slots() const { return tensor(m_.slots, {plan_.tokens()}); }
+  void find_slots(const Cache& cache, const Tensor& table) const {
     compressed_slots({.plan = &plan_,
                       .positions = view(plan_.positions()),
                       .requests = view(plan_.request_ids()),
@@ -241,10 +279,9 @@ class Flow {
                       .ratio = o_.ratio,
                       .page = cache.page,
                       .pages = cache.pages,
-                      .slots = tensor(m_.slots, {plan_.tokens()}),
+                      .slots = entry_slots(),
                       .target = a_.target,
                       .shard = shard()});
-    compress(compress_args(c, cache));
   }
   IndexQueryArgs index_query_args() const {
     const RawIndexQuery& raw = a_.steps.index_query;
@@ -305,7 +342,7 @@ class Flow {
     KvList list{.cache = part.gathered ? gathered()
                          : by_rows     ? gathered_records(plan_, prefix_)
                                        : a_.cache,
-                .indices = tokens(ids_, part)};
+                .indices = tokens(slots_, part)};
     if (by_context(o_)) list.lengths = tensor(m_.ranks.counts, {plan_.tokens()});
     return list;
   }
@@ -339,7 +376,7 @@ class Flow {
                  .page = a_.compressed.page,
                  .pages = a_.compressed.pages,
                  .decode_tokens = plan_.parts()[0].gathered ? 0 : plan_.parts()[0].last_token,
-                 .lists = ids_,
+                 .lists = slots_,
                  .lengths = tensor(by_context(o_) ? m_.ranks.counts : m_.lengths, {plan_.tokens()}),
                  .target = a_.target,
                  .shard = shard()});
@@ -368,7 +405,7 @@ class Flow {
 
   // V4 from the pages: the window, and the compressed states picked.
   std::array<KvList, 2> paged_lists(const Part& part, int32_t number) const {
-    const Tensor ids = tokens(ids_, part), numbers = tokens(view(plan_.request_ids()), part);
+    const Tensor slots = tokens(slots_, part), numbers = tokens(view(plan_.request_ids()), part);
     const Tensor window = tokens(tensor(m_.window, {plan_.tokens(), o_.topk}), part);
     const Tensor lengths = tokens(tensor(m_.lengths, {plan_.tokens()}), part);
     window_lists({.plan = &plan_,
@@ -385,17 +422,17 @@ class Flow {
     KvList near{.cache = a_.cache, .indices = window};
     if (by_context(o_)) near.lengths = lengths;
     if (!layer_.compressed) return {near};
-    if (indexed_)
+    if (indexed_ || a_.ids)
       locate({.plan = &plan_,
               .part = number,
-              .ids = ids,
+              .ids = tokens(ids_, part),
               .requests = numbers,
               .block_table = a_.compressed_table,
               .page = a_.compressed.page,
               .pages = a_.compressed.pages,
-              .slots = ids,
+              .slots = slots,
               .target = a_.target});
-    KvList far{.cache = a_.compressed, .indices = ids};
+    KvList far{.cache = a_.compressed, .indices = slots};
     if (by_context(o_)) far.lengths = tokens(tensor(m_.ranks.counts, {plan_.tokens()}), part);
     return {near, far};
   }
@@ -426,7 +463,7 @@ class Flow {
   const Plan& plan_;
   const PlanOptions& o_;
   const Layer layer_;
-  Tensor ids_;
+  Tensor ids_, slots_;   // what tokens attend to: by number, and in the cache
   PrefixMemory prefix_;  // kQueries over sharded caches
   const bool indexed_;
   const bool shared_;  // with other ranks

@@ -2,6 +2,7 @@
 // the point is that the third stage must not refuse what the first has already written.
 #include "pipeline/pipeline_checks.h"
 
+#include "core/blocks.h"
 #include "core/check.h"
 #include "parallel/on_device.h"
 #include "pipeline/queries.h"
@@ -101,7 +102,7 @@ void check_steps(const Check& check, const PipelineArgs& a) {
   check.output(a.indexer.weights, "indexer.weights", DType::kF32, {tokens, o.index_heads});
 }
 
-// A cache that entries are compressed into.
+// A cache that entries are compressed into, or that is only read.
 void check_entries(const Check& check, const Cache& entries, const char* name, CacheFormat format,
                    DeviceKind device) {
   const Cache cache = check.cache(entries, name, {device, true});
@@ -119,7 +120,13 @@ void check_indexer(const Check& check, const Indexer& x, const PipelineArgs& a) 
                {tokens, o.index_heads, kIndexDim});
   check.tensor(x.weights, "indexer.weights", DType::kF32, {tokens, o.index_heads});
   const CacheFormat format = is_bf16 ? CacheFormat::kIndexKeysBf16 : CacheFormat::kIndexKeys;
-  if (a.steps.index.rows) check_entries(check, x.keys, "indexer.keys", format, device);
+  if (projected_keys(a)) {
+    check.tensor(x.k, "indexer.k", DType::kBf16, {Check::kAny, kIndexDim});
+    check.that(x.k.shape[0] >= tokens, "indexer.k", cat("at least ", tokens, " rows"),
+               cat(x.k.shape[0]));
+  }
+  if (a.steps.index.rows || projected_keys(a) || !given_keys(a))
+    check_entries(check, x.keys, "indexer.keys", format, device);
   else
     check_insertion(check,
                     {x.k, x.slots, x.keys, "indexer.k", "indexer.slots", "indexer.keys", device,
@@ -130,7 +137,7 @@ void check_indexer(const Check& check, const Indexer& x, const PipelineArgs& a) 
 
 void check_compressed(const Check& check, const PipelineArgs& a) {
   const PlanOptions& o = a.plan->options();
-  if (a.steps.states.rows)
+  if (a.steps.states.rows || !given_states(a))
     check_entries(check, a.compressed, "compressed", o.format, o.target.device.kind);
   else
     check_insertion(check,
@@ -139,7 +146,7 @@ void check_compressed(const Check& check, const PipelineArgs& a) {
                     o.format, Check::kAny);
   check_table(check, {a.compressed_table, "compressed_table", a.compressed},
               a.plan->request_count());
-  if (a.indexer.q) return;
+  if (a.indexer.q || a.ids) return;
   // All states are attended to: a list that is too narrow would drop some silently. Of several
   // ranks the first has most of them; all refuse what that one must.
   const Shard most =
@@ -150,6 +157,23 @@ void check_compressed(const Check& check, const PipelineArgs& a) {
                cat("extra_topk of at least ", states, ", all states of a token (no indexer.q)"),
                cat(o.extra_topk));
   }
+}
+
+// The choice that is taken from another layer or left for others.
+void check_choice(const Check& check, const PipelineArgs& a) {
+  const PlanOptions& o = a.plan->options();
+  const Layer layer(o);
+  const int64_t tokens = a.plan->tokens();
+  const internal::core::Blocks blocks = internal::core::checked_blocks(check, a.blocks, tokens);
+  check.that(!blocks.given() || uses_indexer(a), "blocks", "none without indexer.q", "some");
+  check.that(!blocks.given() || !several_ranks(o), "blocks", "none over several ranks", "some");
+  if (!a.ids) return;
+  check.that(!layer.v4 || layer.compressed, "ids", "none (the plan's extra_topk is 0)",
+             shape_of(a.ids));
+  check.that(!several_ranks(o), "ids", "none over several ranks", shape_of(a.ids));
+  const int64_t picked = layer.v4 ? o.extra_topk : o.topk;
+  if (uses_indexer(a)) check.output_rows(a.ids, "ids", DType::kI32, {tokens, picked});
+  else check.tensor(a.ids, "ids", DType::kI32, {tokens, picked});
 }
 
 }  // namespace
@@ -175,6 +199,7 @@ void check_pipeline(const PipelineArgs& a) {
   if (layer.compressed) check_compressed(check, a);
   else check.that(!a.compressed, "compressed", "none (the plan's extra_topk is 0)", "a cache");
   if (uses_indexer(a)) check_indexer(check, a.indexer, a);
+  check_choice(check, a);
   check.tensor(a.q, "q", DType::kBf16, {tokens, heads, o.model.d_qk});
   check.scale(a.scale);
   // Over a shared context every rank attends with all heads and gets the result of its own.

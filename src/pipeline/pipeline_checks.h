@@ -17,10 +17,23 @@ struct Layer {
 // Whether the call begins at a layer's projections.
 inline bool has_steps(const PipelineArgs& a) { return static_cast<bool>(a.steps.rope.table); }
 
-// V3.2 always; V4 unless all compressed states are attended to.
+// V3.2 unless the layer takes another's choice; V4 unless that or all compressed states are
+// attended to.
 inline bool uses_indexer(const PipelineArgs& a) {
   const Layer layer(a.plan->options());
-  return !layer.v4 || (layer.compressed && a.indexer.q);
+  return layer.v4 ? layer.compressed && a.indexer.q : a.indexer.q || !a.ids;
+}
+
+// V4: whether the layer writes compressed states that it is given, or index keys. Where not, and no
+// steps make them, it reads those of another layer.
+inline bool given_states(const PipelineArgs& a) { return a.compressed_kv || a.compressed_slots; }
+inline bool given_keys(const PipelineArgs& a) {
+  return !Layer(a.plan->options()).v4 || a.indexer.k || a.indexer.slots;
+}
+
+// V4.1: whether index keys are made of the latents' projections.
+inline bool projected_keys(const PipelineArgs& a) {
+  return has_steps(a) && !a.steps.index.rows && a.indexer.k && !a.indexer.slots;
 }
 
 // Whether the plan works with other ranks, and whether they share out the context.

@@ -42,6 +42,9 @@ std::span<const int32_t> Plan::key_ends() const { return front(state().key_ends,
 std::span<const int32_t> Plan::key_starts() const {
   return front(state().key_starts, state().tokens);
 }
+std::span<const int32_t> Plan::state_starts() const {
+  return front(state().state_starts, state().tokens);
+}
 std::span<const int32_t> Plan::token_order() const {
   return front(state().token_order, state().queried.world * state().most);
 }

@@ -26,11 +26,13 @@ void Plan::State::allocate() {
   const size_t gathering = sharded()      ? shared + by_token + 2 * by_request
                            : by_queries() ? by_request
                                           : 0;
-  staging = internal::plan::Staging(o.target.device, (separate() ? 7 * by_request + 4 * by_token
-                                                                 : 2 * by_request + 3 * by_token) +
-                                                         shared + gathering);
+  staging = internal::plan::Staging(
+      o.target.device,
+      (separate() ? 7 * by_request + 4 * by_token : 2 * by_request + 3 * by_token) + shared +
+          gathering + (compressed() ? by_token : 0));
   for (auto* v : {&query_lens, &seq_lens}) *v = staging.take(by_request);
   for (auto* v : {&request_ids, &positions, &key_ends}) *v = staging.take(by_token);
+  if (compressed()) state_starts = staging.take(by_token);
   if (by_queries()) {
     token_order = staging.take(shared);
     prefix_lens = staging.take(by_request);
@@ -205,6 +207,7 @@ void Plan::State::fill(const Batch& batch) noexcept {
   std::fill_n(request_ids.begin(), tokens, 0);
   std::fill_n(ends.begin(), tokens, 0);
   std::fill_n(key_ends.begin(), tokens, 0);
+  if (compressed()) std::fill_n(state_starts.begin(), tokens, -1);
   if (separate()) {
     std::fill_n(prefill_requests.begin(), tokens, -1);
     for (auto* v : {&starts, &compressed_lens, &gather_starts, &gather_lens, &gather_rows})
@@ -232,6 +235,7 @@ void Plan::State::fill(const Batch& batch) noexcept {
       positions[t] = by_queries() ? static_cast<int32_t>(queried.global(before + i))
                                   : seq_lens[r] - query_lens[r] + i;
       ends[t] = positions[t] + 1;
+      if (compressed()) state_starts[t] = ends[t] - options.ratio;
       key_ends[t] = static_cast<int32_t>(held.local_length(ends[t] / options.ratio));
       if (sharded()) {
         key_starts[t] = row_starts[r];

@@ -133,6 +133,7 @@ TEST(Plan, SeparateV4) {
   const Ints query = {1, 6, 4, 2}, seq = {9, 64, 4, 11};
   plan.refill(Lengths(query, seq).batch());
   EXPECT_EQ(ints(plan.key_ends()), (Ints{2, 14, 15, 15, 15, 15, 16, 0, 0, 0, 1, 2, 2}));
+  EXPECT_EQ(ints(plan.state_starts()), (Ints{5, 55, 56, 57, 58, 59, 60, -3, -2, -1, 0, 6, 7}));
   const auto want =
       v4_prefill_chunks({std::span(query).subspan(1), std::span(seq).subspan(1), 4, 8, 64, 16});
   ASSERT_EQ(want, (std::vector<V4Chunk>{{0, 3, 16, 29}}));
@@ -154,6 +155,7 @@ TEST(Plan, PaddedRequestsHaveNoPositions) {
   plan.refill(Lengths({2, 2, 2}, {50, 0, 0}).batch(8));
   EXPECT_EQ(ints(plan.positions()), (Ints{48, 49, -1, -1, -1, -1, -1, -1}));
   EXPECT_EQ(ints(plan.key_ends()), (Ints{49, 50, 0, 0, 0, 0, 0, 0}));
+  EXPECT_TRUE(plan.state_starts().empty());  // no compressed states
   EXPECT_EQ(ints(plan.request_ids()), (Ints{0, 0, 1, 1, 2, 2, 0, 0}));
   plan.refill({Ints{0}, {}, 5});  // no request at all
   EXPECT_EQ(ints(plan.positions()), Ints(5, -1));

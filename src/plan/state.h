@@ -38,6 +38,7 @@ struct Plan::State {
   internal::plan::Staging staging;                      // what the spans point into
   std::span<int32_t> query_lens, seq_lens;              // by request
   std::span<int32_t> request_ids, positions, key_ends;  // by token
+  std::span<int32_t> state_starts;                      // by token, V4 with compressed states
   std::span<int32_t> prefill_requests;                  // by token, kSeparate alone
   std::span<int32_t> token_order;                       // kQueries
   std::span<int32_t> token_rows, key_starts;            // sharded
@@ -70,6 +71,7 @@ struct Plan::State {
   Route route(int32_t query_len, int32_t seq_len) const noexcept;
   Route route_of(int32_t prefill) const noexcept;
   bool v4() const { return options.model.lists == 2; }
+  bool compressed() const { return v4() && options.extra_topk > 0; }
 };
 
 }  // namespace winnow

@@ -29,40 +29,99 @@ namespace winnow::internal::write::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = cpu::HWY_NAMESPACE;
 
-// Token t behind its prologue; false if its position is outside the table.
+constexpr int64_t kRows = 8;  // that go through each step together
+
+// Tokens that are stored, and where. Their lines are asked for when they are found: slots may be
+// anywhere.
+struct Block {
+  int64_t count = 0;
+  int64_t tokens[kRows];
+  std::byte* pages[kRows];
+  int64_t offsets[kRows];
+};
+
 template <class R>
-HWY_INLINE bool prepare(const Params& p, int64_t t, bf16* row) {
-  std::memcpy(row, p.kv + t * p.kv_stride, R::kNope * sizeof(bf16));
-  if constexpr (R::kRope > 0)
-    std::memcpy(row + R::kNope, p.rope_part + t * p.rope_stride, R::kRope * sizeof(bf16));
-  if (p.norm.kind != NormKind::kNone) hs::norm_row(p.norm, row, p.norm_width, row);
-  if (p.rope.table) {
-    const int32_t position = p.positions[t * p.position_stride];
-    if (!in_table(p.rope, position)) return false;
-    Angles angles;
-    hs::load_angles(p.rope, position, angles);
-    bf16* slice = row + rope_begin(p.rope, R::kDim);
-    hs::rotate_row(p.rope, angles, slice, slice);
+HWY_INLINE void prefetch_record(std::byte* page, int64_t offset, int64_t page_size) {
+  constexpr int64_t kLine = 64;
+  const std::byte* row = page + R::row(offset, page_size);
+  for (int64_t at = 0; at < R::kRowBytes; at += kLine) __builtin_prefetch(row + at, 1);
+  if constexpr (R::kQuantized) __builtin_prefetch(page + R::scales(offset, page_size), 1);
+}
+
+// The next tokens from `t` on that have a slot and a position.
+template <class R>
+HWY_INLINE Block next_block(const Params& p, int64_t& t, int64_t last) {
+  Block block;
+  for (; t < last && block.count < kRows; ++t) {
+    const int64_t slot = p.slots[t * p.slot_stride];
+    if (slot < 0) continue;
+    if (p.rope.table && !in_table(p.rope, p.positions[t * p.position_stride])) continue;
+    std::byte* page = p.cache.data + slot / p.cache.page * p.cache.stride;
+    const int64_t offset = slot % p.cache.page;
+    prefetch_record<R>(page, offset, p.cache.page);
+    block.tokens[block.count] = t;
+    block.pages[block.count] = page;
+    block.offsets[block.count++] = offset;
   }
-  if (p.hadamard) hs::hadamard_row(row, row);
-  return true;
+  return block;
+}
+
+// Rows behind their prologue, R::kDim values each. Step by step over all rows: one row alone would
+// wait for its sums, and then for what the step before stored.
+template <class R>
+HWY_INLINE void prepare(const Params& p, const Block& block, bf16* rows) {
+  const auto row = [&](int64_t r) { return rows + r * R::kDim; };
+  const auto given = [&](int64_t r) { return p.kv + block.tokens[r] * p.kv_stride; };
+  // A row in one piece is read in place by its norm, which then copies the rest.
+  const bool whole =
+      R::kRope == 0 || (p.rope_part == p.kv + R::kNope && p.rope_stride == p.kv_stride);
+  const bool normed = p.norm.kind != NormKind::kNone;
+  for (int64_t r = 0; r < block.count && !(whole && normed); ++r) {
+    std::memcpy(row(r), given(r), R::kNope * sizeof(bf16));
+    if constexpr (R::kRope > 0)
+      std::memcpy(row(r) + R::kNope, p.rope_part + block.tokens[r] * p.rope_stride,
+                  R::kRope * sizeof(bf16));
+  }
+  if (normed) {
+    hs::NormFactors factors[kRows];
+    for (int64_t r = 0; r < block.count; ++r)
+      factors[r] = hs::norm_factors(p.norm, whole ? given(r) : row(r), p.norm_width);
+    for (int64_t r = 0; r < block.count; ++r) {
+      const bf16* from = whole ? given(r) : row(r);
+      hs::finish_norm(p.norm, factors[r], from, p.norm_width, row(r));
+      if (whole)
+        std::memcpy(row(r) + p.norm_width, from + p.norm_width,
+                    (R::kDim - p.norm_width) * sizeof(bf16));
+    }
+  }
+  if (p.rope.table)
+    for (int64_t r = 0; r < block.count; ++r) {
+      bf16* slice = row(r) + rope_begin(p.rope, R::kDim);
+      hs::rotate_at(p.rope, p.positions[block.tokens[r] * p.position_stride], slice, slice);
+    }
+  if (p.hadamard)
+    for (int64_t r = 0; r < block.count; ++r) hs::hadamard_row(row(r), row(r));
+}
+
+template <class R>
+HWY_INLINE void write_block(const Params& p, const Block& block) {
+  HWY_ALIGN bf16 rows[kRows * R::kDim];
+  if (p.prologue) prepare<R>(p, block, rows);
+  for (int64_t r = 0; r < block.count; ++r) {
+    const int64_t t = block.tokens[r];
+    const bf16* values = p.prologue ? rows + r * R::kDim : p.kv + t * p.kv_stride;
+    const bf16* rope = p.prologue ? values + R::kNope : p.rope_part + t * p.rope_stride;
+    hs::write_record<R>(p.quantizer, values, rope, block.pages[r], block.offsets[r], p.cache.page);
+  }
 }
 
 template <class R>
 void write_tokens_of(const Params& p, int64_t first, int64_t last) {
-  HWY_ALIGN bf16 row[kMaxDim];
-  for (int64_t t = first; t < last; ++t) {
-    const int64_t slot = p.slots[t * p.slot_stride];
-    if (slot < 0) continue;
-    const bf16* values = p.kv + t * p.kv_stride;
-    const bf16* rope = p.rope_part + t * p.rope_stride;
-    if (p.prologue) {
-      if (!prepare<R>(p, t, row)) continue;
-      values = row;
-      rope = row + R::kNope;
-    }
-    std::byte* page = p.cache.data + slot / p.cache.page * p.cache.stride;
-    hs::write_record<R>(p.quantizer, values, rope, page, slot % p.cache.page, p.cache.page);
+  int64_t t = first;
+  for (Block block = next_block<R>(p, t, last); block.count > 0;) {
+    const Block behind = next_block<R>(p, t, last);
+    write_block<R>(p, block);
+    block = behind;
   }
 }
 
@@ -183,8 +242,9 @@ void in_blocks(int64_t count, int64_t block, F&& body) {
 }  // namespace
 
 void write(const Params& p) noexcept {
-  constexpr int64_t kTokens = 16;  // 2 to 4 us: above the cost of handing out a task
-  in_blocks(p.tokens, kTokens, [&](int64_t first, int64_t last) {
+  // 1 to 4 us, above the cost of handing out a task; more where every worker has some.
+  const int64_t block = std::clamp<int64_t>(p.tokens / (4 * cpu::threads()), 16, 64);
+  in_blocks(p.tokens, block, [&](int64_t first, int64_t last) {
     HWY_DYNAMIC_DISPATCH(write_tokens)(p, first, last);
   });
 }
