@@ -19,7 +19,7 @@
 #include <type_traits>
 
 #include "cuda/heads.h"
-#include "cuda/prologue.h"
+#include "cuda/turn.h"
 
 namespace winnow::internal::cuda {
 
@@ -187,19 +187,7 @@ __device__ __forceinline__ void norm_latents(const HeadParams& p, uint32_t block
     const float own = __shfl_sync(~0u, inverse, 16 * i);
     const uint4 low = scaled_piece(row[i][0], own);
     uint4 high = scaled_piece(row[i][1], own);
-    if (lane >= 32 - kRopeLanes) {
-      float v[kPiece];
-      unpack(high, v);
-#pragma unroll
-      for (int k = 0; k < kPairs; ++k) {
-        const float s = p.rope.inverse ? -sine[k] : sine[k];
-        const float u = v[2 * k];
-        const float w = v[2 * k + 1];
-        v[2 * k] = __fsub_rn(__fmul_rn(u, cosine[k]), __fmul_rn(w, s));
-        v[2 * k + 1] = __fadd_rn(__fmul_rn(w, cosine[k]), __fmul_rn(u, s));
-      }
-      high = packed(v);
-    }
+    if (lane >= 32 - kRopeLanes) high = turned_pairs(high, p.rope.inverse, cosine, sine);
     if (i == 0 || both) {
       store16(out + i * p.out_head, low);
       store16(out + i * p.out_head + kWarpValues, high);

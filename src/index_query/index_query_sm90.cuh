@@ -6,6 +6,9 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
+#include <type_traits>
+
 #include "cuda/record.h"
 #include "index_query/kernel.h"
 
@@ -13,6 +16,10 @@ namespace winnow::internal::index_query {
 
 inline constexpr int kEach = 2;
 inline constexpr int kLanes = cuda::kRopeLanes;  // of a head
+
+// What the kernels are made for. Plain calls have aligned rows, outputs and angles, codes and no
+// Hadamard; RoPE turns pairs in place, or of halves.
+enum class Form : uint8_t { kAny, kPairs, kHalves };
 
 struct Call {
   Params p;
@@ -38,10 +45,32 @@ inline unsigned blocks_of(const Call& call) {
   return static_cast<unsigned>(call.p.tokens * call.blocks);
 }
 
+inline Form form_of(const Call& call) {
+  const Params& p = call.p;
+  if (!call.q_wide || !call.out_wide || p.out_is_bf16 || p.hadamard || !cuda::is_wide(p.rope))
+    return Form::kAny;
+  return p.rope.half ? Form::kHalves : Form::kPairs;
+}
+// Calls f(std::integral_constant<Form, form>).
+template <class F>
+void with_form(Form form, F&& f) {
+  switch (form) {
+    case Form::kAny: return f(std::integral_constant<Form, Form::kAny>());
+    case Form::kPairs: return f(std::integral_constant<Form, Form::kPairs>());
+    case Form::kHalves: return f(std::integral_constant<Form, Form::kHalves>());
+  }
+}
+
 // Block `block` of a call, by all of its threads.
+template <Form kForm>
 __device__ __forceinline__ void prepare(const Call& call, uint32_t block) {
   constexpr int kHalf = kWidth / 2;
+  constexpr bool kPlain = kForm != Form::kAny;
   const Params& p = call.p;
+  core::RopeParams rope = p.rope;
+  if (kPlain) rope.half = kForm == Form::kHalves;
+  const bool to_bf16 = !kPlain && p.out_is_bf16;
+  const bool out_wide = kPlain || call.out_wide;
   const int64_t t = block / call.blocks;
   const int64_t position = p.positions[t * p.position_stride];
   const int lane = threadIdx.x % kLanes;
@@ -65,14 +94,15 @@ __device__ __forceinline__ void prepare(const Call& call, uint32_t block) {
       weight[i] = weight_of(p, t, h);
     }
   };
-  call.q_wide ? load(true) : load(false);
-  if (!core::in_table(p.rope, position)) return;
-  const cuda::Turn turn = cuda::turn_of(p.rope, position, lane);
+  if constexpr (kPlain) load(true);
+  else call.q_wide ? load(true) : load(false);
+  if (!core::in_table(rope, position)) return;
+  const cuda::Turn turn = cuda::turn_of<kPlain>(rope, position, lane);
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     const int64_t h = first + i * call.rows;
-    turned[i] = cuda::rotated(p.rope.half, turn, turned[i]);
-    if (p.hadamard) {
+    turned[i] = cuda::rotated(rope.half, turn, turned[i]);
+    if (!kPlain && p.hadamard) {
       uint4 low = cuda::either(p.rope.first, turned[i], still[i]);
       uint4 high = cuda::either(p.rope.first, still[i], turned[i]);
       cuda::hadamard(low, high, lane);
@@ -80,22 +110,20 @@ __device__ __forceinline__ void prepare(const Call& call, uint32_t block) {
       still[i] = cuda::either(p.rope.first, high, low);
     }
     float scale = 1;
-    if (!p.out_is_bf16) {
+    if (!to_bf16) {
       const float amax = fmaxf(cuda::largest(turned[i]), cuda::largest(still[i]));
       scale = cuda::tile_scale<kLanes>(p.quantizer, amax);
     }
     if (h >= p.heads) continue;
     const int64_t to = t * p.out_token + h * p.out_head;
-    if (p.out_is_bf16) {
+    if (to_bf16) {
       auto* out = static_cast<bf16*>(p.out) + to;
-      cuda::store_piece(out, turned_at, kWidth, call.out_wide, turned[i]);
-      cuda::store_piece(out, still_at, kWidth, call.out_wide, still[i]);
+      cuda::store_piece(out, turned_at, kWidth, out_wide, turned[i]);
+      cuda::store_piece(out, still_at, kWidth, out_wide, still[i]);
     } else {
       auto* out = static_cast<uint8_t*>(p.out) + to;
-      cuda::store_codes(out + turned_at, call.out_wide,
-                        cuda::codes_of(p.quantizer, scale, turned[i]));
-      cuda::store_codes(out + still_at, call.out_wide,
-                        cuda::codes_of(p.quantizer, scale, still[i]));
+      cuda::store_codes(out + turned_at, out_wide, cuda::codes_of(p.quantizer, scale, turned[i]));
+      cuda::store_codes(out + still_at, out_wide, cuda::codes_of(p.quantizer, scale, still[i]));
     }
     if (lane == 0)
       p.out_weights[t * p.out_weight_token + h * p.out_weight_head] =
