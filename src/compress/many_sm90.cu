@@ -1,32 +1,20 @@
-// compress on the device, entries of more than 8 rows: a cluster takes a token, or as many of a
-// prefill as an entry has; each of its blocks 64 values of every row. A warp takes 4 rows at a
-// time, two values a lane, and pools them; the warps' pools meet in shared memory, the blocks'
-// values in the first block, four warps of which finish the entry (entry_sm90.cuh).
-//
-// Rows that the call has and that are the cluster's to store are stored as they are pooled, so that
-// each is read once.
-//
-// Budget, C128A: 4 KiB read and 4 KiB written a token; 64 KiB a block, of which 16 KiB are on their
-// way to registers and the rest to L2, four blocks a multiprocessor. A decode reads 512 KiB an
-// entry, by 8 blocks: it waits for positions, (paged: the table,) rows, and the cluster.
+// compress on the device, entries of more than 8 rows, any call (many_sm90.cuh; long_sm90.cu has
+// C128A's). A warp takes 16 rows of the block's columns, two at a time, four values a lane, and
+// pools them; its rows are on their way to shared memory, each thread's own. The warps' pools meet
+// in shared memory, the blocks' values in the first block, four warps of which finish the entry
+// (entry_sm90.cuh).
+#include "compress/many_sm90.cuh"
+
 #include <cuda_runtime.h>
 
-#include "compress/entry_sm90.cuh"
 #include "compress/kernels_sm90.h"
-#include "compress/order_sm90.cuh"
 #include "cuda/copies.h"
-#include "cuda/launch.h"
 
-namespace winnow::internal::compress {
+namespace winnow::internal::compress::many {
 
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kThreads = kWarps * 32;
-constexpr int kColumns = 64;                // values of a block
-constexpr int kLanes = kColumns / kQuad;    // of a row
-constexpr int kRowsAtOnce = 32 / kLanes;    // rows that a warp reads at once
-constexpr int kEach = 2;                    // ... and how often in a step
+constexpr int kEach = 2;                    // rows of a lane's step
 constexpr int kStep = kRowsAtOnce * kEach;  // rows of a warp's step
 constexpr int kTurn = 16;                   // rows that a warp takes before the next one's
 constexpr int kRound = kWarps * kTurn;      // rows of all warps
@@ -37,19 +25,8 @@ template <int kStages>
 struct Shared {
   float4 values[kStages][kEach][kThreads], scores[kStages][kEach][kThreads];
   alignas(16) float pooled[kMaxWidth];  // in the first block
-  float* places[kThreads];              // of rows that are stored behind the entries, ...
-  const float* biases[kThreads];        // ... and what their scores take
   float sums[2][kWarps];
-  unsigned entries[kWarps];  // bit t: token t of the cluster's closes one that is to be made
-  bool stored[kThreads];     // rows of the cluster's tokens
-};
-
-constexpr int blocks_of(int stages) { return stages > 3 ? 3 : 4; }  // that share a multiprocessor
-
-// A thread's place in the cluster.
-struct Place {
-  int lane, warp, rank;
-  int at;  // the first of its four values; kMaxWidth: none
+  TokensMemory tokens;
 };
 
 // The row of an entry that a lane has found for its warp.
@@ -247,7 +224,7 @@ __device__ __forceinline__ void join_pools(const Params& p, Shared<kStages>& sha
 }
 
 // The first block's part behind the pool.
-template <class R, int kStages>
+template <int kStages>
 __device__ __forceinline__ void finish_entry(const Call& call, Shared<kStages>& shared,
                                              const Place& me, int64_t token) {
   const Params& p = call.p;
@@ -257,15 +234,15 @@ __device__ __forceinline__ void finish_entry(const Call& call, Shared<kStages>& 
   const int at = thread * kQuad < p.width ? thread * kQuad : kMaxWidth;
   Steps steps;
   const int from = at < p.width ? at : 0;
-  load_weights<R>(call, from, steps);
-  if (goal.record && p.rope.table != nullptr) load_angles<R>(p, last - p.ratio + 1, from, steps);
+  load_weights<void>(call, from, steps);
+  if (goal.record && p.rope.table != nullptr) load_angles<void>(p, last - p.ratio + 1, from, steps);
   Quad pooled{};
   if (at < p.width) {
     const float4 all = *reinterpret_cast<const float4*>(shared.pooled + at);
     pooled = {all.x, all.y, all.z, all.w};
   }
   int turn = 0;
-  finish<R>(call, steps, pooled, token, goal, at, [&](float x) {
+  finish<void>(call, steps, pooled, token, goal, at, [&](float x) {
     float* sums = shared.sums[turn];
     turn ^= 1;
     x = cuda::warp_sum(x);
@@ -276,37 +253,10 @@ __device__ __forceinline__ void finish_entry(const Call& call, Shared<kStages>& 
   });
 }
 
-// Brings into L2 what a token that closes an entry takes wherever it stands: its slot, its own row
-// and the bias of that, weights.
-template <Load kLoad>
-__device__ __forceinline__ void ask_for_token(const Params& p, int64_t token, const Place& me) {
-  const int64_t column = me.rank * kColumns + me.lane % 2 * 32;
-  if (me.warp > 0 || me.lane >= 8 || column >= p.width) return;
-  const int64_t size = kLoad == Load::kBf16 ? sizeof(bf16) : sizeof(float);
-  const int64_t from = token * p.row_stride + column + (me.lane / 2 % 2 != 0 ? values_of(p) : 0);
-  if (me.lane < 4) cuda::prefetch_l2(static_cast<const std::byte*>(p.rows) + from * size);
-  else if (me.lane < 6 && p.bias != nullptr)
-    cuda::prefetch_l2(p.bias + (p.ratio - 1) * p.bias_stride + column);
-  else if (me.lane == 6 && p.cache.data != nullptr)
-    cuda::prefetch_l2(p.slots + token * p.slot_stride);
-}
-
-// Brings into L2 what an entry takes behind its rows.
-__device__ __forceinline__ void ask_for_steps(const Params& p, int64_t last) {
-  constexpr int kLine = 32;  // floats of 128 B
-  const auto thread = static_cast<int>(threadIdx.x);
-  const int at = thread * kLine;
-  if (p.norm.weight != nullptr && at < p.width) cuda::prefetch_l2(p.norm.weight + at);
-  const int64_t position = last - p.ratio + 1;
-  if (thread < 2 && core::in_table(p.rope, position))
-    cuda::prefetch_l2(p.rope.table + position * p.rope.position_stride +
-                      thread * p.rope.sine_stride);
-}
-
 // Makes the entry that `token` closes, if it closes one that is to be made, and stores those rows
 // that it takes of the call from token `store_from` on. All threads of the cluster come here and
 // agree on every branch.
-template <Load kLoad, class R, int kStages>
+template <Load kLoad, int kStages>
 __device__ __forceinline__ void make_entry(const Call& call, Shared<kStages>& shared,
                                            const Place& me, int64_t token, int64_t store_from) {
   const Params& p = call.p;
@@ -343,7 +293,7 @@ __device__ __forceinline__ void make_entry(const Call& call, Shared<kStages>& sh
     cuda::copies_wait<0>();
     return cuda::cluster_wait();
   }
-  if (stores) shared.stored[other - store_from] = true;
+  if (stores) shared.tokens.stored[other - store_from] = true;
   const int steps = window > kRound ? 32 / kStep : kTurn / kStep;
   QuadPool pools;
 #pragma unroll 1
@@ -353,136 +303,40 @@ __device__ __forceinline__ void make_entry(const Call& call, Shared<kStages>& sh
     puller.ask(step + kStages);
   }
   join_pools(p, shared, me, pools);
-  if (me.rank == 0) finish_entry<R>(call, shared, me, token);
+  if (me.rank == 0) finish_entry(call, shared, me, token);
   __syncthreads();  // the pools are read
 }
 
-// Rows of `count` tokens from `first` on go to their places, those that are not stored yet.
-template <Load kLoad, int kStages>
-__device__ __forceinline__ void store_rows(const Params& p, Shared<kStages>& shared,
-                                           const Place& me, int64_t first, int count) {
-  const int64_t values = values_of(p);
-  const auto thread = static_cast<int>(threadIdx.x);
-  __syncthreads();  // the list before was read
-  float* place = nullptr;
-  const float* bias = nullptr;
-  if (thread < count && !shared.stored[thread]) place = own_state_row(p, first + thread);
-  if (place != nullptr && p.bias != nullptr)
-    bias = p.bias + remainder(position_of(p, first + thread), p.ratio) * p.bias_stride;
-  shared.places[thread] = place;
-  shared.biases[thread] = bias;
-  if (!__syncthreads_or(place != nullptr) || me.at >= p.width) return;
-#pragma unroll 2
-  for (int i = me.warp * kRowsAtOnce + me.lane / kLanes; i < count; i += kWarps * kRowsAtOnce) {
-    float* to = shared.places[i];
-    if (to == nullptr) continue;
-    const float* added = shared.biases[i];
-    const int64_t from = (first + i) * p.row_stride;
-#pragma unroll 1
-    for (int64_t at = me.at; at < values; at += p.width) {
-      const Quad value = load_quad<kLoad>(p.rows, p.rows_are_bf16, from + at);
-      Quad score = load_quad<kLoad>(p.rows, p.rows_are_bf16, from + values + at);
-      if (added != nullptr) add_bias<kLoad>(score, added, at);
-      store_quad<kLoad>(to + at, value);
-      store_quad<kLoad>(to + values + at, score);
-    }
-  }
-}
+constexpr int kStages = 4;
+constexpr int kBlocks = 3;  // that share a multiprocessor
 
-// Which of the cluster's tokens, or in order of those behind it, close entries that it makes.
-__device__ __forceinline__ void list_entries(const Params& p, unsigned (&entries)[kWarps],
-                                             const Place& me, int64_t first, int count,
-                                             bool ordered, bool start) {
-  const auto thread = static_cast<int>(threadIdx.x);
-  bool made = thread < count && closes(p, first + thread);
-  if (ordered) {
-    made = made && !reads_state(p, first);
-    if (start)
-#pragma unroll 1
-      for (int which = 0; which < 2; ++which)
-        if (ordered_entry(p, first, which) == thread) made = true;
-  }
-  const unsigned mask = __ballot_sync(~0u, made);
-  if (me.lane == 0) entries[me.warp] = mask;
-  __syncthreads();
-}
-
-template <Load kLoad, int kStages, class R>
-__global__ void __launch_bounds__(kThreads, blocks_of(kStages))
-    many_rows(const __grid_constant__ Call call) {
+template <Load kLoad>
+__global__ void __launch_bounds__(kThreads, kBlocks) any_rows(const __grid_constant__ Call call) {
   extern __shared__ float4 memory[];
   auto& shared = *reinterpret_cast<Shared<kStages>*>(memory);
-  const Params& p = call.p;
-  const auto thread = static_cast<int>(threadIdx.x);
-  const auto ranks = static_cast<int>(ceil_div(p.width, int64_t{kColumns}));
-  Place me{thread % 32, thread / 32, static_cast<int>(blockIdx.x) % ranks, 0};
-  me.at = me.rank * kColumns + me.lane % kLanes * kQuad;
-  if (me.at >= p.width) me.at = kMaxWidth;
-  const int64_t first = int64_t{blockIdx.x / static_cast<unsigned>(ranks)} * call.tokens;
-  const int64_t left = p.tokens - first;
-  const int count = left < call.tokens ? static_cast<int>(left) : call.tokens;
-  const bool rows = call.rows && p.state != nullptr;
-  shared.stored[thread] = false;
-  if (count == 1) ask_for_token<kLoad>(p, first, me);
-  Around a;
-  bool ordered = false;
-  if (call.ordered) {  // one token
-    a = look(p, first, me.lane);
-    ordered = !is_short(p, a);
-  }
-  if (count > 1 || ordered) list_entries(p, shared.entries, me, first, count, ordered, a.back == 0);
-  else if (thread < kWarps)
-    shared.entries[thread] = thread == 0;  // it says itself if it closes one
-  __syncthreads();
-  // With overlap a row has more than its entry takes of it.
-  const bool fused = rows && !p.overlap && !ordered;
-#pragma unroll 1
-  for (int w = 0; w < kWarps; ++w)
-#pragma unroll 1
-    for (unsigned bits = shared.entries[w]; bits != 0; bits &= bits - 1) {
-      const int64_t token = first + w * 32 + __ffs(static_cast<int>(bits)) - 1;
-      make_entry<kLoad, R>(call, shared, me, token, fused ? first : p.tokens);
-    }
-  if (!rows) return;
-  if (ordered)
-    ordered_rows(p, first, a, [&](int64_t t) { store_rows<kLoad>(p, shared, me, t, 1); });
-  else store_rows<kLoad>(p, shared, me, first, count);
+  const Place me = place_of(call.p);
+  take_tokens<kLoad>(call, shared.tokens, me, first_of(call), [&](int64_t token, int64_t from) {
+    make_entry<kLoad>(call, shared, me, token, from);
+  });
 }
 
-template <Load kLoad, int kStages, class R>
+template <Load kLoad>
 void launch(const Call& call) {
-  const Params& p = call.p;
-  const auto kernel = many_rows<kLoad, kStages, R>;
-  constexpr size_t kBytes = sizeof(Shared<kStages>);
-  const auto ranks = static_cast<unsigned>(ceil_div(p.width, int64_t{kColumns}));
-  const auto units = static_cast<unsigned>(ceil_div(p.tokens, int64_t{call.tokens}));
-  cuda::keep_error(cuda::allow_shared(kernel, kBytes));
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {ranks, 1, 1};
-  cudaLaunchConfig_t config =
-      cuda::launch_config(dim3(units * ranks), kThreads, kBytes, cuda::stream_of(p.device));
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  cuda::keep_error(cudaLaunchKernelEx(&config, kernel, call));
-}
-
-// One token a cluster: all rows of an entry at once. Of a prefill: room for more blocks.
-template <Load kLoad, class R>
-void launch(const Call& call) {
-  call.tokens == 1 ? launch<kLoad, 4, R>(call) : launch<kLoad, 3, R>(call);
+  launch_clusters(any_rows<kLoad>, call, sizeof(Shared<kStages>));
 }
 
 }  // namespace
 
+}  // namespace winnow::internal::compress::many
+
+namespace winnow::internal::compress {
+
 void many_rows(const Call& call, Load load) noexcept {
+  if (long_rows(call, load)) return;
   switch (load) {
-    case Load::kFloats:
-      if (is_usual(call) && call.p.cache.format == CacheFormat::kV4Fp8)
-        return launch<Load::kFloats, V4Fp8>(call);
-      return launch<Load::kFloats, void>(call);
-    case Load::kBf16: return launch<Load::kBf16, void>(call);
-    case Load::kAny: return launch<Load::kAny, void>(call);
+    case Load::kFloats: return many::launch<Load::kFloats>(call);
+    case Load::kBf16: return many::launch<Load::kBf16>(call);
+    case Load::kAny: return many::launch<Load::kAny>(call);
   }
 }
 

@@ -20,28 +20,24 @@ namespace winnow::internal::compress {
 
 namespace {
 
-// The rows of windows on their way to a block: each thread asks for its own values and waits for
-// them alone, so that they need no barrier and no register.
-template <Load kLoad, int kRatio>
-struct Window {
-  static constexpr int kParts =
-      kRatio == 4 ? 2 : 1;  // with overlap: of the next entry, and of ours
-  using Raw = std::conditional_t<kLoad == Load::kBf16, uint2, float4>;
-  Raw values[kParts][kRatio][kThreads], scores[kParts][kRatio][kThreads];
+// With overlap a row has two parts: for the next entry, and for the one of its own window.
+constexpr int parts_of(int ratio) { return ratio == 4 ? 2 : 1; }
 
-  __device__ __forceinline__ void ask(const std::byte* row, int64_t row_bytes, int width, int at) {
-    constexpr int kBytes = sizeof(Raw);
-    const std::byte* from = row + at / kQuad * kBytes;
-    const int part_bytes = width / kQuad * kBytes;
+// A part of a window's rows on its way to a block: each thread asks for its own values and waits
+// for them alone, so that they need no barrier and no register.
+template <Load kLoad, int kRatio>
+struct Slot {
+  using Raw = std::conditional_t<kLoad == Load::kBf16, uint2, float4>;
+  Raw values[kRatio][kThreads], scores[kRatio][kThreads];
+
+  // `score_bytes`: from a row's values to its scores.
+  __device__ __forceinline__ void ask(const std::byte* from, int64_t row_bytes, int score_bytes) {
 #pragma unroll
-    for (int i = 0; i < kRatio; ++i)
-#pragma unroll
-      for (int h = 0; h < kParts; ++h) {
-        const std::byte* mine = from + i * row_bytes + h * part_bytes;
-        cuda::copy_async<kBytes>(&values[h][i][threadIdx.x], mine);
-        cuda::copy_async<kBytes>(&scores[h][i][threadIdx.x], mine + kParts * part_bytes);
-      }
-    cuda::copies_commit();
+    for (int i = 0; i < kRatio; ++i) {
+      const std::byte* mine = from + i * row_bytes;
+      cuda::copy_async<sizeof(Raw)>(&values[i][threadIdx.x], mine);
+      cuda::copy_async<sizeof(Raw)>(&scores[i][threadIdx.x], mine + score_bytes);
+    }
   }
 };
 __device__ __forceinline__ Quad quad_of(const float4& raw) { return {raw.x, raw.y, raw.z, raw.w}; }
@@ -50,17 +46,17 @@ __device__ __forceinline__ Quad quad_of(const uint2& raw) {
           __uint_as_float(raw.y << 16), __uint_as_float(raw.y & 0xffff0000u)};
 }
 
-// Windows of a block that are asked for at a time, and blocks that share a multiprocessor.
-#ifndef LC_STAGES4
-#define LC_STAGES4 2
+// Slots of a block, and blocks that share a multiprocessor.
+#ifndef LC_SLOTS4
+#define LC_SLOTS4 4
 #define LC_BLOCKS4 3
-#define LC_STAGES1 2
-#define LC_BLOCKS1 3
-#define LC_STAGES2 4
-#define LC_BLOCKS2 4
+#define LC_SLOTS1 2
+#define LC_BLOCKS1 4
+#define LC_SLOTS2 3
+#define LC_BLOCKS2 7
 #endif
-constexpr int stages_of(int ratio, int warps) {
-  return ratio == 2 ? LC_STAGES2 : warps == 1 ? LC_STAGES1 : LC_STAGES4;
+constexpr int slots_of(int ratio, int warps) {
+  return ratio == 2 ? LC_SLOTS2 : warps == 1 ? LC_SLOTS1 : LC_SLOTS4;
 }
 constexpr int blocks_of(int ratio, int warps) {
   return ratio == 2 ? LC_BLOCKS2 : warps == 1 ? LC_BLOCKS1 : LC_BLOCKS4;
@@ -101,25 +97,30 @@ __device__ __forceinline__ bool pool_before(const Params& p, int64_t first, int6
 template <Load kLoad, int kWarps, int kRatio, class R>
 __device__ __forceinline__ bool stream(const Call& call, Team<kWarps>& team, int64_t first,
                                        int count) {
-  extern __shared__ float4 window_memory[];
-  auto* windows = reinterpret_cast<Window<kLoad, kRatio>*>(window_memory);
+  extern __shared__ float4 slot_memory[];
+  auto* slots = reinterpret_cast<Slot<kLoad, kRatio>*>(slot_memory);
   const Params& p = call.p;
   const int at = team.at;
   const int lane = team.lane;
-  constexpr int kStages = stages_of(kRatio, kWarps);
+  constexpr int kSlots = slots_of(kRatio, kWarps);
   constexpr int kWidth = 32 * kQuad * kWarps;  // of a row's parts
-  constexpr int kParts = Window<kLoad, kRatio>::kParts;
+  constexpr int kParts = parts_of(kRatio);
   constexpr int kValues = kParts * kWidth;
-  const int64_t row_bytes = p.row_stride * (kLoad == Load::kBf16 ? 2 : 4);
-  // Before it is known whether they are windows: they are rows of the call.
-  const auto ask = [&](int s) {
-    if (s + kRatio <= count)
-      windows[s / kRatio % kStages].ask(
-          static_cast<const std::byte*>(p.rows) + (first + s) * row_bytes, row_bytes, kWidth, at);
-    else cuda::copies_commit();
+  constexpr int kBytes = kLoad == Load::kBf16 ? 2 : 4;
+  const int64_t row_bytes = p.row_stride * kBytes;
+  const auto* rows = static_cast<const std::byte*>(p.rows) + first * row_bytes + at * kBytes;
+  // Part `turn` of all windows' in the order in which they are taken: the own window's first.
+  const auto ask = [&](int turn) {
+    const int window = turn / kParts;
+    const int part = kParts - 1 - turn % kParts;
+    if ((window + 1) * kRatio <= count)
+      slots[turn % kSlots].ask(rows + window * kRatio * row_bytes + part * kWidth * kBytes,
+                               row_bytes, kValues * kBytes);
+    cuda::copies_commit();
   };
+  // Before it is known whether they are windows: they are rows of the call.
 #pragma unroll
-  for (int i = 0; i < (kStages > 1 ? kStages - 1 : 1); ++i) ask(i * kRatio);
+  for (int turn = 0; turn < kSlots; ++turn) ask(turn);
   const int64_t token = first + (lane < count ? lane : 0);
   const int64_t position = position_of(p, token);
   const int64_t request = request_of(p, token);
@@ -140,7 +141,6 @@ __device__ __forceinline__ bool stream(const Call& call, Team<kWarps>& team, int
     missing = !pool_before<kLoad, kRatio>(p, first, start, of, lane, at, before);
 #pragma unroll 1
   for (int s = 0; s < count; s += kRatio) {
-    if (kStages > 1) ask(s + (kStages - 1) * kRatio);
     const int64_t last = start + s + kRatio - 1;
     Goal goal = goal_of(p, __shfl_sync(~0u, slot, s + kRatio - 1), last);
     if (s == 0 && missing) goal = {};
@@ -149,15 +149,16 @@ __device__ __forceinline__ bool stream(const Call& call, Team<kWarps>& team, int
       load_weights<R>(call, at, steps);
       if (goal.record && p.rope.table != nullptr) load_angles<R>(p, last - kRatio + 1, at, steps);
     }
-    cuda::copies_wait<(kStages > 1 ? kStages - 1 : 0)>();
-    const Window<kLoad, kRatio>& window = windows[s / kRatio % kStages];
-    // Stores the rows' part h and pools it.
+    // Stores the rows' part h, pools it, and asks for what comes next to its slot.
     const auto take = [&](int h) {
+      const int turn = s / kRatio * kParts + kParts - 1 - h;
+      cuda::copies_wait<kSlots - 1>();
+      const Slot<kLoad, kRatio>& slot_of_part = slots[turn % kSlots];
       Quad values[kRatio], scores[kRatio];
 #pragma unroll
       for (int i = 0; i < kRatio; ++i) {
-        values[i] = quad_of(window.values[h][i][threadIdx.x]);
-        scores[i] = quad_of(window.scores[h][i][threadIdx.x]);
+        values[i] = quad_of(slot_of_part.values[i][threadIdx.x]);
+        scores[i] = quad_of(slot_of_part.scores[i][threadIdx.x]);
         if (p.bias != nullptr)
           add_bias<kLoad>(scores[i], p.bias + i * p.bias_stride, h * kWidth + at);
       }
@@ -168,11 +169,11 @@ __device__ __forceinline__ bool stream(const Call& call, Team<kWarps>& team, int
         store_quad<kLoad>(to + h * kWidth + at, values[i]);
         store_quad<kLoad>(to + kValues + h * kWidth + at, scores[i]);
       }
+      ask(turn + kSlots);
       return pool_of(values, scores, kRatio);
     };
-    Quad mean = mean_of(before, take(kParts - 1));
+    const Quad mean = mean_of(before, take(kParts - 1));
     if constexpr (kParts > 1) before = take(0);
-    if (kStages == 1) ask(s + kRatio);
     if (!goal.any()) continue;
     finish<R>(call, steps, mean, first + s + kRatio - 1, goal, at,
               [&](float x) { return team.sum(x); });
@@ -180,34 +181,44 @@ __device__ __forceinline__ bool stream(const Call& call, Team<kWarps>& team, int
   return true;
 }
 
+// Windows of each team; the first `longer` ones have one more.
+struct Cut {
+  int windows, longer;
+};
+
 template <Load kLoad, int kWarps, int kRatio, class R>
 __global__ void __launch_bounds__(kThreads, blocks_of(kRatio, kWarps))
-    stream_rows(const __grid_constant__ Call call) {
+    stream_rows(const __grid_constant__ Call call, const Cut cut) {
   __shared__ float sums[2][kWarps];
   Team<kWarps> team(sums);
-  const int64_t first = team.unit() * call.tokens;
+  const auto unit = static_cast<int>(team.unit());
+  const int before = unit * cut.windows + (unit < cut.longer ? unit : cut.longer);
+  const int64_t first = int64_t{before} * kRatio;
   const int64_t left = call.p.tokens - first;
   if (left <= 0) return;
-  const int count = left < call.tokens ? static_cast<int>(left) : call.tokens;
-  if (stream<kLoad, kWarps, kRatio, R>(call, team, first, count)) return;
+  const int most = (cut.windows + (unit < cut.longer ? 1 : 0)) * kRatio;
+  const int count = left < most ? static_cast<int>(left) : most;
+  if (count == 0 || stream<kLoad, kWarps, kRatio, R>(call, team, first, count)) return;
   tokens_alone<kLoad>(call, team, first, count);
 }
 
 template <Load kLoad, int kWarps, int kRatio, class R>
-void launch(Call call) {
-  // Windows of a team: so many that all teams run at once, and that a lane knows each token.
+void launch(const Call& call) {
   constexpr int64_t kTeams = kThreads / 32 / kWarps;  // of a block
+  constexpr int64_t kMost = 32 / kRatio;              // windows of a team: a lane knows each token
   const int64_t room =
-      cuda::multiprocessors(call.p.device.index) * blocks_of(kRatio, kWarps) * kTeams;
-  const int64_t windows = ceil_div(ceil_div(call.p.tokens, int64_t{kRatio}), room);
-  const int64_t most = 32 / kRatio;
-  call.tokens = static_cast<int>((windows < most ? windows : most) * kRatio);
-  const int64_t units = ceil_div(call.p.tokens, int64_t{call.tokens});
-  const auto blocks = static_cast<unsigned>(ceil_div(units, kTeams));
+      int64_t{cuda::multiprocessors(call.p.device.index)} * blocks_of(kRatio, kWarps) * kTeams;
+  const int64_t windows = ceil_div(call.p.tokens, int64_t{kRatio});
+  // All teams run at once, if they can.
+  const int64_t wanted = windows < room ? windows : room;
+  const int64_t needed = ceil_div(windows, kMost);
+  const int64_t teams = wanted < needed ? needed : wanted;
+  const Cut cut{static_cast<int>(windows / teams), static_cast<int>(windows % teams)};
+  const auto blocks = static_cast<unsigned>(ceil_div(teams, kTeams));
   const auto kernel = stream_rows<kLoad, kWarps, kRatio, R>;
-  constexpr size_t kBytes = stages_of(kRatio, kWarps) * sizeof(Window<kLoad, kRatio>);
+  constexpr size_t kBytes = slots_of(kRatio, kWarps) * sizeof(Slot<kLoad, kRatio>);
   cuda::keep_error(cuda::allow_shared(kernel, kBytes));
-  kernel<<<blocks, kThreads, kBytes, cuda::stream_of(call.p.device)>>>(call);
+  kernel<<<blocks, kThreads, kBytes, cuda::stream_of(call.p.device)>>>(call, cut);
   cuda::keep_error(cudaGetLastError());
 }
 

@@ -61,6 +61,16 @@ void with_form(Form form, F&& f) {
   }
 }
 
+// A head's weight, asked for here and looked at when the codes are made.
+__device__ __forceinline__ uint32_t weight_bits(const Params& p, uint32_t token, uint32_t head) {
+  const int64_t at = token * p.weight_token + head * p.weight_head;
+  return p.weights_are_bf16 ? static_cast<const uint16_t*>(p.weights)[at]
+                            : static_cast<const uint32_t*>(p.weights)[at];
+}
+__device__ __forceinline__ float weight_from(const Params& p, uint32_t bits) {
+  return __uint_as_float(p.weights_are_bf16 ? bits << 16 : bits);
+}
+
 // Block `block` of a call, by all of its threads.
 template <Form kForm>
 __device__ __forceinline__ void prepare(const Call& call, uint32_t block) {
@@ -71,27 +81,33 @@ __device__ __forceinline__ void prepare(const Call& call, uint32_t block) {
   if (kPlain) rope.half = kForm == Form::kHalves;
   const bool to_bf16 = !kPlain && p.out_is_bf16;
   const bool out_wide = kPlain || call.out_wide;
-  const int64_t t = block / call.blocks;
+  uint32_t part = 0;  // of the token's blocks; most calls have one a token
+  uint32_t t = block;
+  if (call.blocks > 1) {
+    t = block / call.blocks;
+    part = block % call.blocks;
+  }
   const int64_t position = p.positions[t * p.position_stride];
   const int lane = threadIdx.x % kLanes;
   const int at = lane * cuda::kPiece;
-  const int64_t first = block % call.blocks * call.rows * kEach + threadIdx.x / kLanes;
+  const uint32_t first = part * (call.rows * kEach) + threadIdx.x / kLanes;
+  const auto heads = static_cast<uint32_t>(p.heads);
   // Pieces of the half that RoPE turns, and of the other one.
   const int turned_at = at + (p.rope.first ? 0 : kHalf);
   const int still_at = at + (p.rope.first ? kHalf : 0);
   uint4 turned[kEach], still[kEach];
-  float weight[kEach];
+  uint32_t weight[kEach];  // as it lies in memory
   const auto load = [&](bool wide) {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int64_t h = first + i * call.rows;
+      const uint32_t h = first + i * call.rows;
       turned[i] = still[i] = {};
       weight[i] = 0;
-      if (h >= p.heads) continue;
+      if (h >= heads) continue;
       const bf16* q = p.q + t * p.q_token + h * p.q_head;
       turned[i] = cuda::load_piece(q, turned_at, kWidth, wide);
       still[i] = cuda::load_piece(q, still_at, kWidth, wide);
-      weight[i] = weight_of(p, t, h);
+      weight[i] = weight_bits(p, t, h);
     }
   };
   if constexpr (kPlain) load(true);
@@ -100,7 +116,7 @@ __device__ __forceinline__ void prepare(const Call& call, uint32_t block) {
   const cuda::Turn turn = cuda::turn_of<kPlain>(rope, position, lane);
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    const int64_t h = first + i * call.rows;
+    const uint32_t h = first + i * call.rows;
     turned[i] = cuda::rotated(rope.half, turn, turned[i]);
     if (!kPlain && p.hadamard) {
       uint4 low = cuda::either(p.rope.first, turned[i], still[i]);
@@ -114,7 +130,7 @@ __device__ __forceinline__ void prepare(const Call& call, uint32_t block) {
       const float amax = fmaxf(cuda::largest(turned[i]), cuda::largest(still[i]));
       scale = cuda::tile_scale<kLanes>(p.quantizer, amax);
     }
-    if (h >= p.heads) continue;
+    if (h >= heads) continue;
     const int64_t to = t * p.out_token + h * p.out_head;
     if (to_bf16) {
       auto* out = static_cast<bf16*>(p.out) + to;
@@ -127,7 +143,7 @@ __device__ __forceinline__ void prepare(const Call& call, uint32_t block) {
     }
     if (lane == 0)
       p.out_weights[t * p.out_weight_token + h * p.out_weight_head] =
-          __fmul_rn(__fmul_rn(weight[i], scale), p.factor);
+          __fmul_rn(__fmul_rn(weight_from(p, weight[i]), scale), p.factor);
   }
 }
 
