@@ -11,16 +11,18 @@
 
 namespace winnow::bench {
 
-// Tokens of decodes, then of a prefill.
-inline std::vector<int64_t> token_counts(const Runner& runner) {
-  if (runner.on_cuda()) return {1, 32, 128, 8192};
-  return {1, 16, 128, 4096};
+// Tokens of decodes, then of prefills. A device takes a launch's time with the smaller one; of many
+// heads it has enough to do.
+inline std::vector<int64_t> token_counts(const Runner& runner, int64_t heads = 1) {
+  if (!runner.on_cuda()) return {1, 16, 128, 4096};
+  if (heads > 1) return {1, 32, 128, 8192};
+  return {1, 32, 128, 8192, 32768};
 }
 
 // `verb(args)` over the problems that `make(sizes)` gives; `what` says the rest of a case's name.
 template <class Make, class Verb>
 void measure_tokens(Runner& runner, const std::string& what, int64_t heads, Make make, Verb verb) {
-  for (const int64_t tokens : token_counts(runner)) {
+  for (const int64_t tokens : token_counts(runner, heads)) {
     const Sizes sizes{.heads = heads, .batch = tokens, .context = 8192, .device = runner.device()};
     Case c{.name = fmt::format("{} tokens {}", tokens, what)};
     c.batch = tokens;

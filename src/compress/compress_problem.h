@@ -63,7 +63,6 @@ struct Problem {
 
 // What a run leaves behind: state and cache. Requests have their entries at slots of their own.
 struct Memory {
-  static constexpr int32_t kPage = 3;
   const Case& c;
   StateKind kind;
   int64_t blocks, block, pages, table_width;
@@ -78,16 +77,16 @@ struct Memory {
         blocks(kind == StateKind::kRing ? p.rows.size() + 1
                                         : p.rows.size() * (p.most / c.block + 1) + 2),
         block(kind == StateKind::kRing ? std::max(1, c.window() - 1 + drafts) : c.block),
-        pages((p.most / c.ratio + kPage) / kPage * p.rows.size()),
+        pages((p.most / c.ratio + c.page) / c.page * p.rows.size()),
         table_width(kind == StateKind::kRing ? 1 : p.most / c.block + 1),
         state(blocks * block * 2 * c.values(), 0xff),  // NaN: a row that was not written shows
         table(p.rows.size() * table_width),
-        cache(pages * page_bytes(c.format, kPage)) {
+        cache(pages * page_bytes(c.format, c.page)) {
     // Blocks in descending order: row and block of a request differ.
     for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<int32_t>(blocks - 1 - i);
   }
   int64_t slot(const Problem& p, const Token& t) const {
-    return t.request * ((p.most / c.ratio + kPage) / kPage * kPage) + t.position / c.ratio;
+    return t.request * ((p.most / c.ratio + c.page) / c.page * c.page) + t.position / c.ratio;
   }
 };
 
@@ -139,7 +138,7 @@ struct Step {
     args.rope = {.table = p.table()};
     args.hadamard = p.c.hadamard;
     args.slots = tensor(slots.data(), {count});
-    args.cache = {m.cache.data(), p.c.format, m.pages, Memory::kPage};
+    args.cache = {m.cache.data(), p.c.format, m.pages, p.c.page};
   }
 };
 

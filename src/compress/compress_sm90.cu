@@ -135,10 +135,67 @@ __global__ void __launch_bounds__(kPlainWarps * 32) plain(const __grid_constant_
   if (stored || p.latent != nullptr) finish(call, floats, token, stored, slot, lane);
 }
 
+// What V4.1's layers of ratio 1 ask for: rows of floats, RMS with weights, RoPE over pairs in place
+// last, V4's records.
+using PlainRecord = V4Fp8;
+bool is_usual(const Call& call) {
+  const Params& p = call.p;
+  return p.ratio == 1 && p.cache.data != nullptr && p.cache.format == PlainRecord::kFormat &&
+         cuda::is_plain(p.norm) && p.rope.table != nullptr && cuda::is_wide(p.rope) &&
+         !p.rope.half && !p.rope.first && !p.hadamard && (p.latent == nullptr || call.latent_wide);
+}
+
+__global__ void __launch_bounds__(kPlainWarps * 32, 10)
+    plain_usual(const __grid_constant__ Call call) {
+  const Params& p = call.p;
+  const int64_t token = int64_t{blockIdx.x} * kPlainWarps + threadIdx.x / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (token >= p.tokens) return;
+  const int64_t position = position_of(p, token);
+  const int64_t slot = p.slots[token * p.slot_stride];
+  const int at = lane * cuda::kPiece;
+  const float* row = static_cast<const float*>(p.rows) + token * p.row_stride + at;
+  float values[kPieces][cuda::kPiece];
+#pragma unroll
+  for (int c = 0; c < kPieces; ++c)
+    cuda::load_floats(row + c * cuda::kWarpValues, 0, cuda::kPiece, true, values[c]);
+  if (position < 0) return;
+  const bool stored =
+      slot >= 0 && slot < p.cache.pages * p.cache.page && core::in_table(p.rope, position);
+  const bool turns = lane >= 32 - cuda::kRopeLanes;
+  constexpr int kPairs = cuda::kPiece / 2;
+  float cosine[kPairs], sine[kPairs];
+  if (stored && turns)
+    cuda::load_turns<true>(p.rope, position, lane % cuda::kRopeLanes * kPairs, cosine, sine);
+  const float sum =
+      cuda::warp_sum(__fadd_rn(cuda::add_squares(0, values[0]), cuda::add_squares(0, values[1])));
+  const float inverse = cuda::inverse_of(p.norm, sum, kMaxWidth);
+  cuda::Held<kPieces> out;
+#pragma unroll
+  for (int c = 0; c < kPieces; ++c) {
+    float weight[cuda::kPiece];
+    cuda::load_floats(p.norm.weight + at + c * cuda::kWarpValues, 0, cuda::kPiece, true, weight);
+#pragma unroll
+    for (int i = 0; i < cuda::kPiece; ++i)
+      values[c][i] = __fmul_rn(__fmul_rn(values[c][i], inverse), weight[i]);
+    out.pieces[c] = cuda::packed(values[c]);
+  }
+  if (p.latent != nullptr)
+#pragma unroll
+    for (int c = 0; c < kPieces; ++c)
+      cuda::store16(p.latent + token * p.latent_stride + cuda::piece_at(c, lane), out.pieces[c]);
+  if (!stored) return;
+  if (turns) out.pieces[1] = cuda::turned_pairs(out.pieces[1], p.rope.inverse, cosine, sine);
+  const cuda::Spot spot = cuda::spot_of(p.cache, slot);
+  cuda::store_record<PlainRecord>(p.quantizer, out, spot.page, spot.offset, p.cache.page, lane);
+}
+
 template <Load kLoad>
 void launch_plain(const Call& call) {
   const auto blocks = static_cast<unsigned>(ceil_div(call.p.tokens, int64_t{kPlainWarps}));
-  plain<kLoad><<<blocks, kPlainWarps * 32, 0, cuda::stream_of(call.p.device)>>>(call);
+  const bool usual = kLoad == Load::kFloats && is_usual(call);
+  const auto kernel = usual ? plain_usual : plain<kLoad>;
+  kernel<<<blocks, kPlainWarps * 32, 0, cuda::stream_of(call.p.device)>>>(call);
   cuda::keep_error(cudaGetLastError());
 }
 

@@ -123,7 +123,7 @@ TEST_P(CompressTest, IsTheCompositionOfItsSteps) {
           .target = target});
   write({.kv = tensor(latent.data(), {count, p.c.width()}),
          .slots = step.args.slots,
-         .cache = {want.cache.data(), p.c.format, want.pages, Memory::kPage},
+         .cache = {want.cache.data(), p.c.format, want.pages, p.c.page},
          .target = target});
   ASSERT_EQ(m.cache.values(), want.cache.values());
 }
@@ -275,7 +275,7 @@ TEST(CompressErrors, NameTheArgument) {
       {"latent", "512", "128"});
   expect([](CompressArgs& a) { a.target.kernel = "fastest"; }, {"compress", "no kernel fits"},
          ErrorCode::kUnsupported);
-  step.slots[5] = m.pages * Memory::kPage;
+  step.slots[5] = m.pages * p.c.page;
   expect([](CompressArgs&) {}, {"slots", "below", "at token 5"});
   for (const std::byte b : m.cache) ASSERT_EQ(b, std::byte{0xcd});  // nothing was written
   for (const float v : m.state) ASSERT_TRUE(std::isnan(v));

@@ -1,6 +1,8 @@
 // Norm and RoPE of heads: which way, and the launch.
 #include "cuda/heads.cuh"
 
+#include <bit>
+
 #include "cuda/launch.h"
 
 namespace winnow::internal::cuda {
@@ -30,11 +32,13 @@ Cut cut_of(const HeadParams& p) {
   Cut cut;
   cut.first = in_place ? core::rope_begin(p.rope, p.width) : 0;
   cut.groups = in_place ? 1 : static_cast<uint32_t>(p.width / kRopeDim);
+  if (cut.groups > 1)
+    cut.inverse = static_cast<uint32_t>(((uint64_t{1} << 32) + cut.groups - 1) / cut.groups);
   const int64_t groups = p.heads * cut.groups;  // of a token
-  cut.threads = kRopeLanes;
-  while (cut.threads < kHeadThreads && cut.threads / kRopeLanes * kHeadEach < groups)
-    cut.threads *= 2;
-  cut.blocks = static_cast<uint32_t>(core::ceil_div(groups, cut.threads / kRopeLanes * kHeadEach));
+  int threads = kRopeLanes;
+  while (threads < kHeadThreads && threads / kRopeLanes * kHeadEach < groups) threads *= 2;
+  cut.log_threads = std::countr_zero(static_cast<unsigned>(threads));
+  cut.blocks = static_cast<uint32_t>(core::ceil_div(groups, threads / kRopeLanes * kHeadEach));
   return cut;
 }
 
@@ -50,7 +54,7 @@ HeadsPlan plan_heads(const HeadParams& p) noexcept {
   if (p.norm.kind == NormKind::kNone) {
     plan.way = HeadsWay::kTurn;
     plan.cut = cut_of(p);
-    const int64_t groups = core::ceil_div(p.tokens, int64_t{kHeadThreads / plan.cut.threads});
+    const int64_t groups = core::ceil_div(p.tokens, int64_t{kHeadThreads >> plan.cut.log_threads});
     plan.blocks = static_cast<unsigned>(groups * plan.cut.blocks);
   } else if (p.width <= 2 * kWarpValues) {
     plan.way = is_latent(p)             ? HeadsWay::kNormLatent

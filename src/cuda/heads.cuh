@@ -19,7 +19,7 @@
 #include <type_traits>
 
 #include "cuda/heads.h"
-#include "cuda/prologue.h"
+#include "cuda/turn.h"
 
 namespace winnow::internal::cuda {
 
@@ -29,10 +29,11 @@ enum class HeadsWay : uint8_t { kTurn, kNormShort, kNorm, kNormLatent, kAny };
 
 // What turn_heads needs to know: groups of a head that are touched, and who takes them.
 struct Cut {
-  int64_t first = 0;           // value where a head's first group begins
-  uint32_t groups = 0;         // of a head
-  uint32_t blocks = 0;         // of a token
-  int threads = kHeadThreads;  // of a token
+  int64_t first = 0;     // value where a head's first group begins
+  uint32_t groups = 0;   // of a head
+  uint32_t inverse = 0;  // ceil(2^32 / groups), which divides below 2^32 / groups; 0: by one
+  uint32_t blocks = 0;   // of a token
+  int log_threads = 0;   // of a token
 };
 
 // How a call is done. No blocks: nothing is to be done.
@@ -59,12 +60,18 @@ void with_way(HeadsWay way, F&& f) {
 inline constexpr int kHeadEach = 4;  // groups of 64 values that a thread has in flight
 
 __device__ __forceinline__ void turn_heads(const HeadParams& p, const Cut& cut, uint32_t block) {
+  uint32_t tokens = block;  // which tokens, and which of their blocks
+  uint32_t of_token = 0;
+  if (cut.blocks > 1) {
+    tokens = block / cut.blocks;
+    of_token = block % cut.blocks;
+  }
   const int64_t t =
-      int64_t{block / cut.blocks} * (kHeadThreads / cut.threads) + threadIdx.x / cut.threads;
+      int64_t{tokens} * (kHeadThreads >> cut.log_threads) + (threadIdx.x >> cut.log_threads);
   const int part = threadIdx.x % kRopeLanes;
-  const int rows = cut.threads / kRopeLanes;  // groups that are taken at a time
-  const uint32_t first =
-      block % cut.blocks * rows * kHeadEach + threadIdx.x % cut.threads / kRopeLanes;
+  const int threads = 1 << cut.log_threads;
+  const int rows = threads / kRopeLanes;  // groups that are taken at a time
+  const uint32_t first = of_token * rows * kHeadEach + (threadIdx.x & (threads - 1)) / kRopeLanes;
   const int64_t position = t < p.tokens ? p.positions[t * p.position_stride] : -1;
   const bool inside = core::in_table(p.rope, position);
   const auto rope = static_cast<uint32_t>(core::rope_begin(p.rope, p.width));
@@ -73,8 +80,8 @@ __device__ __forceinline__ void turn_heads(const HeadParams& p, const Cut& cut, 
 #pragma unroll
   for (int i = 0; i < kHeadEach; ++i) {
     const uint32_t group = first + i * rows;
-    head[i] = group / cut.groups;
-    at[i] = static_cast<uint32_t>(cut.first) + group % cut.groups * kRopeDim;
+    head[i] = cut.inverse == 0 ? group : __umulhi(group, cut.inverse);
+    at[i] = static_cast<uint32_t>(cut.first) + (group - head[i] * cut.groups) * kRopeDim;
     piece[i] = {};
     if (inside && head[i] < p.heads)
       piece[i] = *reinterpret_cast<const uint4*>(p.x + t * p.x_token + head[i] * p.x_head + at[i] +
@@ -187,19 +194,7 @@ __device__ __forceinline__ void norm_latents(const HeadParams& p, uint32_t block
     const float own = __shfl_sync(~0u, inverse, 16 * i);
     const uint4 low = scaled_piece(row[i][0], own);
     uint4 high = scaled_piece(row[i][1], own);
-    if (lane >= 32 - kRopeLanes) {
-      float v[kPiece];
-      unpack(high, v);
-#pragma unroll
-      for (int k = 0; k < kPairs; ++k) {
-        const float s = p.rope.inverse ? -sine[k] : sine[k];
-        const float u = v[2 * k];
-        const float w = v[2 * k + 1];
-        v[2 * k] = __fsub_rn(__fmul_rn(u, cosine[k]), __fmul_rn(w, s));
-        v[2 * k + 1] = __fadd_rn(__fmul_rn(w, cosine[k]), __fmul_rn(u, s));
-      }
-      high = packed(v);
-    }
+    if (lane >= 32 - kRopeLanes) high = turned_pairs(high, p.rope.inverse, cosine, sine);
     if (i == 0 || both) {
       store16(out + i * p.out_head, low);
       store16(out + i * p.out_head + kWarpValues, high);

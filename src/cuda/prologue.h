@@ -1,5 +1,5 @@
-// Norm, RoPE and Hadamard of bf16 rows that lie in the registers of a warp (core/prologue.h
-// specifies them).
+// Norm of bf16 rows that lie in the registers of a warp (core/prologue.h specifies it); turn.h has
+// RoPE and Hadamard.
 //
 // A row is cut into pieces of 8 values, 16 B: piece g belongs to lane g % 32, as its piece g / 32.
 // Sums run over a lane's pieces, then over the lanes in a butterfly: the order depends on the width
@@ -47,6 +47,13 @@ inline bool is_wide(const void* data, int64_t stride_bytes) {
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride_bytes % 16 == 0;
 }
 inline bool is_wide(const NormParams& n) { return is_wide(n.weight, 0) && is_wide(n.bias, 0); }
+inline bool is_wide(const RopeParams& r) {
+  return is_wide(r.table, r.position_stride * 4) && r.sine_stride % 4 == 0 && r.pair_stride == 1;
+}
+// What most norms of latents are.
+inline bool is_plain(const NormParams& n) {
+  return n.kind == NormKind::kRms && n.weight != nullptr && n.bias == nullptr && is_wide(n);
+}
 
 // Values [at, at + 8) of a row, zeros behind its end. `wide`: the row is aligned and its width a
 // multiple of 8.
@@ -138,6 +145,19 @@ __device__ __forceinline__ void store_row(bf16* row, int64_t width, bool wide, i
       store_piece(row, piece_at(c, lane), width, whole, held.pieces[c]);
   };
   wide ? store(true) : store(false);
+}
+
+// A row that is read 16 B at a time, from one address.
+template <int kPieces>
+__device__ __forceinline__ void load_whole(const bf16* row, int width, int lane,
+                                           Held<kPieces>& held) {
+  const bf16* from = row + lane * kPiece;
+#pragma unroll
+  for (int c = 0; c < kPieces; ++c) {
+    held.pieces[c] = {};
+    if (piece_at(c, lane) < width)
+      held.pieces[c] = *reinterpret_cast<const uint4*>(from + c * kWarpValues);
+  }
 }
 
 // A row of floats, of a step before, in a lane's registers.
@@ -265,6 +285,16 @@ __device__ __forceinline__ uint4 normed(const NormFactors& f, const float (&x)[k
   return packed(v);
 }
 
+// The same of RMS without a bias.
+__device__ __forceinline__ uint4 normed(float inverse, const uint4& piece,
+                                        const float (&weight)[kPiece]) {
+  float v[kPiece];
+  unpack(piece, v);
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i) v[i] = __fmul_rn(__fmul_rn(v[i], inverse), weight[i]);
+  return packed(v);
+}
+
 // Weights, or 1 where there are none, of a piece.
 __device__ __forceinline__ void load_weights(const NormParams& n, int64_t at, int64_t width,
                                              bool wide, float (&v)[kPiece]) {
@@ -325,143 +355,6 @@ __device__ __forceinline__ Held<kPieces> norm_held(const NormParams& n,
 
 __device__ __forceinline__ uint4 either(bool first, const uint4& a, const uint4& b) {
   return {first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w};
-}
-
-// How the values of one of the 8 rotated pieces turn: own * cosine + partner * sine, the sine with
-// the sign that the value's place in its pair and the direction give it.
-struct Turn {
-  float cosine[kPiece], sine[kPiece];
-};
-
-// Cosines and sines of kCount neighbouring pairs from `first` on.
-template <int kCount>
-__device__ __forceinline__ void load_turns(const RopeParams& r, int64_t position, int first,
-                                           float (&cosine)[kCount], float (&sine)[kCount]) {
-  const float* cosines = r.table + position * r.position_stride + first * r.pair_stride;
-  const float* sines = cosines + r.sine_stride;
-  const auto places = reinterpret_cast<uintptr_t>(cosines) | reinterpret_cast<uintptr_t>(sines);
-  if (r.pair_stride == 1 && places % 16 == 0) {
-#pragma unroll
-    for (int i = 0; i < kCount; i += 4) {
-      const float4 c = *reinterpret_cast<const float4*>(cosines + i);
-      const float4 s = *reinterpret_cast<const float4*>(sines + i);
-      cosine[i] = c.x, cosine[i + 1] = c.y, cosine[i + 2] = c.z, cosine[i + 3] = c.w;
-      sine[i] = s.x, sine[i + 1] = s.y, sine[i + 2] = s.z, sine[i + 3] = s.w;
-    }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    cosine[i] = cosines[i * r.pair_stride];
-    sine[i] = sines[i * r.pair_stride];
-  }
-}
-
-// Of piece `part` (0 to 7), at a position inside the table.
-__device__ __forceinline__ Turn turn_of(const RopeParams& r, int64_t position, int part) {
-  Turn t;
-  if (r.half) {
-    load_turns(r, position, part % (kRopeLanes / 2) * kPiece, t.cosine, t.sine);
-    const bool second = part >= kRopeLanes / 2;
-#pragma unroll
-    for (float& s : t.sine) s = second != r.inverse ? s : -s;
-    return t;
-  }
-  float cosine[kPiece / 2], sine[kPiece / 2];
-  load_turns(r, position, part * (kPiece / 2), cosine, sine);
-#pragma unroll
-  for (int i = 0; i < kPiece / 2; ++i) {
-    t.cosine[2 * i] = t.cosine[2 * i + 1] = cosine[i];
-    t.sine[2 * i] = r.inverse ? sine[i] : -sine[i];
-    t.sine[2 * i + 1] = -t.sine[2 * i];
-  }
-  return t;
-}
-
-// By all lanes of a warp; `half` pairs are four lanes apart.
-__device__ __forceinline__ uint4 rotated(bool half, const Turn& t, const uint4& piece) {
-  const auto far = [](uint32_t pair) { return __shfl_xor_sync(~0u, pair, kRopeLanes / 2); };
-  float own[kPiece], partner[kPiece];
-  unpack(piece, own);
-  if (half) {
-    unpack({far(piece.x), far(piece.y), far(piece.z), far(piece.w)}, partner);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kPiece; ++i) partner[i] = own[i ^ 1];
-  }
-#pragma unroll
-  for (int i = 0; i < kPiece; ++i)
-    own[i] = __fadd_rn(__fmul_rn(own[i], t.cosine[i]), __fmul_rn(partner[i], t.sine[i]));
-  return packed(own);
-}
-
-// Turns those of a held row's values that RoPE turns, by all lanes of a warp: one piece of 8 lanes,
-// since rows are whole groups of 64 values.
-template <int kPieces>
-__device__ __forceinline__ void rotate_held(const RopeParams& r, const Turn& t, int64_t width,
-                                            Held<kPieces>& row, int lane) {
-  const int rope = static_cast<int>(core::rope_begin(r, width));
-  // By values: an index that is known at run time only would move the row out of the registers.
-  uint4 piece = row.pieces[0];
-#pragma unroll
-  for (int c = 1; c < kPieces; ++c) piece = either(rope / kWarpValues == c, row.pieces[c], piece);
-  piece = rotated(r.half, t, piece);
-#pragma unroll
-  for (int c = 0; c < kPieces; ++c) {
-    const int at = piece_at(c, lane);
-    row.pieces[c] = either(at >= rope && at < rope + kRopeDim, piece, row.pieces[c]);
-  }
-}
-
-// Sums and differences of a Hadamard product inside a piece, then across `kLanes` neighbours, by
-// all lanes of a warp.
-template <int kLanes>
-__device__ __forceinline__ void hadamard_steps(float (&v)[kPiece], int lane) {
-#pragma unroll
-  for (int step = 1; step < kPiece; step *= 2)
-#pragma unroll
-    for (int i = 0; i < kPiece; ++i) {
-      if (i & step) continue;
-      const float low = v[i];
-      const float high = v[i + step];
-      v[i] = __fadd_rn(low, high);
-      v[i + step] = __fsub_rn(low, high);
-    }
-#pragma unroll
-  for (int step = 1; step < kLanes; step *= 2)
-#pragma unroll
-    for (int i = 0; i < kPiece; ++i) {
-      const float other = __shfl_xor_sync(~0u, v[i], step);
-      v[i] = lane & step ? __fsub_rn(other, v[i]) : __fadd_rn(v[i], other);
-    }
-}
-inline constexpr float kHadamardFactor = 0.08838834764831845f;  // 128^-1/2
-
-// 128 values in 16 lanes.
-__device__ __forceinline__ uint4 hadamard(const uint4& piece, int lane) {
-  float v[kPiece];
-  unpack(piece, v);
-  hadamard_steps<16>(v, lane);
-#pragma unroll
-  for (float& x : v) x = __fmul_rn(x, kHadamardFactor);
-  return packed(v);
-}
-
-// 128 values in 8 lanes, of which each has a piece of either half: the same sums.
-__device__ __forceinline__ void hadamard(uint4& first, uint4& second, int lane) {
-  float low[kPiece], high[kPiece];
-  unpack(first, low);
-  unpack(second, high);
-  hadamard_steps<8>(low, lane);
-  hadamard_steps<8>(high, lane);
-#pragma unroll
-  for (int i = 0; i < kPiece; ++i) {
-    const float sum = __fadd_rn(low[i], high[i]);
-    high[i] = __fmul_rn(__fsub_rn(low[i], high[i]), kHadamardFactor);
-    low[i] = __fmul_rn(sum, kHadamardFactor);
-  }
-  first = packed(low);
-  second = packed(high);
 }
 
 }  // namespace winnow::internal::cuda

@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "core/quantizer.h"
-#include "cuda/prologue.h"
+#include "cuda/turn.h"
 
 namespace winnow::internal::cuda {
 
@@ -80,6 +80,19 @@ __device__ __forceinline__ uint32_t codes_of(const float* scaled, uint32_t low, 
   return (codes & 0x7f7f7f7fu) | (signs & 0x80808080u);
 }
 
+// The codes of four bf16 values whose tile's scale is far from 1: both are brought nearer; an
+// infinity stays one. Out of line, because no real tile has one.
+__device__ __noinline__ inline uint32_t far_codes_of(float scale, uint32_t low, uint32_t high) {
+  const float by = scale < 1 ? 0x1p64f : 0x1p-64f;
+  const float nearer = __fmul_rn(scale, by);
+  const float inverse = __frcp_rn(nearer);
+  float v[4] = {__uint_as_float(low << 16), __uint_as_float(low & 0xffff0000u),
+                __uint_as_float(high << 16), __uint_as_float(high & 0xffff0000u)};
+#pragma unroll
+  for (float& x : v) x = isinf(x) ? x : core::corrected_quotient(__fmul_rn(x, by), nearer, inverse);
+  return codes_of(v, low, high);
+}
+
 // The codes of bf16 values, two a word of `pairs`. A division by a power of two is an exact
 // product.
 template <int kPairs>
@@ -100,13 +113,11 @@ __device__ __forceinline__ void codes_of(const Quantizer& q, float scale,
     const float inverse = __frcp_rn(scale);
 #pragma unroll
     for (float& x : v) x = core::corrected_quotient(x, scale, inverse);
-  } else {  // both brought nearer to 1; an infinity stays one
-    const float by = scale < 1 ? 0x1p64f : 0x1p-64f;
-    const float nearer = __fmul_rn(scale, by);
-    const float inverse = __frcp_rn(nearer);
+  } else {
 #pragma unroll
-    for (float& x : v)
-      x = isinf(x) ? x : core::corrected_quotient(__fmul_rn(x, by), nearer, inverse);
+    for (int i = 0; i < kPairs / 2; ++i)
+      codes[i] = far_codes_of(scale, pairs[2 * i], pairs[2 * i + 1]);
+    return;
   }
 #pragma unroll
   for (int i = 0; i < kPairs / 2; ++i)
@@ -123,11 +134,13 @@ struct Spot {
   std::byte* page;
   int64_t offset;
 };
+// kEvenPages: their size is a power of two.
+template <bool kEvenPages = false>
 __device__ __forceinline__ Spot spot_of(const core::Pages& cache, int64_t slot) {
   const auto size = static_cast<uint32_t>(cache.page);
   int64_t page;
   // A division in 64 bits takes several hundred cycles.
-  if ((size & (size - 1)) == 0) page = slot >> (31 - __clz(static_cast<int>(size)));
+  if (kEvenPages || (size & (size - 1)) == 0) page = slot >> (31 - __clz(static_cast<int>(size)));
   else if (slot <= UINT32_MAX) page = static_cast<uint32_t>(slot) / size;
   else page = slot / size;
   return {cache.data + page * cache.stride, slot - page * size};
@@ -144,6 +157,13 @@ __device__ __forceinline__ void store_codes(uint8_t* to, bool wide, const uint2&
     to[i] = static_cast<uint8_t>((i < 4 ? codes.x : codes.y) >> (i % 4 * 8));
 }
 
+// The quantiser, with what the record's form says about it: a scale of one byte is a power of two.
+template <class R>
+__device__ __forceinline__ Quantizer quantizer_for(Quantizer q) {
+  if (sizeof(typename R::Scale) == 1) q.power_of_two = true;
+  return q;
+}
+
 // Writes the record of a row, by all lanes of a warp: R::kDim values in `row`.
 template <class R, int kPieces>
 __device__ __forceinline__ void store_record(const Quantizer& q, const Held<kPieces>& row,
@@ -154,10 +174,11 @@ __device__ __forceinline__ void store_record(const Quantizer& q, const Held<kPie
     const int at = piece_at(c, lane);
     const uint4 piece = row.pieces[c];
     if constexpr (R::kQuantized) {
+      const Quantizer of = quantizer_for<R>(q);
       float scale = 0;
-      if (c * kWarpValues < R::kNope) scale = tile_scale<R::kTile / kPiece>(q, largest(piece));
+      if (c * kWarpValues < R::kNope) scale = tile_scale<R::kTile / kPiece>(of, largest(piece));
       if (at < R::kNope) {
-        const uint2 codes = codes_of(q, scale, piece);
+        const uint2 codes = codes_of(of, scale, piece);
         auto* to = reinterpret_cast<uint32_t*>(page + R::row(offset, page_size) + at);
         if constexpr (R::kFormat == CacheFormat::kIndexKeys) {  // pages are aligned to 4 B only
           to[0] = codes.x;

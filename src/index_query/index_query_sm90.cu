@@ -9,8 +9,13 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__global__ void __launch_bounds__(kThreads) prepare_tokens(const __grid_constant__ Call call) {
-  prepare(call, blockIdx.x);
+#ifndef LC_IQ
+#define LC_IQ 5
+#endif
+template <Form kForm>
+__global__ void __launch_bounds__(kThreads, kForm == Form::kAny ? 1 : LC_IQ)
+    prepare_tokens(const __grid_constant__ Call call) {
+  prepare<kForm>(call, blockIdx.x);
 }
 
 }  // namespace
@@ -21,8 +26,11 @@ void sm90(const Params& p) noexcept {
   const int64_t warps = core::ceil_div(p.heads, int64_t{32 / kLanes * kEach});
   const int threads = static_cast<int>(warps < kThreads / 32 ? warps * 32 : kThreads);
   const Call call = call_of(p, threads);
-  prepare_tokens<<<blocks_of(call), threads, 0, cuda::stream_of(p.device)>>>(call);
-  cuda::keep_error(cudaGetLastError());
+  with_form(form_of(call), [&](auto form) {
+    prepare_tokens<decltype(form)::value>
+        <<<blocks_of(call), threads, 0, cuda::stream_of(p.device)>>>(call);
+    cuda::keep_error(cudaGetLastError());
+  });
 }
 
 }  // namespace winnow::internal::index_query

@@ -6,6 +6,9 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
+#include <type_traits>
+
 #include "cuda/record.h"
 #include "index_query/kernel.h"
 
@@ -13,6 +16,10 @@ namespace winnow::internal::index_query {
 
 inline constexpr int kEach = 2;
 inline constexpr int kLanes = cuda::kRopeLanes;  // of a head
+
+// What the kernels are made for. Plain calls have aligned rows, outputs and angles, codes and no
+// Hadamard; RoPE turns pairs in place, or of halves.
+enum class Form : uint8_t { kAny, kPairs, kHalves };
 
 struct Call {
   Params p;
@@ -38,41 +45,80 @@ inline unsigned blocks_of(const Call& call) {
   return static_cast<unsigned>(call.p.tokens * call.blocks);
 }
 
+inline Form form_of(const Call& call) {
+  const Params& p = call.p;
+  if (!call.q_wide || !call.out_wide || p.out_is_bf16 || p.hadamard || !cuda::is_wide(p.rope))
+    return Form::kAny;
+  return p.rope.half ? Form::kHalves : Form::kPairs;
+}
+// Calls f(std::integral_constant<Form, form>).
+template <class F>
+void with_form(Form form, F&& f) {
+  switch (form) {
+    case Form::kAny: return f(std::integral_constant<Form, Form::kAny>());
+    case Form::kPairs: return f(std::integral_constant<Form, Form::kPairs>());
+    case Form::kHalves: return f(std::integral_constant<Form, Form::kHalves>());
+  }
+}
+
+// A head's weight, asked for here and looked at when the codes are made.
+__device__ __forceinline__ uint32_t weight_bits(const Params& p, uint32_t token, uint32_t head) {
+  const int64_t at = token * p.weight_token + head * p.weight_head;
+  return p.weights_are_bf16 ? static_cast<const uint16_t*>(p.weights)[at]
+                            : static_cast<const uint32_t*>(p.weights)[at];
+}
+__device__ __forceinline__ float weight_from(const Params& p, uint32_t bits) {
+  return __uint_as_float(p.weights_are_bf16 ? bits << 16 : bits);
+}
+
 // Block `block` of a call, by all of its threads.
+template <Form kForm>
 __device__ __forceinline__ void prepare(const Call& call, uint32_t block) {
   constexpr int kHalf = kWidth / 2;
+  constexpr bool kPlain = kForm != Form::kAny;
   const Params& p = call.p;
-  const int64_t t = block / call.blocks;
+  core::RopeParams rope = p.rope;
+  if (kPlain) rope.half = kForm == Form::kHalves;
+  const bool to_bf16 = !kPlain && p.out_is_bf16;
+  const bool out_wide = kPlain || call.out_wide;
+  uint32_t part = 0;  // of the token's blocks; most calls have one a token
+  uint32_t t = block;
+  if (call.blocks > 1) {
+    t = block / call.blocks;
+    part = block % call.blocks;
+  }
   const int64_t position = p.positions[t * p.position_stride];
   const int lane = threadIdx.x % kLanes;
   const int at = lane * cuda::kPiece;
-  const int64_t first = block % call.blocks * call.rows * kEach + threadIdx.x / kLanes;
+  const uint32_t first = part * (call.rows * kEach) + threadIdx.x / kLanes;
+  const auto heads = static_cast<uint32_t>(p.heads);
   // Pieces of the half that RoPE turns, and of the other one.
   const int turned_at = at + (p.rope.first ? 0 : kHalf);
   const int still_at = at + (p.rope.first ? kHalf : 0);
   uint4 turned[kEach], still[kEach];
-  float weight[kEach];
+  uint32_t weight[kEach];  // as it lies in memory
   const auto load = [&](bool wide) {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int64_t h = first + i * call.rows;
+      const uint32_t h = first + i * call.rows;
       turned[i] = still[i] = {};
       weight[i] = 0;
-      if (h >= p.heads) continue;
+      if (h >= heads) continue;
       const bf16* q = p.q + t * p.q_token + h * p.q_head;
       turned[i] = cuda::load_piece(q, turned_at, kWidth, wide);
       still[i] = cuda::load_piece(q, still_at, kWidth, wide);
-      weight[i] = weight_of(p, t, h);
+      weight[i] = weight_bits(p, t, h);
     }
   };
-  call.q_wide ? load(true) : load(false);
-  if (!core::in_table(p.rope, position)) return;
-  const cuda::Turn turn = cuda::turn_of(p.rope, position, lane);
+  if constexpr (kPlain) load(true);
+  else call.q_wide ? load(true) : load(false);
+  if (!core::in_table(rope, position)) return;
+  const cuda::Turn turn = cuda::turn_of<kPlain>(rope, position, lane);
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    const int64_t h = first + i * call.rows;
-    turned[i] = cuda::rotated(p.rope.half, turn, turned[i]);
-    if (p.hadamard) {
+    const uint32_t h = first + i * call.rows;
+    turned[i] = cuda::rotated(rope.half, turn, turned[i]);
+    if (!kPlain && p.hadamard) {
       uint4 low = cuda::either(p.rope.first, turned[i], still[i]);
       uint4 high = cuda::either(p.rope.first, still[i], turned[i]);
       cuda::hadamard(low, high, lane);
@@ -80,26 +126,24 @@ __device__ __forceinline__ void prepare(const Call& call, uint32_t block) {
       still[i] = cuda::either(p.rope.first, high, low);
     }
     float scale = 1;
-    if (!p.out_is_bf16) {
+    if (!to_bf16) {
       const float amax = fmaxf(cuda::largest(turned[i]), cuda::largest(still[i]));
       scale = cuda::tile_scale<kLanes>(p.quantizer, amax);
     }
-    if (h >= p.heads) continue;
+    if (h >= heads) continue;
     const int64_t to = t * p.out_token + h * p.out_head;
-    if (p.out_is_bf16) {
+    if (to_bf16) {
       auto* out = static_cast<bf16*>(p.out) + to;
-      cuda::store_piece(out, turned_at, kWidth, call.out_wide, turned[i]);
-      cuda::store_piece(out, still_at, kWidth, call.out_wide, still[i]);
+      cuda::store_piece(out, turned_at, kWidth, out_wide, turned[i]);
+      cuda::store_piece(out, still_at, kWidth, out_wide, still[i]);
     } else {
       auto* out = static_cast<uint8_t*>(p.out) + to;
-      cuda::store_codes(out + turned_at, call.out_wide,
-                        cuda::codes_of(p.quantizer, scale, turned[i]));
-      cuda::store_codes(out + still_at, call.out_wide,
-                        cuda::codes_of(p.quantizer, scale, still[i]));
+      cuda::store_codes(out + turned_at, out_wide, cuda::codes_of(p.quantizer, scale, turned[i]));
+      cuda::store_codes(out + still_at, out_wide, cuda::codes_of(p.quantizer, scale, still[i]));
     }
     if (lane == 0)
       p.out_weights[t * p.out_weight_token + h * p.out_weight_head] =
-          __fmul_rn(__fmul_rn(weight[i], scale), p.factor);
+          __fmul_rn(__fmul_rn(weight_from(p, weight[i]), scale), p.factor);
   }
 }
 

@@ -34,6 +34,10 @@ inline std::vector<Case> cases() {
       {"odd_width", K::kRms, 5, 77, true, false, 1e-6f, 1},
       {"one_value", K::kLayer, 3, 1, true, true},
       {"many_rows", K::kRms, 300, 128},
+      {"prefill", K::kRms, 1100, 1536, true, false, 1e-6f, 512},
+      {"prefill_of_v4", K::kRms, 1030, 1024, true, false, 1e-6f, 0, 8},
+      {"prefill_short", K::kRms, 1025, 512},
+      {"prefill_bias", K::kRms, 1025, 256, true, true},
       {"no_rows", K::kRms, 0, 512},
   };
 }

@@ -7,18 +7,35 @@ namespace winnow::internal::norm {
 
 namespace {
 
+template <bool kPlain>
 __global__ void __launch_bounds__(kWarps * 32) norm_rows(const __grid_constant__ Call call) {
   __shared__ Sums sums;
-  norm_block(call, blockIdx.x, sums);
+  norm_block<kPlain>(call, blockIdx.x, sums);
+}
+
+// Many rows, all of whose norms are plain.
+template <int kLong>
+__global__ void __launch_bounds__(kWarps * 32, kLong > 4   ? 8
+                                               : kLong > 2 ? 9
+                                                           : 12)
+    norm_many_rows(const __grid_constant__ Call call) {
+  norm_many<kLong>(call, blockIdx.x);
 }
 
 }  // namespace
 
 void sm90(const Params& p) noexcept {
-  const Call call = call_of(p);
+  const int pieces = plain_pieces(p);
+  const bool many = pieces > 0 && is_many(p, pieces);
+  const Call call = call_of(p, many);
   const auto blocks = static_cast<unsigned>(call.blocks[0] + call.blocks[1]);
   if (blocks == 0) return;
-  norm_rows<<<blocks, kWarps * 32, 0, cuda::stream_of(p.device)>>>(call);
+  auto kernel = pieces > 0 ? norm_rows<true> : norm_rows<false>;
+  if (many)
+    kernel = pieces > 4   ? norm_many_rows<kManyPieces>
+             : pieces > 2 ? norm_many_rows<4>
+                          : norm_many_rows<2>;
+  kernel<<<blocks, kWarps * 32, 0, cuda::stream_of(p.device)>>>(call);
   cuda::keep_error(cudaGetLastError());
 }
 

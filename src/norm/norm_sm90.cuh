@@ -34,10 +34,16 @@ __device__ __forceinline__ float sum_of_warps(float (&sums)[kWarps][32], float o
   return cuda::warp_sum(cuda::joined(sums[0][lane], sums[1][lane], sums[2][lane], sums[3][lane]));
 }
 
-// A row by four warps: warp k has the pieces c with c % 4 = k.
+// A row by four warps: warp k has the pieces c with c % 4 = k. kPlain: the norm is.
+template <bool kPlain>
 __device__ __forceinline__ void norm_shared(const Rows& rows, const bf16* x, bf16* out, bool wide,
                                             int warp, int lane, Sums& sums) {
-  const core::NormParams& n = rows.norm;
+  core::NormParams n = rows.norm;
+  if (kPlain) {
+    n.kind = NormKind::kRms;
+    n.bias = nullptr;
+    wide = true;
+  }
   const auto count = static_cast<float>(rows.width);
   int at[kPieces];
   cuda::Held<kPieces> row;
@@ -86,6 +92,25 @@ __device__ __forceinline__ void norm_shared(const Rows& rows, const bf16* x, bf1
   for (int m = 0; m < kPieces; ++m) cuda::store_piece(out, at[m], rows.width, wide, row.pieces[m]);
 }
 
+// Rows of up to kLong pieces a lane whose norm is plain (cuda/prologue.h), a warp per row: loads
+// know that they are whole, and the weights come piece by piece from L1.
+template <int kLong>
+__device__ __forceinline__ void norm_plain(const Rows& rows, const bf16* x, bf16* out, int lane) {
+  const auto width = static_cast<int>(rows.width);
+  cuda::Held<kLong> row;
+  cuda::load_whole(x, width, lane, row);
+  const float inverse = cuda::rms_factors(rows.norm, row, width).inverse;
+  const float* weights = rows.norm.weight + lane * cuda::kPiece;
+  bf16* to = out + lane * cuda::kPiece;
+#pragma unroll
+  for (int c = 0; c < kLong; ++c) {
+    if (cuda::piece_at(c, lane) >= width) continue;
+    float weight[cuda::kPiece];
+    cuda::load_floats(weights + c * cuda::kWarpValues, 0, cuda::kPiece, true, weight);
+    cuda::store16(to + c * cuda::kWarpValues, cuda::normed(inverse, row.pieces[c], weight));
+  }
+}
+
 __device__ __forceinline__ void norm_held(const Rows& rows, const bf16* x, bf16* out, bool wide,
                                           int lane) {
   cuda::Held<kPieces> row;
@@ -107,6 +132,7 @@ __device__ __forceinline__ void norm_streamed(const Rows& rows, const bf16* x, b
 }
 
 // Block `block` of the call, by all of its threads.
+template <bool kPlain>
 __device__ __forceinline__ void norm_block(const Call& call, int64_t block, Sums& sums) {
   const int set = block >= call.blocks[0];
   if (set) block -= call.blocks[0];
@@ -118,9 +144,25 @@ __device__ __forceinline__ void norm_block(const Call& call, int64_t block, Sums
   const bf16* x = rows.x + i * rows.x_stride;
   bf16* out = rows.out + i * rows.out_stride;
   const bool wide = call.wide[set];
-  if (call.shared[set]) norm_shared(rows, x, out, wide, warp, lane, sums);
+  if (call.shared[set]) norm_shared<kPlain>(rows, x, out, wide, warp, lane, sums);
+  else if (kPlain) norm_plain<kPieces>(rows, x, out, lane);
   else if (rows.width <= kPieces * cuda::kWarpValues) norm_held(rows, x, out, wide, lane);
   else norm_streamed(rows, x, out, wide, lane);
+}
+
+// Block `block` of a call whose norms are all plain and whose rows are many: kLong pieces a lane.
+template <int kLong>
+__device__ __forceinline__ void norm_many(const Call& call, int64_t block) {
+  const int set = block >= call.blocks[0];
+  if (set) block -= call.blocks[0];
+  const Rows& rows = call.rows[set];
+  const int64_t i = block * kWarps + static_cast<int>(threadIdx.x) / 32;
+  const auto lane = static_cast<int>(threadIdx.x) % 32;
+  if (i >= rows.count) return;
+  const bf16* x = rows.x + i * rows.x_stride;
+  bf16* out = rows.out + i * rows.out_stride;
+  if (rows.width <= kPieces * cuda::kWarpValues) norm_plain<kPieces>(rows, x, out, lane);
+  else norm_plain<kLong>(rows, x, out, lane);
 }
 
 inline bool is_wide(const Rows& rows) {
@@ -128,14 +170,33 @@ inline bool is_wide(const Rows& rows) {
          cuda::is_wide(rows.norm) && rows.width % cuda::kPiece == 0;
 }
 
-inline Call call_of(const Params& p) {
+inline constexpr int kFewPieces = 8, kManyPieces = 6;  // of the longest rows that plain ways take
+inline constexpr int64_t kMany = 1024;                 // rows
+
+// The longest row's pieces if all norms are plain; 0: they are not, or there is no row.
+inline int plain_pieces(const Params& p) {
+  int64_t width = 0;
+  for (const Rows& rows : p.rows) {
+    if (rows.count == 0) continue;
+    if (!is_wide(rows) || !cuda::is_plain(rows.norm)) return 0;
+    width = rows.width > width ? rows.width : width;
+  }
+  const int64_t pieces = core::ceil_div(width, int64_t{cuda::kWarpValues});
+  return pieces <= kFewPieces ? static_cast<int>(pieces) : 0;
+}
+inline bool is_many(const Params& p, int pieces) {
+  return pieces <= kManyPieces && p.rows[0].count + p.rows[1].count >= kMany;
+}
+
+// `many`: a warp takes each row.
+inline Call call_of(const Params& p, bool many) {
   constexpr int64_t kHeld = kPieces * cuda::kWarpValues;
   Call call;
   for (int i = 0; i < 2; ++i) {
     const Rows& rows = p.rows[i];
     call.rows[i] = rows;
     call.wide[i] = is_wide(rows);
-    call.shared[i] = rows.width > kHeld && rows.width <= kWarps * kHeld;
+    call.shared[i] = !many && rows.width > kHeld && rows.width <= kWarps * kHeld;
     call.blocks[i] = call.shared[i] ? rows.count : core::ceil_div(rows.count, int64_t{kWarps});
   }
   return call;

@@ -33,6 +33,8 @@ std::vector<Case> cases() {
       {"long_rows", 6, {7168, 0}, {F::kV4Fp8, F::kV4Fp8}, 2},
       {"norm_alone", 4, {100, 7}, {}, 0},
       {"writes_alone", 11, {0, 0}, {F::kIndexKeys, F::kV4Fp8}, 2},
+      {"v32_prefill", 1027, {1536, 0}, {F::kV32Fp8, F::kIndexKeys}, 2},
+      {"v4_prefill", 1025, {1024, 0}, {F::kV4Fp8}, 1},
       {"one_token", 1, {1536, 0}, {F::kV32Fp8, F::kIndexKeys}, 2},
       {"no_tokens", 0, {1536, 0}, {F::kV32Fp8, F::kIndexKeys}, 2},
   };

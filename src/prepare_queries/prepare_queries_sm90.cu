@@ -12,12 +12,17 @@ namespace winnow::internal::prepare_queries {
 
 namespace {
 
-template <cuda::HeadsWay kWay>
-__global__ void __launch_bounds__(cuda::kHeadThreads)
+template <cuda::HeadsWay kWay, index_query::Form kForm>
+__global__ void __launch_bounds__(cuda::kHeadThreads, kForm == index_query::Form::kAny ? 1 : 4)
     prepare_both(const __grid_constant__ cuda::HeadsPlan query,
                  const __grid_constant__ index_query::Call index) {
   if (blockIdx.x < query.blocks) cuda::prepare_heads<kWay>(query, blockIdx.x);
-  else index_query::prepare(index, blockIdx.x - query.blocks);
+  else index_query::prepare<kForm>(index, blockIdx.x - query.blocks);
+}
+
+// Ways of the models: V3.2's and V4's heads.
+constexpr bool is_common(cuda::HeadsWay way) {
+  return way == cuda::HeadsWay::kTurn || way == cuda::HeadsWay::kNormLatent;
 }
 
 }  // namespace
@@ -27,10 +32,17 @@ void sm90(const Params& p) noexcept {
   const index_query::Call index = index_query::call_of(p.index, cuda::kHeadThreads);
   const unsigned blocks = query.blocks + index_query::blocks_of(index);
   if (blocks == 0) return;
+  const index_query::Form wanted =
+      is_common(query.way) ? index_query::form_of(index) : index_query::Form::kAny;
   cuda::with_way(query.way, [&](auto way) {
-    prepare_both<decltype(way)::value>
-        <<<blocks, cuda::kHeadThreads, 0, cuda::stream_of(p.device)>>>(query, index);
-    cuda::keep_error(cudaGetLastError());
+    index_query::with_form(wanted, [&](auto form) {
+      constexpr cuda::HeadsWay kWay = decltype(way)::value;
+      constexpr index_query::Form kForm =
+          is_common(kWay) ? decltype(form)::value : index_query::Form::kAny;
+      prepare_both<kWay, kForm>
+          <<<blocks, cuda::kHeadThreads, 0, cuda::stream_of(p.device)>>>(query, index);
+      cuda::keep_error(cudaGetLastError());
+    });
   });
 }
 

@@ -12,7 +12,8 @@ namespace {
 
 using testing::Guarded;
 
-constexpr int64_t kTokens = 13, kPositions = 30;
+constexpr int64_t kPositions = 30;
+constexpr int32_t kPage = 3;
 
 struct Case {
   const char* name;
@@ -24,6 +25,9 @@ struct Case {
   bool hadamard = false;
   RopePairs pairs = RopePairs::kInterleaved;
   RopeSlice slice = RopeSlice::kLast;
+  int64_t tokens = 13;
+
+  int64_t pages() const { return tokens / kPage + 1; }
 };
 
 std::vector<Case> cases() {
@@ -47,6 +51,8 @@ std::vector<Case> cases() {
       {"v32_index_bf16", F::kIndexKeysBf16, N::kLayer, true, false, true, false, kHalf, kFirst},
       {"index_bf16_hadamard", F::kIndexKeysBf16, N::kNone, false, false, true, true},
       {"index_hadamard", F::kIndexKeys, N::kNone, false, false, true, true},
+      {.name = "v32_prefill", .format = F::kV32Fp8, .norm = N::kRms, .tokens = 1030},
+      {.name = "v4_prefill", .format = F::kV4Fp8, .norm = N::kRms, .tokens = 1027},
   };
 }
 
@@ -62,21 +68,22 @@ struct Problem {
       : c(c_),
         dim(record_dim(c.format)),
         norm_width(dim == 576 ? 512 : dim),
-        kv(kTokens * dim),
+        kv(c.tokens * dim),
         weight(norm_width),
         bias(norm_width),
         angles(kPositions * 64),
-        positions(kTokens),
-        slots(kTokens) {
+        positions(c.tokens),
+        slots(c.tokens) {
     testing::Rng rng(dim);
     for (bf16& v : kv) v = to_bf16(testing::normal(rng) + 0.5f);
     for (float& w : weight) w = 1 + 0.2f * testing::normal(rng);
     for (float& b : bias) b = testing::normal(rng);
     rope_table({.table = tensor(angles.data(), {kPositions, 2, 32})});
     const auto hostile = testing::hostile(kPositions);
-    for (int64_t t = 0; t < kTokens; ++t) {
-      positions[t] = static_cast<int32_t>(t % 4 == 3 ? hostile[t % hostile.size()] : 2 * t);
-      slots[t] = t % 5 == 4 ? -1 : kTokens - 1 - t;
+    for (int64_t t = 0; t < c.tokens; ++t) {
+      positions[t] =
+          static_cast<int32_t>(t % 4 == 3 ? hostile[t % hostile.size()] : 2 * t % kPositions);
+      slots[t] = t % 5 == 4 ? -1 : c.tokens - 1 - t;
     }
   }
   Norm norm() {
@@ -86,13 +93,14 @@ struct Problem {
   }
   Rope rope() { return {tensor(angles.data(), {kPositions, 2, 32}), c.pairs, c.slice}; }
   WriteArgs args(bf16* rows, std::byte* cache) {
-    WriteArgs a{.slots = tensor(slots.data(), {kTokens}), .cache = {cache, c.format, 5, 3}};
+    WriteArgs a{.slots = tensor(slots.data(), {c.tokens}),
+                .cache = {cache, c.format, c.pages(), kPage}};
     const int64_t nope = dim - 64;
-    a.kv = tensor(rows, {kTokens, c.split ? nope : dim}, {dim, 1});
-    if (c.split) a.rope = tensor(rows + nope, {kTokens, 64}, {dim, 1});
+    a.kv = tensor(rows, {c.tokens, c.split ? nope : dim}, {dim, 1});
+    if (c.split) a.rope = tensor(rows + nope, {c.tokens, 64}, {dim, 1});
     return a;
   }
-  int64_t bytes() const { return 5 * page_bytes(c.format, 3); }
+  int64_t bytes() const { return c.pages() * page_bytes(c.format, kPage); }
 };
 
 class PrologueTest : public ::testing::TestWithParam<std::tuple<std::string, Case>> {};
@@ -106,7 +114,7 @@ TEST_P(PrologueTest, IsTheCompositionOfItsSteps) {
   a.prologue.norm = p.norm();
   if (c.rope) {
     a.prologue.rope = p.rope();
-    a.prologue.positions = tensor(p.positions.data(), {kTokens});
+    a.prologue.positions = tensor(p.positions.data(), {c.tokens});
   }
   a.prologue.hadamard = c.hadamard;
   a.target = testing::target("write", kernel);
@@ -115,21 +123,21 @@ TEST_P(PrologueTest, IsTheCompositionOfItsSteps) {
 
   Guarded<bf16> rows(p.kv);
   if (c.norm != NormKind::kNone) {
-    const Tensor view = tensor(rows.data(), {kTokens, p.norm_width}, {p.dim, 1});
+    const Tensor view = tensor(rows.data(), {c.tokens, p.norm_width}, {p.dim, 1});
     norm({.rows = {{.x = view, .out = view, .norm = p.norm()}},
           .target = testing::target("norm", kernel)});
   }
-  const Tensor heads = tensor(rows.data(), {kTokens, 1, p.dim});
-  const Tensor positions = tensor(p.positions.data(), {kTokens});
+  const Tensor heads = tensor(rows.data(), {c.tokens, 1, p.dim});
+  const Tensor positions = tensor(p.positions.data(), {c.tokens});
   if (c.hadamard) {  // index_query() has the same steps
-    Guarded<float> weights(kTokens, 0), out_weights(kTokens);
+    Guarded<float> weights(c.tokens, 0), out_weights(c.tokens);
     index_query({.q = heads,
-                 .weights = tensor(weights.data(), {kTokens, 1}),
+                 .weights = tensor(weights.data(), {c.tokens, 1}),
                  .positions = positions,
                  .rope = p.rope(),
                  .hadamard = true,
                  .out = heads,
-                 .out_weights = tensor(out_weights.data(), {kTokens, 1}),
+                 .out_weights = tensor(out_weights.data(), {c.tokens, 1}),
                  .target = testing::target("index_query", kernel)});
   } else if (c.rope) {
     rotate({.x = heads,
@@ -139,7 +147,7 @@ TEST_P(PrologueTest, IsTheCompositionOfItsSteps) {
             .target = testing::target("rotate", kernel)});
   }
   if (c.rope)  // positions outside the table are skipped
-    for (int64_t t = 0; t < kTokens; ++t)
+    for (int64_t t = 0; t < c.tokens; ++t)
       if (p.positions[t] < 0 || p.positions[t] >= kPositions) p.slots[t] = -1;
   WriteArgs b = p.args(rows.data(), want.data());
   b.target = testing::target("write", kernel);
@@ -160,7 +168,7 @@ TEST(PrologueErrors, NameTheArgument) {
   Guarded<std::byte> cache(p.bytes());
   WriteArgs good = p.args(p.kv.data(), cache.data());
   good.prologue = {
-      .norm = p.norm(), .rope = p.rope(), .positions = tensor(p.positions.data(), {kTokens})};
+      .norm = p.norm(), .rope = p.rope(), .positions = tensor(p.positions.data(), {p.c.tokens})};
   const auto expect = [&](auto change, std::initializer_list<const char*> words,
                           ErrorCode code = ErrorCode::kInvalidArgument) {
     WriteArgs a = good;

@@ -21,6 +21,33 @@ __global__ void __launch_bounds__(kWarps * 32)
   write_token<R>(call, int64_t{blockIdx.x} * kWarps + threadIdx.x / 32, threadIdx.x % 32);
 }
 
+// Plain calls. kMany: of a prefill.
+template <class R, bool kMany>
+__global__ void __launch_bounds__(kWarps * 32, kMany ? 10 : 1)
+    write_plain_records(const __grid_constant__ WriteCall call) {
+  write_plain<R, kMany>(call, int64_t{blockIdx.x} * kWarps + threadIdx.x / 32, threadIdx.x % 32);
+}
+__global__ void __launch_bounds__(kWarps * 32)
+    write_key_pairs(const __grid_constant__ WriteCall call) {
+  write_plain_keys(call, int64_t{blockIdx.x} * kWarps + threadIdx.x / 32, threadIdx.x % 32);
+}
+
+// The kernel of a call, and how many tokens a warp takes.
+template <class R>
+auto kernel_of(const WriteCall& call, int64_t& each) {
+  void (*kernel)(WriteCall) = write_records<R>;
+  each = 1;
+  if (!is_plain(call)) return kernel;
+  constexpr int64_t kMany = 1024;  // tokens
+  if constexpr (R::kFormat == CacheFormat::kIndexKeys) {
+    each = 2;
+    kernel = write_key_pairs;
+  } else if constexpr (R::kQuantized && R::kDim > kIndexDim) {
+    kernel = call.p.tokens >= kMany ? write_plain_records<R, true> : write_plain_records<R, false>;
+  }
+  return kernel;
+}
+
 __global__ void join_heads(const __grid_constant__ JoinParams p) {
   const int64_t t = blockIdx.x / p.heads, h = blockIdx.x % p.heads;
   for (int64_t i = threadIdx.x; i < p.out.width; i += blockDim.x) {
@@ -66,9 +93,11 @@ __global__ void finish_scale(float* scale) { *scale = __fdiv_rn(1.0f, factor(*sc
 void write(const Params& p) noexcept {
   if (p.tokens == 0) return;
   const WriteCall call = call_of(p);
-  const auto blocks = static_cast<unsigned>(ceil_div(p.tokens, int64_t{kWarps}));
   with_record(p.cache.format, [&](auto record) {
-    write_records<decltype(record)><<<blocks, kWarps * 32, 0, cuda::stream_of(p.device)>>>(call);
+    int64_t each = 1;
+    const auto kernel = kernel_of<decltype(record)>(call, each);
+    const auto blocks = static_cast<unsigned>(ceil_div(p.tokens, each * kWarps));
+    kernel<<<blocks, kWarps * 32, 0, cuda::stream_of(p.device)>>>(call);
     cuda::keep_error(cudaGetLastError());
   });
 }

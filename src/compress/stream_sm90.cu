@@ -1,0 +1,256 @@
+// compress on the device, prefills whose entries take up to 8 rows: a team of four warps (up to 128
+// values: of one) takes whole windows of one request, four or two rows each, one after the other; a
+// thread has four values of every row. A row is read once, stored, and pooled for its own entry;
+// with overlap its other half is pooled for the next one and kept, three registers a value. Windows
+// that are no such stream are left to few_sm90.cuh, token by token.
+//
+// The halves of an entry's rows are pooled alone and joined, as few_sm90.cuh does it, so that both
+// give the same bits. Budget, C4A: 8 KiB read and 8 KiB written a token; 32 KiB of the next window
+// are on their way to shared memory while a team computes, three teams a multiprocessor; about 600
+// instructions a thread and entry, a fifth of what the memory leaves time for.
+#include <cuda_runtime.h>
+
+#include "compress/few_sm90.cuh"
+#include "compress/kernels_sm90.h"
+#include "cuda/copies.h"
+#include "cuda/device.h"
+#include "cuda/launch.h"
+
+namespace winnow::internal::compress {
+
+namespace {
+
+// With overlap a row has two parts: for the next entry, and for the one of its own window.
+constexpr int parts_of(int ratio) { return ratio == 4 ? 2 : 1; }
+
+// A part of a window's rows on its way to a block: each thread asks for its own values and waits
+// for them alone, so that they need no barrier and no register.
+template <Load kLoad, int kRatio>
+struct Slot {
+  using Raw = std::conditional_t<kLoad == Load::kBf16, uint2, float4>;
+  Raw values[kRatio][kThreads], scores[kRatio][kThreads];
+
+  // `score_bytes`: from a row's values to its scores.
+  __device__ __forceinline__ void ask(const std::byte* from, int64_t row_bytes, int score_bytes) {
+#pragma unroll
+    for (int i = 0; i < kRatio; ++i) {
+      const std::byte* mine = from + i * row_bytes;
+      cuda::copy_async<sizeof(Raw)>(&values[i][threadIdx.x], mine);
+      cuda::copy_async<sizeof(Raw)>(&scores[i][threadIdx.x], mine + score_bytes);
+    }
+  }
+};
+__device__ __forceinline__ Quad quad_of(const float4& raw) { return {raw.x, raw.y, raw.z, raw.w}; }
+__device__ __forceinline__ Quad quad_of(const uint2& raw) {
+  return {__uint_as_float(raw.x << 16), __uint_as_float(raw.x & 0xffff0000u),
+          __uint_as_float(raw.y << 16), __uint_as_float(raw.y & 0xffff0000u)};
+}
+
+// Slots of a block, and blocks that share a multiprocessor.
+#ifndef LC_SLOTS4
+#define LC_SLOTS4 4
+#define LC_BLOCKS4 3
+#define LC_SLOTS1 2
+#define LC_BLOCKS1 4
+#define LC_SLOTS2 3
+#define LC_BLOCKS2 7
+#endif
+constexpr int slots_of(int ratio, int warps) {
+  return ratio == 2 ? LC_SLOTS2 : warps == 1 ? LC_SLOTS1 : LC_SLOTS4;
+}
+constexpr int blocks_of(int ratio, int warps) {
+  return ratio == 2 ? LC_BLOCKS2 : warps == 1 ? LC_BLOCKS1 : LC_BLOCKS4;
+}
+
+// The part of the rows before token `first` that its entry takes: of the window before.
+template <Load kLoad, int kRatio>
+__device__ __forceinline__ bool pool_before(const Params& p, int64_t first, int64_t start,
+                                            int64_t request, int lane, int at, QuadPool& before) {
+  const int64_t values_width = values_of(p);
+  const int away = kRatio - lane;
+  const bool needed = lane < kRatio;
+  const bool called = needed && is_neighbour(p, first, first - away, start - away);
+  const void* mine = nullptr;
+  if (called)
+    mine = static_cast<const std::byte*>(p.rows) +
+           (first - away) * p.row_stride * (kLoad == Load::kBf16 ? 2 : 4);
+  else if (needed) mine = state_row(p, request, start - away);
+  if (__any_sync(~0u, needed && mine == nullptr)) return false;
+  const unsigned of_call = __ballot_sync(~0u, called);
+  Quad values[kRatio], scores[kRatio];
+#pragma unroll
+  for (int i = 0; i < kRatio; ++i) {
+    const void* row = from_lane(mine, i);
+    const bool is_bf16 = of_call >> i & 1;
+    values[i] = load_quad<kLoad>(row, is_bf16, at);
+    scores[i] = load_quad<kLoad>(row, is_bf16, values_width + at);
+  }
+#pragma unroll
+  for (int i = 0; i < kRatio; ++i)
+    if (p.bias != nullptr && (of_call >> i & 1))
+      add_bias<kLoad>(scores[i], p.bias + i * p.bias_stride, at);
+  before = pool_of(values, scores, kRatio);
+  return true;
+}
+
+// Tokens [first, first + count) if they are whole windows of one request; false if they are not.
+template <Load kLoad, int kWarps, int kRatio, class R>
+__device__ __forceinline__ bool stream(const Call& call, Team<kWarps>& team, int64_t first,
+                                       int count) {
+  extern __shared__ float4 slot_memory[];
+  auto* slots = reinterpret_cast<Slot<kLoad, kRatio>*>(slot_memory);
+  const Params& p = call.p;
+  const int at = team.at;
+  const int lane = team.lane;
+  constexpr int kSlots = slots_of(kRatio, kWarps);
+  constexpr int kWidth = 32 * kQuad * kWarps;  // of a row's parts
+  constexpr int kParts = parts_of(kRatio);
+  constexpr int kValues = kParts * kWidth;
+  constexpr int kBytes = kLoad == Load::kBf16 ? 2 : 4;
+  const int64_t row_bytes = p.row_stride * kBytes;
+  const auto* rows = static_cast<const std::byte*>(p.rows) + first * row_bytes + at * kBytes;
+  // Part `turn` of all windows' in the order in which they are taken: the own window's first.
+  const auto ask = [&](int turn) {
+    const int window = turn / kParts;
+    const int part = kParts - 1 - turn % kParts;
+    if ((window + 1) * kRatio <= count)
+      slots[turn % kSlots].ask(rows + window * kRatio * row_bytes + part * kWidth * kBytes,
+                               row_bytes, kValues * kBytes);
+    cuda::copies_commit();
+  };
+  // Before it is known whether they are windows: they are rows of the call.
+#pragma unroll
+  for (int turn = 0; turn < kSlots; ++turn) ask(turn);
+  const int64_t token = first + (lane < count ? lane : 0);
+  const int64_t position = position_of(p, token);
+  const int64_t request = request_of(p, token);
+  const int64_t slot = slot_of(p, token);
+  const int64_t start = __shfl_sync(~0u, position, 0);
+  const int64_t of = __shfl_sync(~0u, request, 0);
+  const bool follows = lane >= count || (position == start + lane && request == of);
+  if (!__all_sync(~0u, follows) || start < 0 || count % kRatio != 0 ||
+      remainder(start, kRatio) != 0) {
+    cuda::copies_wait<0>();
+    return false;
+  }
+  float* place = nullptr;
+  if (call.rows && p.state != nullptr && lane < count) place = own_state_row(p, token);
+  QuadPool before;
+  bool missing = false;
+  if (kParts > 1 && start > 0)
+    missing = !pool_before<kLoad, kRatio>(p, first, start, of, lane, at, before);
+#pragma unroll 1
+  for (int s = 0; s < count; s += kRatio) {
+    const int64_t last = start + s + kRatio - 1;
+    Goal goal = goal_of(p, __shfl_sync(~0u, slot, s + kRatio - 1), last);
+    if (s == 0 && missing) goal = {};
+    Steps steps;
+    if (goal.any()) {
+      load_weights<R>(call, at, steps);
+      if (goal.record && p.rope.table != nullptr) load_angles<R>(p, last - kRatio + 1, at, steps);
+    }
+    // Stores the rows' part h, pools it, and asks for what comes next to its slot.
+    const auto take = [&](int h) {
+      const int turn = s / kRatio * kParts + kParts - 1 - h;
+      cuda::copies_wait<kSlots - 1>();
+      const Slot<kLoad, kRatio>& slot_of_part = slots[turn % kSlots];
+      Quad values[kRatio], scores[kRatio];
+#pragma unroll
+      for (int i = 0; i < kRatio; ++i) {
+        values[i] = quad_of(slot_of_part.values[i][threadIdx.x]);
+        scores[i] = quad_of(slot_of_part.scores[i][threadIdx.x]);
+        if (p.bias != nullptr)
+          add_bias<kLoad>(scores[i], p.bias + i * p.bias_stride, h * kWidth + at);
+      }
+#pragma unroll
+      for (int i = 0; i < kRatio; ++i) {
+        float* to = from_lane(place, s + i);
+        if (to == nullptr) continue;
+        store_quad<kLoad>(to + h * kWidth + at, values[i]);
+        store_quad<kLoad>(to + kValues + h * kWidth + at, scores[i]);
+      }
+      ask(turn + kSlots);
+      return pool_of(values, scores, kRatio);
+    };
+    const Quad mean = mean_of(before, take(kParts - 1));
+    if constexpr (kParts > 1) before = take(0);
+    if (!goal.any()) continue;
+    finish<R>(call, steps, mean, first + s + kRatio - 1, goal, at,
+              [&](float x) { return team.sum(x); });
+  }
+  return true;
+}
+
+// Windows of each team; the first `longer` ones have one more.
+struct Cut {
+  int windows, longer;
+};
+
+template <Load kLoad, int kWarps, int kRatio, class R>
+__global__ void __launch_bounds__(kThreads, blocks_of(kRatio, kWarps))
+    stream_rows(const __grid_constant__ Call call, const Cut cut) {
+  __shared__ float sums[2][kWarps];
+  Team<kWarps> team(sums);
+  const auto unit = static_cast<int>(team.unit());
+  const int before = unit * cut.windows + (unit < cut.longer ? unit : cut.longer);
+  const int64_t first = int64_t{before} * kRatio;
+  const int64_t left = call.p.tokens - first;
+  if (left <= 0) return;
+  const int most = (cut.windows + (unit < cut.longer ? 1 : 0)) * kRatio;
+  const int count = left < most ? static_cast<int>(left) : most;
+  if (count == 0 || stream<kLoad, kWarps, kRatio, R>(call, team, first, count)) return;
+  tokens_alone<kLoad>(call, team, first, count);
+}
+
+template <Load kLoad, int kWarps, int kRatio, class R>
+void launch(const Call& call) {
+  constexpr int64_t kTeams = kThreads / 32 / kWarps;  // of a block
+  constexpr int64_t kMost = 32 / kRatio;              // windows of a team: a lane knows each token
+  const int64_t room =
+      int64_t{cuda::multiprocessors(call.p.device.index)} * blocks_of(kRatio, kWarps) * kTeams;
+  const int64_t windows = ceil_div(call.p.tokens, int64_t{kRatio});
+  // All teams run at once, if they can.
+  const int64_t wanted = windows < room ? windows : room;
+  const int64_t needed = ceil_div(windows, kMost);
+  const int64_t teams = wanted < needed ? needed : wanted;
+  const Cut cut{static_cast<int>(windows / teams), static_cast<int>(windows % teams)};
+  const auto blocks = static_cast<unsigned>(ceil_div(teams, kTeams));
+  const auto kernel = stream_rows<kLoad, kWarps, kRatio, R>;
+  constexpr size_t kBytes = slots_of(kRatio, kWarps) * sizeof(Slot<kLoad, kRatio>);
+  cuda::keep_error(cuda::allow_shared(kernel, kBytes));
+  kernel<<<blocks, kThreads, kBytes, cuda::stream_of(call.p.device)>>>(call, cut);
+  cuda::keep_error(cudaGetLastError());
+}
+
+template <Load kLoad, int kWarps, int kRatio>
+void launch_for(const Call& call) {
+  using R = std::conditional_t<kWarps == 1, IndexKeys, V4Fp8>;
+  if constexpr (kLoad == Load::kFloats)
+    if (is_usual(call)) return launch<kLoad, kWarps, kRatio, R>(call);
+  launch<kLoad, kWarps, kRatio, void>(call);
+}
+
+template <Load kLoad>
+bool launch_for(const Call& call) {
+  const Params& p = call.p;
+  const bool quads = p.ratio == 4 && p.overlap;
+  const bool pairs = p.ratio == 2 && !p.overlap;
+  if (p.width == 128 && quads) launch_for<kLoad, 1, 4>(call);
+  else if (p.width == 512 && quads) launch_for<kLoad, 4, 4>(call);
+  else if (p.width == 512 && pairs) launch_for<kLoad, 4, 2>(call);
+  else return false;
+  return true;
+}
+
+}  // namespace
+
+bool stream_rows(const Call& call, Load load) noexcept {
+  switch (load) {
+    case Load::kFloats: return launch_for<Load::kFloats>(call);
+    case Load::kBf16: return launch_for<Load::kBf16>(call);
+    case Load::kAny: return false;
+  }
+  return false;
+}
+
+}  // namespace winnow::internal::compress
