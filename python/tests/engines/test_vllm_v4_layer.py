@@ -14,10 +14,8 @@ from vllm.forward_context import get_forward_context, set_forward_context
 
 import winnow
 
-pytestmark = pytest.mark.skipif(
-    not vllm.__version__.startswith("0.32."), reason="winnow serves V4 from vLLM 0.32 on"
-)
-V4 = "vllm.models.deepseek_v4"
+NEWEST = vllm.__version__.startswith("0.32.")
+V4, SWA = "vllm.models.deepseek_v4", "vllm.v1.attention.backends.mla.sparse_swa"
 HEADS, WINDOW, TOPK, TOKENS, LENGTH = 6, 128, 64, 128, 640
 RATIOS = [1, 4, 128]
 # Two decodes, a decode with two drafts, a prompt and a chunk of one.
@@ -31,7 +29,7 @@ RECORDS = {
     "cache_dtype_str": "fp8_ds_mla",
     "alignment": 576,
     "model_version": "deepseek_v4",
-    "state_content_bytes": 584,
+    **({"state_content_bytes": 584} if NEWEST else {}),
 }
 NAMES = {"window": "layer.swa_cache", "states": "layer", "keys": "layer.indexer.k_cache"}
 
@@ -76,7 +74,8 @@ def commons():
 def spec(ratio):
     from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
-    return MLAAttentionSpec(block_size=BLOCK, tokens_per_state=ratio, **RECORDS)
+    compression = {"tokens_per_state" if NEWEST else "compress_ratio": ratio}
+    return MLAAttentionSpec(block_size=BLOCK, **compression, **RECORDS)
 
 
 def metadata(flashmla, seen, ratio):
@@ -86,11 +85,12 @@ def metadata(flashmla, seen, ratio):
     window_spec = SlidingWindowMLASpec(block_size=WINDOW_PAGE, sliding_window=WINDOW, **RECORDS)
     device = torch.device("cpu")
     window, states = commons()
-    built = {
-        NAMES["window"]: flashmla.DeepseekSparseSWAFlashMLAMetadataBuilder(
-            window_spec, [NAMES["window"]], seen, device
-        ).build(0, window)
-    }
+    if NEWEST:
+        builder = flashmla.DeepseekSparseSWAFlashMLAMetadataBuilder
+    else:
+        builder = importlib.import_module(SWA).DeepseekSparseSWAMetadataBuilder
+    name = NAMES["window"]
+    built = {name: builder(window_spec, [name], seen, device).build(0, window)}
     if ratio > 1:
         builder = DeepseekV4FlashMLAMetadataBuilder(spec(ratio), [NAMES["states"]], seen, device)
         built[NAMES["states"]] = builder.build(0, states)
@@ -204,7 +204,11 @@ def test_drafts_that_see_ahead(plugin, config, seen, flashmla):
     built, positions = metadata(flashmla, seen, 1)
     layer = layer_of(flashmla, 1, positions, torch.Generator().manual_seed(1))
     assert plugin.register()
-    built[NAMES["window"]].decode_swa_width = WINDOW + 64
+    window = built[NAMES["window"]]
+    if NEWEST:
+        window.decode_swa_width = WINDOW + 64
+    else:
+        window.decode_swa_indices = torch.nn.functional.pad(window.decode_swa_indices, (0, 64))
     q = torch.zeros(len(positions), layer.padded_heads, 512, dtype=torch.bfloat16)
     with set_forward_context(built, config, num_tokens=len(positions)):
         layer.forward_mqa(q, None, positions, torch.empty_like(q))
@@ -237,7 +241,7 @@ def test_indexer(plugin, config, seen):
     tokens = common.num_actual_tokens
     want = get_compressed_slot_mapping(
         tokens,
-        common.slot_mapping,
+        *([common.slot_mapping] if NEWEST else []),
         common.query_start_loc,
         common.seq_lens,
         common.block_table_tensor,
