@@ -141,7 +141,7 @@ class WinnowV4IndexerMetadataBuilder(WinnowIndexerMetadataBuilder):
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
         built = super().build(common_prefix_len, common_attn_metadata, fast_build)
         spec = self.kv_cache_spec
-        # The name of 0.26 to 0.31, and the one since.
+        # The name until 0.28, and the one since.
         ratio = spec.compress_ratio if hasattr(spec, "compress_ratio") else spec.tokens_per_state
         slots = winnow.compressed_slots(
             built.ends - 1,

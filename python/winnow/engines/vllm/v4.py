@@ -74,7 +74,7 @@ def attend(layer, q: torch.Tensor, positions: torch.Tensor, output: torch.Tensor
 
 def refused(layer) -> str:
     """Why vLLM's own method should serve a layer that was just made; "" if winnow's can."""
-    # vLLM before 0.32 knows no V4 with images.
+    # vLLM before 0.30 knows no V4 with images.
     if getattr(layer, "max_image_tokens", 0) > 0:
         return "winnow's windows have no image spans"
     if layer.kv_cache_torch_dtype != torch.uint8:
@@ -110,7 +110,7 @@ def causal(layer, metadata: dict) -> bool:
     """Whether a token sees its window and nothing behind itself: DSpark's drafts see more."""
     window = metadata[layer.swa_cache_layer.prefix]
     if not hasattr(window, "decode_swa_width"):
-        # vLLM 0.26 to 0.31 tell by the lists themselves.
+        # vLLM 0.26 and 0.27 tell by the lists themselves.
         lists = window.decode_swa_indices
         return lists is None or lists.shape[-1] == layer.window_size
     return window.decode_swa_width in (0, layer.window_size)

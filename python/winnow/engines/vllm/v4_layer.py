@@ -96,7 +96,7 @@ def compress(self, kv_score, positions, rotary_emb):
 def attention_methods(cls: type) -> dict:
     """What a step's positions need on a GPU. Backends that winnow does not replace derive from
     vLLM's V4 layer as well and keep vLLM's methods."""
-    # What prepares and attends, by version of vLLM; the positions are its last argument but one.
+    # What prepares and attends, since 0.28 and before; the positions are its last argument but one.
     name = "_prepare_and_attn" if hasattr(cls, "_prepare_and_attn") else "attention_impl"
     prepare = getattr(cls, name)
 
