@@ -58,7 +58,7 @@ struct ScoreSelectArgs {
 
 // score() and select() in one call, without the [T, N] matrix. The ids are bit for bit those of the
 // two calls with the same kernel. N is the number of key_rows, or the block table's width times the
-// page. Memory: the logits of some tokens at a time, up to 8 MB on the CPU and 128 MB on CUDA, or
+// page. Memory: the logits of some tokens at a time, up to 8 MB on the CPU and 256 MB on CUDA, or
 // one row if that is longer.
 void score_select(const ScoreSelectArgs& args);
 

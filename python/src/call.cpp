@@ -51,7 +51,7 @@ std::string description(const Tensor& t, const Origin& origin) {
 // each of them would cost the host half as much as the call. Null where another thread is about to
 // use it, and on other streams, where a graph may be captured or memory come from a graph's pool.
 Scratch* kept_scratch(const Device& device, size_t bytes) {
-  constexpr size_t kMostKept = 129 << 20;  // score_select takes up to 128 MB and its alignment
+  constexpr size_t kMostKept = 257 << 20;  // score_select takes up to 256 MB and its alignment
   if (device.kind != DeviceKind::kCuda || device.stream || bytes > kMostKept) return nullptr;
   // never destroyed, as Python is gone by then; the GIL is held
   static auto* kept = new std::map<int, Scratch>();

@@ -154,7 +154,7 @@ def test_pipeline_on_the_current_stream_and_in_a_graph():
 
 def test_scratch_is_kept():
     """The largest workspace of score_select is allocated once, not by every call."""
-    tokens, keys = 256, 131072  # 128 MB of logits
+    tokens, keys = 512, 131072  # 256 MB of logits
     q = torch.ones(tokens, 1, 128, device="cuda").to(torch.float8_e4m3fn)
     rows = torch.ones(keys, 128, device="cuda").to(torch.float8_e4m3fn)
     weights, scales = torch.ones(tokens, 1, device="cuda"), torch.rand(keys, device="cuda")

@@ -145,10 +145,12 @@ inline constexpr double kWorthMoreShares = 0.03;
 // ---- score (src/score/score_sm90.cu) ------------------------------------------------------------
 namespace score {
 
-// Logits alive at a time in score_select: 128 MB. 48 MB would stay in the L2, but leave select with
-// few rows a wave: 256 rows of 128k keep two of its blocks busy on every multiprocessor. 52cec42;
-// no command recorded.
-inline constexpr int64_t kWaveLogits = int64_t{32} << 20;
+// Logits alive at a time in score_select: 256 MB. 48 MB would stay in the L2, but leave select with
+// few rows a wave: 256 rows of 128k keep two of its blocks busy on every multiprocessor. 4,096
+// tokens of 64k keys take 4,562 and 4,729 us with 128 MB, which are nine waves of two launches,
+// 4,528 and 4,603 with 256 MB, five waves, and 4,515 and 4,491 with 512 MB. c20f553, ten calls by
+// Python with workspaces of these sizes, twice in turns.
+inline constexpr int64_t kWaveLogits = int64_t{64} << 20;
 // Tokens of a request from which it counts as prefill: the product takes longer than the keys.
 // 52cec42; no command recorded.
 inline constexpr int64_t kPrefillTokens = 8;

@@ -43,6 +43,7 @@ def builder(config):
         model_config=SimpleNamespace(hf_text_config=SimpleNamespace(index_topk=TOPK)),
         parallel_config=config.parallel_config,
         scheduler_config=SimpleNamespace(max_num_batched_tokens=64),
+        compilation_config=SimpleNamespace(static_forward_context={}),
     )
     spec = SimpleNamespace(block_size=PAGE)
     return WinnowSparseMetadataBuilder(spec, ["layer"], seen, torch.device("cpu"))

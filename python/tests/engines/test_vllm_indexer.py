@@ -65,7 +65,7 @@ def test_refused(models, config, lines):
     ]
 
 
-def reference(q, weights, keys, scales, table, page=PAGE):
+def reference(q, weights, keys, scales, table, topk, page=PAGE):
     """The top-k of each token by plain PyTorch, in ascending order; ties do not occur."""
     rows, at = [], 0
     for request, (query, sequence) in enumerate(zip(QUERY, SEQUENCE, strict=True)):
@@ -74,14 +74,16 @@ def reference(q, weights, keys, scales, table, page=PAGE):
             slot = table[request][seen // page].long() * page + seen % page
             dots = torch.relu(q[at].float() @ keys[slot].float().T) * scales[slot]
             logits = (dots * weights[at][:, None]).sum(0)
-            chosen = logits.topk(min(TOPK, end)).indices.sort().values.tolist()
-            rows.append(chosen + [-1] * (TOPK - len(chosen)))
+            chosen = logits.topk(min(topk, end)).indices.sort().values.tolist()
+            rows.append(chosen + [-1] * (topk - len(chosen)))
             at += 1
-    return rows + [[-1] * TOPK] * PADDING
+    return rows + [[-1] * topk] * PADDING
 
 
 @pytest.mark.parametrize("way", ["operator", "direct"])
-def test_topk(models, config, way):
+@pytest.mark.parametrize("wanted", [TOPK, max(SEQUENCE)])
+def test_topk(models, config, way, wanted, monkeypatch):
+    """Where the top-k is no smaller than any context, nothing is scored."""
     from winnow.engines.vllm import indexer
 
     layer = cache_layer(models, config)
@@ -104,7 +106,11 @@ def test_topk(models, config, way):
     k = torch.randn(tokens, 128, generator=generator).bfloat16()
     q = torch.randn(tokens, HEADS, 128, generator=generator).to(torch.float8_e4m3fn)
     weights = torch.rand(tokens, HEADS, generator=generator)
-    topk = torch.full((64, TOPK), -7, dtype=torch.int32)
+    topk = torch.full((64, wanted), -7, dtype=torch.int32)
+    scored, score_select = [], winnow.score_select
+    monkeypatch.setattr(
+        winnow, "score_select", lambda *a, **k: scored.append(1) or score_select(*a, **k)
+    )
     layer.kv_cache = kv_cache
     values = {
         "hidden_states": torch.zeros(tokens, 8),
@@ -116,7 +122,7 @@ def test_topk(models, config, way):
         "weights": weights,
         "quant_block_size": 128,
         "scale_fmt": "ue8m0",
-        "topk_tokens": TOPK,
+        "topk_tokens": wanted,
         "head_dim": 128,
         "max_model_len": 1024,
         "total_seq_lens": 1024,
@@ -140,8 +146,9 @@ def test_topk(models, config, way):
     flat = kv_cache.view(PAGES, PAGE * 132)
     stored = flat[:, : PAGE * 128].reshape(-1, 128).view(torch.float8_e4m3fn)
     scales = flat[:, PAGE * 128 :].contiguous().view(torch.float32).reshape(-1)
-    want = reference(q, weights, stored, scales, common.block_table_tensor)
+    want = reference(q, weights, stored, scales, common.block_table_tensor, wanted)
     assert topk[:tokens].tolist() == want
+    assert len(scored) == (wanted < max(SEQUENCE))
     # The new keys are in the cache, and what lies behind the batch was left alone.
     new = common.slot_mapping[:-PADDING]
     old = keys[new].float()

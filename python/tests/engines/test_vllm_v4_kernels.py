@@ -15,7 +15,7 @@ from vllm.forward_context import set_forward_context
 import winnow
 
 pytestmark = pytest.mark.skipif(
-    not vllm.__version__.startswith("0.32."), reason="winnow serves V4 from vLLM 0.32 on"
+    not vllm.__version__.startswith("0.32."), reason="written against vLLM 0.32"
 )
 V4 = "vllm.models.deepseek_v4"
 EPS = 1e-6
@@ -39,8 +39,9 @@ def config(monkeypatch):
 
 
 @pytest.fixture
-def attention(plugin, config):
-    """vLLM's module, with winnow's methods in its classes."""
+def attention(plugin, config, monkeypatch):
+    """vLLM's module, with all of winnow's methods in its classes."""
+    monkeypatch.setenv("WINNOW_VLLM_LAYERS", "1")
     module = importlib.import_module(f"{V4}.attention")
     theirs = module.fused_indexer_q_rope_quant
     assert plugin.register()
@@ -229,9 +230,16 @@ def test_left_to_vllm(attention, plugin, monkeypatch):
 
     assert v4_layer.compressor_method(Theirs)(compressor, None, None, None) == "theirs"
     plugin.unregister()
-    forward = attention.DeepseekCompressor.forward
+    compressor, layer = attention.DeepseekCompressor, attention.DeepseekV4Attention
+    forward, insert = compressor.forward, layer._fused_qnorm_rope_kv_insert
+    monkeypatch.delenv("WINNOW_VLLM_LAYERS")
+    assert plugin.register()
+    # vLLM's is faster.
+    assert layer._fused_qnorm_rope_kv_insert is insert
+    assert compressor.forward is not forward
+    plugin.unregister()
     monkeypatch.setenv("WINNOW_VLLM_LAYERS", "0")
     assert plugin.register()
-    assert attention.DeepseekCompressor.forward is forward
+    assert compressor.forward is forward
     # The indexer's cache and attention are winnow's still.
     assert attention.DeepseekV4IndexerCache.get_attn_backend.__module__.startswith("winnow.")

@@ -1,29 +1,29 @@
 """winnow's V4 attention in vLLM's layer for a Hopper GPU, against vLLM's own method of that layer,
 with the metadata of vLLM's builders; and V4's indexer."""
 
+import dataclasses
 import importlib
+import inspect
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-import vllm
 from batches import common_metadata, i32
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.forward_context import get_forward_context, set_forward_context
+from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
 import winnow
 
-pytestmark = pytest.mark.skipif(
-    not vllm.__version__.startswith("0.32."), reason="winnow serves V4 from vLLM 0.32 on"
-)
-V4 = "vllm.models.deepseek_v4"
+V4, SWA = "vllm.models.deepseek_v4", "vllm.v1.attention.backends.mla.sparse_swa"
 HEADS, WINDOW, TOPK, TOKENS, LENGTH = 6, 128, 64, 128, 640
 RATIOS = [1, 4, 128]
 # Two decodes, a decode with two drafts, a prompt and a chunk of one.
 QUERY, SEQUENCE = [1, 1, 3, 5, 40], [400, 3, 131, 5, 300]
 WINDOW_PAGE, BLOCK, BLOCKS = 64, 256, 40
-# V4's caches as vLLM describes them.
+# V4's caches as vLLM describes them, which gained a field in 0.28.
+FIELDS = {field.name for field in dataclasses.fields(MLAAttentionSpec)}
 RECORDS = {
     "num_kv_heads": 1,
     "head_size": 512,
@@ -31,7 +31,7 @@ RECORDS = {
     "cache_dtype_str": "fp8_ds_mla",
     "alignment": 576,
     "model_version": "deepseek_v4",
-    "state_content_bytes": 584,
+    **({"state_content_bytes": 584} if "state_content_bytes" in FIELDS else {}),
 }
 NAMES = {"window": "layer.swa_cache", "states": "layer", "keys": "layer.indexer.k_cache"}
 
@@ -74,9 +74,8 @@ def commons():
 
 
 def spec(ratio):
-    from vllm.v1.kv_cache_interface import MLAAttentionSpec
-
-    return MLAAttentionSpec(block_size=BLOCK, tokens_per_state=ratio, **RECORDS)
+    name = "tokens_per_state" if "tokens_per_state" in FIELDS else "compress_ratio"
+    return MLAAttentionSpec(block_size=BLOCK, **{name: ratio}, **RECORDS)
 
 
 def metadata(flashmla, seen, ratio):
@@ -86,11 +85,11 @@ def metadata(flashmla, seen, ratio):
     window_spec = SlidingWindowMLASpec(block_size=WINDOW_PAGE, sliding_window=WINDOW, **RECORDS)
     device = torch.device("cpu")
     window, states = commons()
-    built = {
-        NAMES["window"]: flashmla.DeepseekSparseSWAFlashMLAMetadataBuilder(
-            window_spec, [NAMES["window"]], seen, device
-        ).build(0, window)
-    }
+    builder = getattr(flashmla, "DeepseekSparseSWAFlashMLAMetadataBuilder", None)
+    if builder is None:
+        builder = importlib.import_module(SWA).DeepseekSparseSWAMetadataBuilder
+    name = NAMES["window"]
+    built = {name: builder(window_spec, [name], seen, device).build(0, window)}
     if ratio > 1:
         builder = DeepseekV4FlashMLAMetadataBuilder(spec(ratio), [NAMES["states"]], seen, device)
         built[NAMES["states"]] = builder.build(0, states)
@@ -204,7 +203,11 @@ def test_drafts_that_see_ahead(plugin, config, seen, flashmla):
     built, positions = metadata(flashmla, seen, 1)
     layer = layer_of(flashmla, 1, positions, torch.Generator().manual_seed(1))
     assert plugin.register()
-    built[NAMES["window"]].decode_swa_width = WINDOW + 64
+    window = built[NAMES["window"]]
+    if hasattr(window, "decode_swa_width"):
+        window.decode_swa_width = WINDOW + 64
+    else:
+        window.decode_swa_indices = torch.nn.functional.pad(window.decode_swa_indices, (0, 64))
     q = torch.zeros(len(positions), layer.padded_heads, 512, dtype=torch.bfloat16)
     with set_forward_context(built, config, num_tokens=len(positions)):
         layer.forward_mqa(q, None, positions, torch.empty_like(q))
@@ -235,15 +238,17 @@ def test_indexer(plugin, config, seen):
         0, common
     )
     tokens = common.num_actual_tokens
-    want = get_compressed_slot_mapping(
-        tokens,
-        common.slot_mapping,
-        common.query_start_loc,
-        common.seq_lens,
-        common.block_table_tensor,
-        BLOCK // 4,
-        4,
-    )
+    values = {
+        "num_tokens": tokens,
+        "slot_mapping": common.slot_mapping,
+        "query_start_loc": common.query_start_loc,
+        "seq_lens": common.seq_lens,
+        "block_table": common.block_table_tensor,
+        "block_size": BLOCK // 4,
+        "compress_ratio": 4,
+    }
+    names = inspect.signature(get_compressed_slot_mapping).parameters
+    want = get_compressed_slot_mapping(**{n: v for n, v in values.items() if n in names})
     assert built.slot_mapping.tolist() == want.tolist()
     assert built.ends.tolist() == ((common.positions + 1) // 4).tolist()
     assert (built.max_seq_len, built.num_decode_tokens) == (max(SEQUENCE), tokens)

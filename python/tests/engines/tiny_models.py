@@ -113,14 +113,15 @@ def _publish_names(path: pathlib.Path) -> None:
     safetensors.torch.save_file(tensors, path, {"format": "pt"})
 
 
-def make(folder: pathlib.Path, family: str, topk: int) -> dict:
-    """Writes the model into folder; gives greedy tokens and log probabilities by transformers."""
+def make(folder: pathlib.Path, family: str, topk: int, scale: float = 3.0) -> dict:
+    """Writes the model into folder; gives it, and greedy tokens and log probabilities by
+    transformers."""
     torch.manual_seed(0)
     model = _model(family, topk).bfloat16().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.mul_(3.0)  # logits with a clear winner
+                parameter.mul_(scale)  # logits with a clear winner
     model.save_pretrained(folder)
     path = folder / "config.json"
     config = json.loads(path.read_text())
@@ -146,4 +147,4 @@ def make(folder: pathlib.Path, family: str, topk: int) -> dict:
             answers.append(got[0, len(prompt) :].tolist())
             probabilities = torch.log_softmax(model(got).logits[0].float(), -1)
             logprobs.append(probabilities[:-1].gather(1, got[0, 1:, None])[:, 0].tolist())
-    return {"answers": answers, "logprobs": logprobs}
+    return {"model": model, "answers": answers, "logprobs": logprobs}

@@ -20,7 +20,7 @@ import warnings
 
 from winnow.engines.hooks import Changes, when_imported
 
-__all__ = ["register", "v4_refused", "version_refused"]
+__all__ = ["register", "version_refused"]
 
 # A child of vLLM's logger, so that its lines appear where vLLM's do.
 _log = logging.getLogger("vllm.winnow")
@@ -29,8 +29,6 @@ _log = logging.getLogger("vllm.winnow")
 _FIRST, _LAST = (0, 26), (0, 32)
 # Before it vLLM's MLA layer asks for dense attention as well, which it has on GPUs only.
 _FIRST_CPU = (0, 32)
-# Before it V4's layers have other metadata.
-_FIRST_V4 = (0, 32)
 
 # vLLM's name of a backend -> module and class of winnow's. A module imports vLLM's class, which may
 # fail where the other's does not.
@@ -56,13 +54,6 @@ def version_refused(version: str) -> str:
     return f"vLLM {version} was never tried, only {first} to {last}"
 
 
-def v4_refused(version: str) -> str:
-    """Why winnow stays away from DeepSeek V4 in this version of vLLM; "" if it does not."""
-    if _minor(version) >= _FIRST_V4:
-        return ""
-    return f"winnow serves deepseek_v4 from vLLM {'.'.join(map(str, _FIRST_V4))} on"
-
-
 def register() -> bool:
     """Called by vLLM, several times as well. True if winnow stands behind its backends now."""
     if os.environ.get("WINNOW_VLLM") == "0" or importlib.util.find_spec("vllm") is None:
@@ -76,8 +67,7 @@ def register() -> bool:
             return False
         _register_backends()
         _replace_indexer()
-        if not v4_refused(version):
-            _replace_v4()
+        _replace_v4()
         _extend_cpu_platform()
     except Exception as error:
         unregister()
@@ -185,7 +175,10 @@ def _replace_v4_cache(attention, changes: Changes) -> None:
     from winnow.engines.vllm import v4, v4_layer
 
     layer = attention.DeepseekV4Attention
-    for name, method in v4_layer.attention_methods(layer, v4.causal).items():
+    methods = v4_layer.attention_methods(layer)
+    if os.environ.get("WINNOW_VLLM_LAYERS") == "1":
+        methods |= v4_layer.window_methods(layer, v4.causal)
+    for name, method in methods.items():
         changes.set(layer, name, method)
     function = v4_layer.index_query_function(attention.fused_indexer_q_rope_quant)
     changes.set(attention, "fused_indexer_q_rope_quant", function)

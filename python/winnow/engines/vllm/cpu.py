@@ -16,6 +16,11 @@ _PAGE = 64
 
 
 class WinnowCpuSparseImpl(WinnowSparseImpl):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        # vLLM has dense prefills of MLA on GPUs only.
+        self.supports_dense_mha_prefill = False
+
     def do_kv_cache_update(
         self, kv_c_normed, k_pe, kv_cache, slot_mapping, kv_cache_dtype, k_scale
     ):

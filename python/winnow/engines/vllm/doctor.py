@@ -54,8 +54,6 @@ def _choice(model: dict | None, kv_cache_dtype: str, facts: list[str]) -> str:
         if not current_platform.device_type:
             return "vLLM finds no device here that this build of it can use"
         refused = why_not_sparse_mla(model) if model is not None else ""
-        if not refused and model is not None and is_v4(model):
-            refused = plugin.v4_refused(importlib.import_module("vllm").__version__)
         if refused:
             return refused
         if model is None or is_v4(model):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from typing import ClassVar
 
 import torch
@@ -24,7 +25,7 @@ from vllm.v1.attention.backends.mla.indexer import (
 import winnow
 from winnow.engines.vllm.sparse_mla import planar_pages
 from winnow.engines.vllm.sparse_mla import refused as attention_refused
-from winnow.engines.vllm.tokens import fill_tokens
+from winnow.engines.vllm.tokens import choose_all, fill_tokens
 
 _log = logging.getLogger("vllm.winnow")
 
@@ -72,6 +73,8 @@ class WinnowIndexerMetadata:
     # The request of each token, and how many tokens of its context it may see.
     requests: torch.Tensor
     ends: torch.Tensor
+    # No token sees more; in a step that a CUDA graph captures, no limit.
+    most_visible: float
 
 
 class WinnowIndexerMetadataBuilder(AttentionMetadataBuilder):
@@ -85,6 +88,11 @@ class WinnowIndexerMetadataBuilder(AttentionMetadataBuilder):
         self.requests = torch.zeros(tokens, dtype=torch.int32, device=device)
         self.ends = torch.zeros(tokens, dtype=torch.int32, device=device)
 
+    def build_for_cudagraph_capture(self, common_attn_metadata):
+        built = self.build(0, common_attn_metadata)
+        built.most_visible = math.inf
+        return built
+
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
         common = common_attn_metadata
         tokens = common.num_actual_tokens
@@ -95,6 +103,7 @@ class WinnowIndexerMetadataBuilder(AttentionMetadataBuilder):
             block_table=common.block_table_tensor,
             requests=self.requests[:tokens],
             ends=self.ends[:tokens],
+            most_visible=common.max_seq_len,
         )
 
 
@@ -131,13 +140,15 @@ class WinnowV4IndexerMetadataBuilder(WinnowIndexerMetadataBuilder):
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
         built = super().build(common_prefix_len, common_attn_metadata, fast_build)
-        ratio = self.kv_cache_spec.tokens_per_state
+        spec = self.kv_cache_spec
+        # The name until 0.28, and the one since.
+        ratio = spec.compress_ratio if hasattr(spec, "compress_ratio") else spec.tokens_per_state
         slots = winnow.compressed_slots(
             built.ends - 1,
             built.requests,
             built.block_table,
             ratio=ratio,
-            page=self.kv_cache_spec.block_size // ratio,
+            page=spec.block_size // ratio,
             # vLLM's table names blocks of a cache that is not known here.
             pages=torch.iinfo(torch.int32).max,
             out=self.slots[: built.num_actual_tokens],
@@ -148,6 +159,7 @@ class WinnowV4IndexerMetadataBuilder(WinnowIndexerMetadataBuilder):
             block_table=built.block_table,
             requests=built.requests,
             ends=built.ends.floor_divide_(ratio),
+            most_visible=built.most_visible // ratio,
             max_seq_len=common_attn_metadata.max_seq_len,
             num_decode_tokens=built.num_actual_tokens,
         )
@@ -219,16 +231,20 @@ def sparse_attn_indexer(
             scale = "pow2" if scale_fmt == "ue8m0" else "amax"
             winnow.write(k[: slots.shape[0]].contiguous(), slots, keys, scale=scale)
         tokens = built.num_actual_tokens
-        winnow.score_select(
-            q_quant[:tokens],
-            weights[:tokens].float(),
-            built.ends,
-            topk_tokens,
-            keys=keys,
-            block_table=built.block_table,
-            requests=built.requests,
-            out=topk_indices_buffer[:tokens, :topk_tokens],
-        )
+        ids = topk_indices_buffer[:tokens, :topk_tokens]
+        if built.most_visible <= topk_tokens:
+            choose_all(built.ends, ids)
+        else:
+            winnow.score_select(
+                q_quant[:tokens],
+                weights[:tokens].float(),
+                built.ends,
+                topk_tokens,
+                keys=keys,
+                block_table=built.block_table,
+                requests=built.requests,
+                out=ids,
+            )
     # Without metadata vLLM measures how much memory a step takes: nothing, here.
     return topk_indices_buffer
 

@@ -3,7 +3,8 @@
 vLLM's own classes pad the heads, join the two halves of the queries, translate the indexer's ids
 into slots, split the batch into decodes and prefills, and copy an fp8 cache into a bf16 workspace
 for the prefills. winnow.attend() takes any number of heads, the halves as they are, and the ids
-with vLLM's block table, from either cache format; so all of that is left out.
+with vLLM's block table, from either cache format; so all of that is left out. What stays is vLLM's
+dense attention for prompts no longer than the top-k (dense.py).
 
 Only imported while vLLM looks for a backend: importing it imports vLLM's sparse classes.
 """
@@ -24,6 +25,7 @@ from vllm.v1.attention.backend import (
 )
 
 import winnow
+from winnow.engines.vllm.dense import DensePrefills
 from winnow.engines.vllm.tokens import fill_tokens
 
 # Bytes of a V3.2 fp8 record: 512 e4m3 values, 4 f32 scales, 64 bf16 RoPE values.
@@ -59,7 +61,7 @@ def refused() -> str:
 @dataclasses.dataclass
 class WinnowSparseMetadata(AttentionMetadata):
     """What vLLM's MLA layer and the implementation below read. vLLM sends tokens of "decodes" to
-    forward_mqa(), so every token counts as one."""
+    forward_mqa(), so every token counts as one that dense attention does not serve."""
 
     num_reqs: int
     max_query_len: int
@@ -79,13 +81,14 @@ class WinnowSparseMetadata(AttentionMetadata):
     num_prefills: int = 0
     prefill_max_seq_len: int = 0
     decode: None = None
-    prefill: None = None
+    # vLLM's description of the prefills that dense attention serves.
+    prefill: object = None
 
 
 class WinnowSparseMetadataBuilder(AttentionMetadataBuilder):
     # The same calls with the same addresses for every batch: all of them can be captured.
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.ALWAYS
-    # Decodes and prefills may stand in any order.
+    # Decodes and prefills may stand in any order, unless dense attention serves the latter.
     reorder_batch_threshold = None
 
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
@@ -97,9 +100,23 @@ class WinnowSparseMetadataBuilder(AttentionMetadataBuilder):
         self.interleave = vllm_config.parallel_config.cp_kv_cache_interleave_size
         tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self.requests = torch.zeros(tokens, dtype=torch.int32, device=device)
+        self.dense = DensePrefills(kv_cache_spec, layer_names, vllm_config, device)
+        self.reorder_batch_threshold = self.dense.threshold
+
+    def build_for_cudagraph_capture(self, common_attn_metadata):
+        # A graph is replayed for longer prompts as well, which are sparse.
+        return self._build(common_attn_metadata)
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
-        common = common_attn_metadata
+        built = self._build(common_attn_metadata)
+        dense = self.dense.build(common_attn_metadata)
+        if dense is not None:
+            built.num_decodes, built.num_prefills = dense.num_decodes, dense.num_prefills
+            built.num_decode_tokens = dense.num_decode_tokens
+            built.prefill, built.prefill_max_seq_len = dense.prefill, dense.prefill_max_seq_len
+        return built
+
+    def _build(self, common):
         fill_tokens(common, self.requests)
         return WinnowSparseMetadata(
             num_reqs=common.num_reqs,
@@ -147,8 +164,13 @@ class WinnowSparseImpl(SparseMLACommonImpl[WinnowSparseMetadata]):
     can_return_lse_for_decode: bool = True
     supports_dcp: bool = True
     supports_mtp_with_cp_non_trivial_interleave_size: bool = True
-    supports_dense_mha_prefill: ClassVar[bool] = False
     supports_quant_query_input: bool = False
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        # vLLM's workspace for contexts is too narrow for fp8 records of a model without RoPE.
+        without_rope = self.kv_cache_dtype == "fp8_ds_mla" and self.qk_rope_head_dim == 0
+        self.supports_dense_mha_prefill = not without_rope
 
     def forward_mqa(self, q, kv_c_and_k_pe_cache, attn_metadata, layer):
         nope, rope = q if isinstance(q, tuple) else (q[..., :_LATENT], q[..., _LATENT:])

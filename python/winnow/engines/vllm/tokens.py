@@ -1,7 +1,9 @@
 """The request and the visible context of each token of a step, computed where vLLM's device has the
-lengths: one launch, at the same addresses in every step, as a CUDA graph asks for."""
+lengths: one launch, at the same addresses in every step, as a CUDA graph asks for. And what the
+layers of a step have in common."""
 
 import torch
+from vllm.forward_context import get_forward_context
 from vllm.triton_utils import tl, triton
 
 
@@ -73,3 +75,25 @@ def fill_tokens(common, requests: torch.Tensor, ends: torch.Tensor | None = None
     if tokens == 0:
         return
     (_by_triton if requests.is_cuda else _by_torch)(common, requests, ends)
+
+
+def once_a_step(name, device: torch.device, make):
+    """make(), or what it gave an earlier layer of the same step. What was made outside a CUDA
+    graph is made again inside of it, where a replay has to make it."""
+    made = vars(get_forward_context()).setdefault("made_by_winnow", {})
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    key = (name, capturing)
+    if key not in made:
+        made[key] = make()
+    return made[key]
+
+
+def choose_all(ends: torch.Tensor, out: torch.Tensor) -> None:
+    """Into each row of out the ids 0 to ends - 1, then -1: a top-k where nothing is left out. Once
+    a step, since the layers share the rows."""
+
+    def fill():
+        ids = torch.arange(out.shape[1], dtype=torch.int32, device=out.device)
+        out.copy_(ids).masked_fill_(ids >= ends.unsqueeze(1), -1)
+
+    once_a_step(("all ids", out.data_ptr(), out.shape), out.device, fill)

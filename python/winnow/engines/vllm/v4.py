@@ -16,7 +16,8 @@ from vllm.forward_context import get_forward_context
 import winnow
 from winnow.engines.vllm.sparse_mla import planar_pages
 from winnow.engines.vllm.sparse_mla import refused as attention_refused
-from winnow.engines.vllm.v4_layer import int32, once_a_step
+from winnow.engines.vllm.tokens import once_a_step
+from winnow.engines.vllm.v4_layer import int32
 
 _log = logging.getLogger("vllm.winnow")
 
@@ -73,7 +74,8 @@ def attend(layer, q: torch.Tensor, positions: torch.Tensor, output: torch.Tensor
 
 def refused(layer) -> str:
     """Why vLLM's own method should serve a layer that was just made; "" if winnow's can."""
-    if layer.max_image_tokens > 0:
+    # vLLM before 0.30 knows no V4 with images.
+    if getattr(layer, "max_image_tokens", 0) > 0:
         return "winnow's windows have no image spans"
     if layer.kv_cache_torch_dtype != torch.uint8:
         return f"winnow reads V4's fp8 records, not {layer.kv_cache_torch_dtype}"
@@ -106,5 +108,9 @@ def layer_methods(cls: type) -> dict:
 
 def causal(layer, metadata: dict) -> bool:
     """Whether a token sees its window and nothing behind itself: DSpark's drafts see more."""
-    width = metadata[layer.swa_cache_layer.prefix].decode_swa_width
-    return width in (0, layer.window_size)
+    window = metadata[layer.swa_cache_layer.prefix]
+    if not hasattr(window, "decode_swa_width"):
+        # vLLM 0.26 and 0.27 tell by the lists themselves.
+        lists = window.decode_swa_indices
+        return lists is None or lists.shape[-1] == layer.window_size
+    return window.decode_swa_width in (0, layer.window_size)

@@ -2,7 +2,8 @@
 the writing of the window's cache, the compressors, and the indexer's queries.
 
 Every function leaves vLLM's caches and tensors as vLLM's own kernels leave them, so each can be
-taken or left by itself; ``WINNOW_VLLM_LAYERS=0`` leaves them all to vLLM on a GPU.
+taken or left by itself. On a GPU winnow takes those that are faster than vLLM's, which all are but
+the window's; ``WINNOW_VLLM_LAYERS=1`` takes that as well, ``WINNOW_VLLM_LAYERS=0`` takes none.
 """
 
 from __future__ import annotations
@@ -12,20 +13,10 @@ from vllm.forward_context import get_forward_context
 
 import winnow
 from winnow.engines.vllm.sparse_mla import planar_pages
+from winnow.engines.vllm.tokens import once_a_step
 
 # As vLLM scales V4's records and its index keys.
 _RECORD_SCALE, _KEY_SCALE = "pow2_floor_amax", "pow2"
-
-
-def once_a_step(name: str, device: torch.device, make):
-    """make(), or what it gave an earlier layer of the same step. What was made outside a CUDA
-    graph is made again inside of it, where a replay has to make it."""
-    made = vars(get_forward_context()).setdefault("made_by_winnow", {})
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    key = (name, capturing)
-    if key not in made:
-        made[key] = make()
-    return made[key]
 
 
 def int32(positions: torch.Tensor) -> torch.Tensor:
@@ -102,27 +93,33 @@ def compress(self, kv_score, positions, rotary_emb):
     )
 
 
-def attention_methods(cls: type, causal) -> dict:
-    """Methods for vLLM's V4 layer on a GPU. Backends that winnow does not replace derive from it
-    as well and keep vLLM's; so do drafts that see ahead (``causal(layer, metadata)``)."""
-    prepare, insert = cls._prepare_and_attn, cls._fused_qnorm_rope_kv_insert
+def attention_methods(cls: type) -> dict:
+    """What a step's positions need on a GPU. Backends that winnow does not replace derive from
+    vLLM's V4 layer as well and keep vLLM's methods."""
+    # What prepares and attends, since 0.28 and before; the positions are its last argument but one.
+    name = "_prepare_and_attn" if hasattr(cls, "_prepare_and_attn") else "attention_impl"
+    prepare = getattr(cls, name)
 
-    def _prepare_and_attn(self, hidden_states, qr, kv, qr_scale, *rest):
-        *scores, positions, out = rest
+    def prepare_and_attend(self, *args):
         if _serves(self):
             # Before vLLM goes on in several streams, each of which reads them.
-            int32(positions)
-        return prepare(self, hidden_states, qr, kv, qr_scale, *scores, positions, out)
+            int32(args[-2])
+        return prepare(self, *args)
+
+    return {name: prepare_and_attend}
+
+
+def window_methods(cls: type, causal) -> dict:
+    """Queries and the writing of a window; drafts that see ahead (``causal(layer, metadata)``)
+    keep vLLM's."""
+    insert = cls._fused_qnorm_rope_kv_insert
 
     def _fused_qnorm_rope_kv_insert(self, q, kv, positions, attn_metadata):
         if _serves(self) and isinstance(attn_metadata, dict) and causal(self, attn_metadata):
             return prepare_query_and_write(self, q, kv, positions, attn_metadata)
         return insert(self, q, kv, positions, attn_metadata)
 
-    return {
-        "_prepare_and_attn": _prepare_and_attn,
-        "_fused_qnorm_rope_kv_insert": _fused_qnorm_rope_kv_insert,
-    }
+    return {"_fused_qnorm_rope_kv_insert": _fused_qnorm_rope_kv_insert}
 
 
 def compressor_method(cls: type):
