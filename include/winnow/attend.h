@@ -67,8 +67,9 @@ struct AttendArgs {
 // Sink: out *= e^lse / (e^lse + e^sink). lse does not change.
 // Infinities: a logit of -inf has weight 0, and a row of them alone is empty. A logit of +inf has
 // weight 1, and finite logits beside it have weight 0. NaN: the results of its row are NaN.
-// Precision: Hopper rounds an fp8 record's scale, and the value made with it, to fp16. Where scales
-// are not powers of two, a logit is off by up to 2^-10 of scale * sum |q_i K_i|.
+// Precision: Hopper rounds an fp8 record's scale, and the value made with it, to fp16 for the
+// output, and with more than 32 heads for the logits too. Where scales are not powers of two, a
+// logit is then off by up to 2^-10 of scale * sum |q_i K_i|.
 //
 // The same call serves decode (paged fp8), prefill from contiguous bf16 (a cache of one page) and
 // prefill from the pages: they differ in sizes only. Cost: 2 * T * H * K * (d_qk + d_v) FLOP.

@@ -92,7 +92,8 @@ __device__ __forceinline__ void describe(Smem<Row, kHeads>& smem, int kv_stage) 
       strange = describe_fp32_scales(smem, kv_stage, row, lambda, put);
     else describe_power_scales(smem, kv_stage, row, valid, lambda, put);
     // The RoPE columns are bf16, and so is their factor.
-    put(Row::kScales, (uint32_t)(127 - lambda[0]) << 7 | (uint32_t)(127 - lambda[1]) << 23);
+    if constexpr (Config::kRopeFactor)
+      put(Row::kScales, (uint32_t)(127 - lambda[0]) << 7 | (uint32_t)(127 - lambda[1]) << 23);
     if constexpr (Config::kHasExactPath) {
       const uint32_t odd = __ballot_sync(~0u, strange);
       if (row == 0)

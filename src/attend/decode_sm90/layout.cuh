@@ -135,8 +135,14 @@ struct ConfigOf {
   // Whether there is a second path for scales that fp16 cannot carry (exact.cuh).
   static constexpr bool kHasExactPath = Row::kFp8 && !kRopeInV;
   static constexpr int kPKinds = kRopeInV ? 2 : 1;
-  // Factors of a row: one a scale, and one for the RoPE part.
-  static constexpr int kFactors = Row::kFp8 ? Row::kScales + 1 : 1;
+  // Whether score multiplies sums by scales, and not rows: over all columns of a scale, or the
+  // growing sums between the columns of two scales (score.cuh).
+  static constexpr bool kScaledSums = Row::kFp8 && kHeads <= 16;
+  static constexpr bool kRescaledSums =
+      Row::kFp8 && Row::kTile == 128 && kHeads > 16 && kHeads <= 32;
+  // Factors of a row: one a scale, and one for the RoPE part where score or weigh scales it.
+  static constexpr bool kRopeFactor = Row::kFp8 && (kRopeInV || !(kScaledSums || kRescaledSums));
+  static constexpr int kFactors = Row::kFp8 ? Row::kScales + kRopeFactor : 1;
   static constexpr int kQBytes = kQTiles * kHeads * 128;
   static constexpr int kPBytes = kPKinds * 64 * 128;
   static constexpr int kLog2PBytes = kHeads * 256;
@@ -221,7 +227,8 @@ struct alignas(1024) Smem {
   // Scales that lie elsewhere in the page, as they are stored. Then describe() puts the fourth
   // tile's scales as bf16 here.
   uint8_t side[Config::kStages][Config::kSideStageBytes];
-  // Scales / 2^lambda as fp16; the last factor, of the RoPE part, is 2^-lambda as bf16.
+  // Scales / 2^lambda as fp16; with kRopeFactor the last one, of the RoPE part, is 2^-lambda as
+  // bf16.
   uint16_t scales[Config::kStages][Config::kFactors][Config::kRows];
   // Where the rows of a block are. Block i has entry (i - first_told()) mod kAhead; of the second
   // block at most the last stage's rows are here.

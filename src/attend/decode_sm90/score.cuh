@@ -5,13 +5,9 @@
 
 namespace winnow::internal::attend::decode_sm90 {
 
-// Whether scales multiply the sums over a scale's columns, instead of the rows. With few heads that
-// is fewer instructions, and exact whatever V3.2's scales are.
-template <class Row, int kHeads>
-constexpr bool kScaledSums = kHeads <= 16 && Row::kFp8;
-
 // S^T of a warp's 16 rows in a stage, times `unit`, by columns that share a scale. One of two sums
-// grows while the other one, of the columns before, is scaled and added to s.
+// grows while the other one, of the columns before, is scaled and added to s. With few heads that
+// is fewer instructions than scaling the rows, and exact whatever V3.2's scales are.
 template <class Row, int kHeads>
 __device__ __forceinline__ void scaled_sums(const Smem<Row, kHeads>& smem, int kv_stage, float unit,
                                             float (&s)[kHeads / 2]) {
@@ -101,6 +97,104 @@ __device__ __forceinline__ void scaled_sums(const Smem<Row, kHeads>& smem, int k
   add(Row::kScales - 1, scale);
   wg_wait<0>();
   add(Row::kScales, make_float2(unit, unit));
+}
+
+// Within one unit in the last place, for normal values.
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// What the sums of a row are multiplied by after the columns of each scale: the scale over the next
+// one, and at last the scale itself. A scale that is far below the largest one counts as 2^-60 of
+// that, so that ratios stay finite. Only one below 2^-100 can be (strange_scale()).
+__device__ __forceinline__ void ratios_of(const float4& scales, float (&ratio)[4]) {
+  const float most =
+      fmaxf(fmaxf(fabsf(scales.x), fabsf(scales.y)), fmaxf(fabsf(scales.z), fabsf(scales.w)));
+  const float least = fmaxf(most * 0x1p-60f, 0x1p-126f);
+  // A NaN stays one.
+  const auto bounded = [&](float scale) { return fabsf(scale) < least ? least : scale; };
+  const float y = bounded(scales.y);
+  const float z = bounded(scales.z);
+  ratio[3] = bounded(scales.w);
+  ratio[0] = bounded(scales.x) * reciprocal(y);
+  ratio[1] = y * reciprocal(z);
+  ratio[2] = z * reciprocal(ratio[3]);
+}
+
+// S^T of a warp's 16 rows in a stage, in groups of 64 columns, from codes that are not scaled,
+// which are exact in fp16: after two groups, which share a scale, the sums are multiplied by its
+// ratio to the next one. The next group's fragments are made while this one multiplies. RoPE's
+// products are under way when it returns.
+//
+// The sums are multiplied when no products are under way, which costs less than scaling the rows
+// where two warpgroups score. With more than 32 heads there is one, and it would cost more.
+template <class Row, int kHeads>
+__device__ __forceinline__ void multiply_codes(const Smem<Row, kHeads>& smem, int kv_stage,
+                                               uint32_t lane_offset, int row, uint32_t q,
+                                               float (&s)[kHeads / 2]) {
+  using Config = ConfigOf<Row, kHeads>;
+  constexpr int kGroups = Row::kNope / 64;
+  static_assert(Row::kTile == 128 && Row::kScales == 4 && Row::kSideBytes == 0);
+  const uint32_t q_desc = desc(q, 16);
+  const uint32_t rows = s32(smem.ring[kv_stage]) + lane_offset;
+  uint32_t a[2][4][4];
+  uint32_t raw[2][4];
+  // Of rows r and r + 8.
+  float ratio[2][4];
+  const auto load = [&](int group) {
+    ldsm(raw[0], rows + 64 * group);
+    ldsm(raw[1], rows + 64 * group + 32);
+  };
+  const auto convert = [&](int group) {
+#pragma unroll
+    for (int step = 0; step < 4; step++) {
+      uint32_t(&f)[4] = a[group & 1][step];
+      e4m3x4(raw[step / 2][step % 2 * 2], f[0], f[2]);
+      e4m3x4(raw[step / 2][step % 2 * 2 + 1], f[1], f[3]);
+    }
+  };
+  const auto multiply = [&](auto bf16, int group) {
+    const uint32_t q_group = fresh(q_desc + (group * kHeads * 128 >> 4));
+    wg_fence();
+#pragma unroll
+    for (int step = 0; step < 4; step++)
+      wgmma_rs<kHeads, decltype(bf16)::value, 0>(s, a[group & 1][step], q_group + (step * 32 >> 4),
+                                                 group || step);
+    wg_commit();
+  };
+  load(0);
+  convert(0);
+  load(1);
+#pragma unroll
+  for (int scale = 0; scale < Row::kScales; scale++) {
+    const int group = 2 * scale;
+    multiply(std::false_type{}, group);
+    if (scale == 0)
+#pragma unroll
+      for (int k = 0; k < 2; k++)
+        ratios_of(*reinterpret_cast<const float4*>(
+                      smem.ring[kv_stage] + (row + 8 * k) * Config::kPitch + Row::kScaleOffset),
+                  ratio[k]);
+    convert(group + 1);
+    if (group + 2 < kGroups) load(group + 2);
+    multiply(std::false_type{}, group + 1);
+    // The first group's fragments are free.
+    wg_wait<1>();
+    if (group + 2 < kGroups) {
+      convert(group + 2);
+      load(group + 3);
+    } else {
+#pragma unroll
+      for (int step = 0; step < 4; step++) ldsm(a[0][step], rows + Row::kRopeOffset + 32 * step);
+    }
+    wg_wait<0>();
+    hold(s);
+#pragma unroll
+    for (int c = 0; c < kHeads / 2; c++) s[c] *= ratio[c >> 1 & 1][scale];
+  }
+  multiply(std::true_type{}, kGroups);
 }
 
 // S^T of a warp's 16 rows in a stage, in groups of 64 columns: the next group's fragments are made
@@ -208,9 +302,10 @@ __device__ __forceinline__ void score_exactly(Smem<Row, kHeads>& smem, const Arg
                                               int kv_stage, int thread, float q_unit,
                                               float2& lambda0, float2& lambda1,
                                               float (&s)[kHeads / 2]) {
+  using Config = ConfigOf<Row, kHeads>;
   const int lane = thread & 31;
   const int row = lane >> 2;
-  if constexpr (!kScaledSums<Row, kHeads>) exact_scores<Row, kHeads>(smem, args, token, kv_stage);
+  if constexpr (!Config::kScaledSums) exact_scores<Row, kHeads>(smem, args, token, kv_stage);
   lambda0 = make_float2(1 / q_unit, lambda0.y > -INFINITY ? 0.f : -INFINITY);
   lambda1 = make_float2(1 / q_unit, lambda1.y > -INFINITY ? 0.f : -INFINITY);
   __syncwarp();
@@ -218,7 +313,7 @@ __device__ __forceinline__ void score_exactly(Smem<Row, kHeads>& smem, const Arg
     smem.row_lambda[kv_stage][row] = lambda0;
     smem.row_lambda[kv_stage][row + 8] = lambda1;
   }
-  if constexpr (!kScaledSums<Row, kHeads>)
+  if constexpr (!Config::kScaledSums)
 #pragma unroll
     for (int j = 0; j < kHeads / 8; j++) {
       const float4 v = smem.log2_p[j][thread];
@@ -260,7 +355,9 @@ __device__ __forceinline__ void score(Smem<Row, kHeads>& smem, const Args& args,
 #pragma unroll 1
   for (; i < block_end; i += Config::kScoreWarpgroups) {
     mb_wait(&smem.block_ready[i % kReady], (i / kReady) & 1);
-    if constexpr (kScaledSums<Row, kHeads>) scaled_sums<Row, kHeads>(smem, next_stage, unit, s);
+    if constexpr (Config::kScaledSums) scaled_sums<Row, kHeads>(smem, next_stage, unit, s);
+    else if constexpr (Config::kRescaledSums)
+      multiply_codes<Row, kHeads>(smem, next_stage, lane_offset, row, q, s);
     else multiply_keys<Row, kHeads>(smem, next_stage, lane_offset, row, q, s);
     const int kv_stage = next_stage;
     next_stage = advance(next_stage, 4 * Config::kScoreWarpgroups);
@@ -272,6 +369,8 @@ __device__ __forceinline__ void score(Smem<Row, kHeads>& smem, const Args& args,
 #pragma unroll
     for (int j = 0; j < kHeads / 8; j++)
       reference[j] = *reinterpret_cast<const float2*>(&smem.reference[8 * j + 2 * (lane & 3)]);
+    // Sums that have been scaled need no power of two.
+    if constexpr (Config::kRescaledSums) lambda0.x = lambda1.x = 1;
     bool odd_rows = false;
     if constexpr (Config::kHasExactPath) odd_rows = smem.odd_scales[kv_stage] & kOddRows;
     wg_wait<0>();
@@ -282,8 +381,8 @@ __device__ __forceinline__ void score(Smem<Row, kHeads>& smem, const Args& args,
                                    lambda1, s);
     // log2(e^s * 2^lambda) - reference; an invalid row is -inf. The logit is rounded before the
     // reference, which is one of them, is subtracted: equal ones stay equal however large they are.
-    const float unit0 = kScaledSums<Row, kHeads> ? 1 : unit * lambda0.x;
-    const float unit1 = kScaledSums<Row, kHeads> ? 1 : unit * lambda1.x;
+    const float unit0 = Config::kScaledSums ? 1 : unit * lambda0.x;
+    const float unit1 = Config::kScaledSums ? 1 : unit * lambda1.x;
     float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
 #pragma unroll
     for (int j = 0; j < kHeads / 8; j++) {
