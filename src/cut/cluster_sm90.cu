@@ -131,10 +131,7 @@ __global__ void __launch_bounds__(kThreads, kGroups > 4 ? 1 : 2)
   const uint32_t length = __syncthreads_count(sample != 0) * candidates.total / kThreads;
   const EvenBins even = bins_of(value_of(sample), length, width, sm.even);
   const uint32_t bins = bins_at(sm.even);
-  each([&](int, uint32_t key) {
-    const float position = even.position(value_of(key));
-    if (position >= EvenBins::kZero) count(bins, __float_as_uint(position));
-  });
+  each([&](int, uint32_t key) { count(bins, __float_as_uint(even.position(value_of(key)))); });
   __syncthreads();
   if constexpr (kAlone) {
     const uint32_t bin = kEven - 1 - threadIdx.x;
