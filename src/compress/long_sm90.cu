@@ -1,17 +1,18 @@
 // compress on the device, C128A: usual calls (entry_sm90.cuh) with entries of 128 rows and 512
 // values. A cluster of 8 blocks makes an entry, a block 64 values of it, a warp 16 rows, 8 a half
-// warp: a lane has four values of 8 rows. Scores are on their way to registers and values to shared
-// memory at once, each thread's own; warps exchange their pools, blocks the squares of their
-// values. A block's 64 values are a tile of the record, so that each block finishes its own.
+// warp: a lane has four values of 8 rows. All of them are on their way to shared memory at once,
+// each thread's own; warps exchange their pools, blocks the squares of their values. A block's 64
+// values are a tile of the record, so that each block finishes its own.
 //
-// Budget: 4 KiB read and 4 KiB written a token, 64 KiB a block, four blocks a multiprocessor. About
-// 700 instructions a thread. A decode reads 512 KiB an entry: it waits for positions, (paged: the
-// table,) rows, and the cluster once.
+// Budget: 4 KiB read and 4 KiB written a token, 64 KiB a block, three blocks a multiprocessor.
+// About 1,200 instructions a thread. A decode reads 512 KiB an entry: it waits for positions,
+// (paged: the table,) rows, and the cluster once.
 #include <cuda_runtime.h>
 
 #include "compress/kernels_sm90.h"
 #include "compress/many_sm90.cuh"
 #include "cuda/copies.h"
+#include "cuda/device.h"
 
 namespace winnow::internal::compress::many {
 
@@ -26,7 +27,7 @@ constexpr int kScores = R::kDim;                // where a row's scores begin
 static_assert(R::kTile == kColumns, "a block finishes a tile");
 
 struct LongMemory {
-  float4 values[kEach][kThreads];
+  float4 values[kEach][kThreads], scores[kEach][kThreads];
   alignas(16) float pooled[kColumns];
   uint2 squares[kRanks][kColumns / 32];  // of each warp's values: a float, by all blocks
   uint64_t inbox;                        // ... and a barrier that counts their bytes
@@ -57,6 +58,15 @@ __device__ __forceinline__ LongRow find_row(const Params& p, int64_t last, int64
   found.from = static_cast<const float*>(p.rows) + other * p.row_stride;
   if (other >= store_from) found.place = own_state_row(p, other);
   return found;
+}
+
+// Calls f(std::integral_constant<int, i>) for i = 0 to kCount - 1.
+template <int kCount, int kFirst = 0, class F>
+__device__ __forceinline__ void static_for(F f) {
+  if constexpr (kFirst < kCount) {
+    f(std::integral_constant<int, kFirst>());
+    static_for<kCount, kFirst + 1>(f);
+  }
 }
 
 template <class T>
@@ -123,6 +133,23 @@ __device__ __forceinline__ float sum_of_squares(const LongMemory& shared) {
                    cuda::joined(sums[4], sums[5], sums[6], sums[7]));
 }
 
+// Brings into L2 what the cluster that may follow this one reads of the state, which is all but its
+// own row: half a line's values or scores a lane.
+__device__ __forceinline__ void ask_ahead(const Call& call, const Place& me, int64_t token) {
+  constexpr int kLine = 32;  // floats of 128 B
+  const Params& p = call.p;
+  if (token >= p.tokens) return;
+  const int64_t last = position_of(p, token);
+  const int64_t request = request_of(p, token);
+  if (last < 0 || remainder(last + 1, kWindow) != 0) return;
+  const int row = me.warp * kWarpRows + me.lane % kWarpRows;
+  const float* from = state_row(p, request, last - (kWindow - 1) + row);
+  if (from == nullptr) return;
+  const int column = me.rank * kColumns + (me.lane < kWarpRows ? 0 : kScores);
+#pragma unroll
+  for (int at = 0; at < kColumns; at += kLine) cuda::prefetch_l2(from + column + at);
+}
+
 // All threads of the cluster come here and agree on every branch. `turn` counts the entries.
 __device__ __forceinline__ void make_long_entry(const Call& call, LongMemory& shared,
                                                 const Place& me, int64_t token, int64_t store_from,
@@ -146,16 +173,16 @@ __device__ __forceinline__ void make_long_entry(const Call& call, LongMemory& sh
   const unsigned placed = __ballot_sync(~0u, mine.place != nullptr);
   const bool missing = mine.from == nullptr;
   const int half = me.lane / kLanes;
-  Quad scores[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     const float* from = of_lane(mine.from, i * kRowsAtOnce + half);
-    scores[i] = {};
-    if (from == nullptr) continue;
-    cuda::copy_async<16>(&shared.values[i][thread], from + me.at);
-    scores[i] = load_quad<Load::kFloats>(from, false, kScores + me.at);
+    if (from != nullptr) {
+      cuda::copy_async<16>(&shared.values[i][thread], from + me.at);
+      cuda::copy_async<16>(&shared.scores[i][thread], from + kScores + me.at);
+    }
+    cuda::copies_commit();
   }
-  cuda::copies_commit();
+  if (call.tokens == 1) ask_ahead(call, me, token + call.ahead);
   Steps steps;
   const int at = thread < kLanes ? me.at : kMaxWidth;
   if (thread < kLanes) {
@@ -167,24 +194,34 @@ __device__ __forceinline__ void make_long_entry(const Call& call, LongMemory& sh
     return cuda::cluster_wait();
   }
   if (mine.called && other >= store_from) shared.tokens.stored[other - store_from] = true;
-  if (p.bias != nullptr)
+  // Rows are stored as they come, while later ones are still on their way.
+  const auto load_bias = [&](int i) {
+    const int found = i * kRowsAtOnce + half;
+    if (p.bias == nullptr || !(called >> found & 1)) return Quad{};
+    return load_quad<Load::kFloats>(p.bias, false,
+                                    (me.warp * kWarpRows + found) * p.bias_stride + me.at);
+  };
+  Quad scores[kEach];
+  Quad next = load_bias(0);
+  static_for<kEach>([&](auto row_of_lane) {
+    constexpr int i = row_of_lane;
+    const int found = i * kRowsAtOnce + half;
+    const bool biased = p.bias != nullptr && (called >> found & 1);
+    const Quad added = next;
+    if (i + 1 < kEach) next = load_bias(i + 1);
+    cuda::copies_wait<kEach - 1 - i>();
+    const float4 score = shared.scores[i][thread];
+    scores[i] = {score.x, score.y, score.z, score.w};
+    if (biased)
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int found = i * kRowsAtOnce + half;
-      if (called >> found & 1)
-        add_bias<Load::kFloats>(scores[i], p.bias + (me.warp * kWarpRows + found) * p.bias_stride,
-                                me.at);
-    }
-  cuda::copies_wait<0>();
-  if (placed != 0)
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      float* to = of_lane(mine.place, i * kRowsAtOnce + half);
-      if (to == nullptr) continue;
-      const float4 value = shared.values[i][thread];
-      store_quad<Load::kFloats>(to + me.at, {value.x, value.y, value.z, value.w});
-      store_quad<Load::kFloats>(to + kScores + me.at, scores[i]);
-    }
+      for (int k = 0; k < kQuad; ++k) scores[i].v[k] = __fadd_rn(scores[i].v[k], added.v[k]);
+    if (placed == 0) return;
+    float* to = of_lane(mine.place, found);
+    if (to == nullptr) return;
+    const float4 value = shared.values[i][thread];
+    store_quad<Load::kFloats>(to + me.at, {value.x, value.y, value.z, value.w});
+    store_quad<Load::kFloats>(to + kScores + me.at, scores[i]);
+  });
   QuadPool pool = pool_rows(shared, scores);
 #pragma unroll
   for (Pool& of : pool.of) {
@@ -222,10 +259,7 @@ __device__ __forceinline__ void make_long_entry(const Call& call, LongMemory& sh
   __syncthreads();  // what the blocks exchanged is read
 }
 
-#ifndef LC_LONG
-#define LC_LONG 4
-#endif
-constexpr int kBlocks = LC_LONG;  // that share a multiprocessor
+constexpr int kBlocks = 3;  // that share a multiprocessor
 
 __global__ void __launch_bounds__(kThreads, kBlocks) c128a_rows(const __grid_constant__ Call call) {
   extern __shared__ float4 memory[];
@@ -252,11 +286,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks) c128a_rows(const __grid_con
 
 namespace winnow::internal::compress {
 
-bool long_rows(const Call& call, Load load) noexcept {
+bool long_rows(Call call, Load load) noexcept {
   const Params& p = call.p;
   if (load != Load::kFloats || p.ratio != many::kWindow || p.overlap || !is_usual(call) ||
       p.cache.format != many::R::kFormat)
     return false;
+  call.ahead = cuda::multiprocessors(p.device.index) * many::kBlocks / many::kRanks;
   many::launch_clusters(many::c128a_rows, call, sizeof(many::LongMemory));
   return true;
 }

@@ -22,6 +22,7 @@ enum class Load : uint8_t {
 struct Call {
   Params p;
   int tokens = 1;        // that a team of threads, or a cluster, takes
+  int ahead = 0;         // clusters that run at once
   bool rows = true;      // are stored, too
   bool ordered = false;  // ... and may take places in the ring that entries read
   bool norm_wide = false, latent_wide = false;

@@ -47,20 +47,8 @@ __device__ __forceinline__ Quad quad_of(const uint2& raw) {
 }
 
 // Slots of a block, and blocks that share a multiprocessor.
-#ifndef LC_SLOTS4
-#define LC_SLOTS4 4
-#define LC_BLOCKS4 3
-#define LC_SLOTS1 2
-#define LC_BLOCKS1 4
-#define LC_SLOTS2 3
-#define LC_BLOCKS2 7
-#endif
-constexpr int slots_of(int ratio, int warps) {
-  return ratio == 2 ? LC_SLOTS2 : warps == 1 ? LC_SLOTS1 : LC_SLOTS4;
-}
-constexpr int blocks_of(int ratio, int warps) {
-  return ratio == 2 ? LC_BLOCKS2 : warps == 1 ? LC_BLOCKS1 : LC_BLOCKS4;
-}
+constexpr int slots_of(int warps) { return warps == 1 ? 2 : 3; }
+constexpr int blocks_of(int ratio) { return ratio == 2 ? 7 : 4; }
 
 // The part of the rows before token `first` that its entry takes: of the window before.
 template <Load kLoad, int kRatio>
@@ -102,7 +90,7 @@ __device__ __forceinline__ bool stream(const Call& call, Team<kWarps>& team, int
   const Params& p = call.p;
   const int at = team.at;
   const int lane = team.lane;
-  constexpr int kSlots = slots_of(kRatio, kWarps);
+  constexpr int kSlots = slots_of(kWarps);
   constexpr int kWidth = 32 * kQuad * kWarps;  // of a row's parts
   constexpr int kParts = parts_of(kRatio);
   constexpr int kValues = kParts * kWidth;
@@ -187,7 +175,7 @@ struct Cut {
 };
 
 template <Load kLoad, int kWarps, int kRatio, class R>
-__global__ void __launch_bounds__(kThreads, blocks_of(kRatio, kWarps))
+__global__ void __launch_bounds__(kThreads, blocks_of(kRatio))
     stream_rows(const __grid_constant__ Call call, const Cut cut) {
   __shared__ float sums[2][kWarps];
   Team<kWarps> team(sums);
@@ -207,7 +195,7 @@ void launch(const Call& call) {
   constexpr int64_t kTeams = kThreads / 32 / kWarps;  // of a block
   constexpr int64_t kMost = 32 / kRatio;              // windows of a team: a lane knows each token
   const int64_t room =
-      int64_t{cuda::multiprocessors(call.p.device.index)} * blocks_of(kRatio, kWarps) * kTeams;
+      int64_t{cuda::multiprocessors(call.p.device.index)} * blocks_of(kRatio) * kTeams;
   const int64_t windows = ceil_div(call.p.tokens, int64_t{kRatio});
   // All teams run at once, if they can.
   const int64_t wanted = windows < room ? windows : room;
@@ -216,7 +204,7 @@ void launch(const Call& call) {
   const Cut cut{static_cast<int>(windows / teams), static_cast<int>(windows % teams)};
   const auto blocks = static_cast<unsigned>(ceil_div(teams, kTeams));
   const auto kernel = stream_rows<kLoad, kWarps, kRatio, R>;
-  constexpr size_t kBytes = slots_of(kRatio, kWarps) * sizeof(Slot<kLoad, kRatio>);
+  constexpr size_t kBytes = slots_of(kWarps) * sizeof(Slot<kLoad, kRatio>);
   cuda::keep_error(cuda::allow_shared(kernel, kBytes));
   kernel<<<blocks, kThreads, kBytes, cuda::stream_of(call.p.device)>>>(call, cut);
   cuda::keep_error(cudaGetLastError());

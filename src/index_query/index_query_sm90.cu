@@ -9,11 +9,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-#ifndef LC_IQ
-#define LC_IQ 5
-#endif
 template <Form kForm>
-__global__ void __launch_bounds__(kThreads, kForm == Form::kAny ? 1 : LC_IQ)
+__global__ void __launch_bounds__(kThreads, kForm == Form::kAny ? 1 : 5)
     prepare_tokens(const __grid_constant__ Call call) {
   prepare<kForm>(call, blockIdx.x);
 }
