@@ -104,11 +104,11 @@ def without_tilelang_and_cutedsl() -> None:
     tilelang.hc_head_fused_kernel_tilelang = head
 
     # Not before: this imports V4's model, which takes the functions above.
+    from vllm.model_executor.layers.rotary_embedding import get_rope
+    from vllm.models.deepseek_v4 import attention
     from vllm.models.deepseek_v4.common.ops.fused_compress_quant_cache import (
         compress_norm_rope_store_triton,
     )
-    from vllm.model_executor.layers.rotary_embedding import get_rope
-    from vllm.models.deepseek_v4 import attention
     from vllm.models.deepseek_v4.nvidia.flashmla import DeepseekV4FlashMLAAttention
 
     def rope(config, *, head_dim, rope_head_dim, max_position_embeddings, compress_ratio):
