@@ -69,7 +69,8 @@ def make_model(folder: pathlib.Path, family: str, topk: int) -> pathlib.Path:
 def without_tilelang_and_cutedsl() -> None:
     """What stands around V4's attention in vLLM and needs packages of its own, in PyTorch and
     Triton, for vLLM alone and for winnow: the mixing of residual streams; the compressors, which
-    vLLM has in Triton as well; the output projection, for weights that are not fp8."""
+    vLLM has in Triton as well; the output projection, for weights that are not fp8. And angles by
+    the configuration that transformers writes, which vLLM reads since 0.29."""
     import torch
     from vllm.model_executor.kernels.mhc import tilelang
     from vllm.model_executor.kernels.mhc.torch import mhc_post_torch, mhc_pre_torch
@@ -103,10 +104,32 @@ def without_tilelang_and_cutedsl() -> None:
     tilelang.hc_head_fused_kernel_tilelang = head
 
     # Not before: this imports V4's model, which takes the functions above.
+    from vllm.model_executor.layers.rotary_embedding import get_rope
+    from vllm.models.deepseek_v4 import attention
     from vllm.models.deepseek_v4.common.ops.fused_compress_quant_cache import (
         compress_norm_rope_store_triton,
     )
     from vllm.models.deepseek_v4.nvidia.flashmla import DeepseekV4FlashMLAAttention
+
+    def rope(config, *, head_dim, rope_head_dim, max_position_embeddings, compress_ratio):
+        parameters = {
+            "rope_type": "deepseek_yarn",
+            "factor": 1.0,
+            "original_max_position_embeddings": max_position_embeddings,
+            "rope_theta": config.compress_rope_theta if compress_ratio > 1 else config.rope_theta,
+            "mscale": 0,
+            "mscale_all_dim": 0,
+            "is_deepseek_v4": True,
+            "rope_dim": rope_head_dim,
+        }
+        return get_rope(
+            head_dim,
+            max_position=max_position_embeddings,
+            rope_parameters=parameters,
+            is_neox_style=False,
+        )
+
+    attention.build_deepseek_v4_rope = rope
 
     def compress(*args, store_full_kv=None, store_full_fp8=None, fp8_scale=None, **kwargs):
         return compress_norm_rope_store_triton(*args, **kwargs)
@@ -156,6 +179,7 @@ def run(folder: pathlib.Path, case: str) -> None:
         max_model_len=4096,
         max_num_batched_tokens=CHUNK,
         max_num_seqs=8,
+        block_size=256 if family == "deepseek_v4" else 64,
         kv_cache_dtype=cache,
         gpu_memory_utilization=0.1,
         kv_cache_memory_bytes=512 << 20,

@@ -135,6 +135,7 @@ def layer_of(flashmla, ratio, positions, generator):
         "max_model_len": LENGTH,
         "max_num_batched_tokens": TOKENS,
         "max_image_tokens": 0,
+        "eager_scratch_pool": None,
         "topk_indices_buffer": choice(positions, 4, generator),
         "swa_cache_layer": SimpleNamespace(
             prefix=NAMES["window"], kv_cache=cache(WINDOW_PAGE, generator)
