@@ -3,13 +3,13 @@
 // Who does what: as in cuda/topk_shared.cuh, whose parts these are. Every block of the row's
 // cluster takes the same 512 spread keys, whose range gives 512 even bins, and counts its own keys
 // in them. The blocks send each other their counts, then the few entries of the bin in which the
-// K-th key lies, and each ranks them by key: so every block knows the cut. Positions are read only
-// where a tie of keys is cut. The first block keeps this rank's entries. A row that does not fit
-// the scheme (ties, infinities, few candidates) goes by digits, in the first block.
+// K-th key lies. The first block ranks these by key, which gives the cut, and keeps this rank's
+// entries. Positions are read only where a tie of keys is cut. A row that does not fit the scheme
+// (ties, infinities, few candidates) goes by digits, in the first block.
 //
-// Budget for 8 x 2,048 candidates in a cluster of eight, in cycles: sample and keys 1,500; counts
-// 300, on their way 1,000; search 600; entries 500, on their way 1,000; ranks 400; keeping 2,048
-// entries 800. A block alone: 64 KB of keys 2,500; counts 1,800; no way.
+// Measured for 32 rows of 8 x 2,048 candidates in twos, in cycles: addresses 900; sample and keys
+// 3,600, of L2 1,250; counts 1,700, with a branch a key, which is gone since; on their way 550;
+// search 720; entries 760, on their way 870; ranks 400; keeping 2,048 entries 1,600.
 #include <algorithm>
 
 #include "core/arithmetic.h"

@@ -164,7 +164,6 @@ __device__ __forceinline__ void keep_row(const Keeping& k, int64_t row, uint64_t
   const auto cut_key = static_cast<uint32_t>(cut >> 32), cut_low = static_cast<uint32_t>(cut);
   const uint32_t* const positions = KeptTile::keys_of_row(k, row) + width;
   int32_t* const kept = k.kept ? k.kept + row * k.kept_stride : nullptr;
-  const bool one_tile = width <= KeptTile::kSize;
   uint32_t before = 0;
 #pragma unroll 1
   for (uint32_t first = 0; first < width; first += KeptTile::kSize) {
@@ -187,16 +186,10 @@ __device__ __forceinline__ void keep_row(const Keeping& k, int64_t row, uint64_t
     uint32_t place = before + scan_block(n, scan);
     before += __reduce_add_sync(~0u, threadIdx.x % 32 < kWarps ? scan.warps[threadIdx.x % 32] : 0);
 #pragma unroll
-    for (uint32_t i = 0; i < KeptTile::kEach; ++i) {
-      const uint32_t column = first + threadIdx.x * KeptTile::kEach + i;
-      const uint32_t behind = before + column - place;  // where one tile is all: of a -1
-      if (kept && (stays[i] || (one_tile && column < width)))
-        kept[stays[i] ? place : behind] = stays[i] ? tile.id[i] : -1;
-      place += stays[i];
-    }
+    for (uint32_t i = 0; i < KeptTile::kEach; ++i)
+      if (kept && stays[i]) kept[place++] = tile.id[i];
   }
-  for (uint32_t column = before + threadIdx.x; kept && !one_tile && column < width;
-       column += kThreads)
+  for (uint32_t column = before + threadIdx.x; kept && column < width; column += kThreads)
     kept[column] = -1;
   if (k.counts && threadIdx.x == 0) k.counts[row * k.count_stride] = static_cast<int32_t>(before);
 }
