@@ -30,6 +30,7 @@ inline std::vector<Case> cases() {
   using F = CacheFormat;
   return {
       {"c4a", F::kV4Fp8, 4, true, true, true, {23, 4, 9}},
+      {"c4a_long", F::kV4Fp8, 4, true, true, true, {520}, 4},  // its state past a CPU's caches
       {"c4a_bf16", F::kV4Bf16, 4, true, true, true, {17, 8}, 3, true},
       {"c4a_index", F::kIndexKeys, 4, true, true, true, {30, 3, 16}, 4, false, false},
       {"c4a_index_hadamard", F::kIndexKeys, 4, true, true, true, {21}, 5, true, true},
