@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # winnow inside serving engines: tests against their real classes, on any machine, without a GPU.
-#   [VLLM_VERSIONS="0.26.0 0.32.0"] engines_test.sh [pytest's arguments]
+#   [VLLM_VERSIONS="0.26.0 0.32.0"] [VLLM_TESTS=<unpacked source archive>] engines_test.sh [pytest's arguments]
+# With vLLM's source archive, its own tests of V4.1's kernels run over winnow's verbs.
 # .venv-engines holds PyTorch's CPU build, winnow and what the engines import; beside them, a folder
 # for each version of an engine, of which PYTHONPATH chooses one. Their compiled parts need CUDA's
 # libraries and are left out.

@@ -37,7 +37,7 @@ inline std::vector<Case> cases() {
       {"c4a_index_hadamard", F::kIndexKeys, 4, true, true, true, {21}, 5, true, true},
       {"c4a_index_bf16", F::kIndexKeysBf16, 4, true, true, true, {18, 7}, 4},
       {"c4a_index_long", F::kIndexKeys, 4, true, true, true, {530, 5}, 4},  // a prefill on a device
-      {"c4a_long", F::kV4Fp8, 4, true, true, true, {530, 5}, 4},
+      {"c4a_long", F::kV4Fp8, 4, true, true, true, {530, 5}, 4},  // on a CPU: past its caches
       {"c4a_bf16_long", F::kV4Bf16, 4, true, true, true, {600}, 3, true},
       {"c128a", F::kV4Fp8, 128, false, true, true, {261, 130}, 8},
       {"c128a_long", F::kV4Fp8, 128, false, true, true, {600, 7}, 8},

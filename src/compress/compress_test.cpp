@@ -2,6 +2,8 @@
 // rotate() and write() of the latents, and the same bytes for any cutting of the streams.
 #include "winnow/compress.h"
 
+#include <cstring>
+
 #include "compress/compress_problem.h"
 #include "winnow/error.h"
 
@@ -158,6 +160,9 @@ TEST_P(CompressTest, AnyChunkingGivesTheSameBytes) {
       for (const auto& tokens : cut(p, rng, longest)) run(p, m, tokens, kernel());
       ASSERT_EQ(m.cache.values(), whole.cache.values())
           << (kind == StateKind::kRing ? "ring" : "paged") << ", chunks up to " << longest;
+      if (kind == StateKind::kPaged)
+        ASSERT_EQ(std::memcmp(m.state.data(), whole.state.data(), m.state.size() * sizeof(float)),
+                  0);
     }
 }
 

@@ -20,6 +20,7 @@
 //
 #include "cpu/prologue_simd.h"
 #include "cpu/write_record_simd.h"
+#include "hwy/cache_control.h"
 #include "hwy/contrib/math/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -60,6 +61,16 @@ void pool_columns(const Row* rows, int count, int64_t width, float* pooled) {
   }
 }
 
+// Asks for a row, whose two halves lie in a page of their own each time.
+constexpr int kAhead = 4;
+HWY_INLINE void prefetch_row(const Row& row, int64_t width) {
+  constexpr int64_t kLine = 64;
+  const int64_t bytes = width * (row.are_bf16 ? 2 : 4);
+  for (const void* half : {row.scores, row.values})
+    for (int64_t at = 0; at < bytes; at += kLine)
+      __builtin_prefetch(static_cast<const std::byte*>(half) + at);
+}
+
 // The same of many rows, row by row; `pooled` holds the sums meanwhile.
 void pool_rows(const Row* rows, int count, int64_t width, float* pooled) {
   const hn::CappedTag<float, 16> d;
@@ -71,9 +82,11 @@ void pool_rows(const Row* rows, int count, int64_t width, float* pooled) {
     hn::Store(hn::Zero(d), d, whole + i);
     hn::StoreU(hn::Zero(d), d, pooled + i);
   }
-  for (int j = 1; j < count; ++j)
+  for (int j = 1; j < count; ++j) {
+    if (j + kAhead < count) prefetch_row(rows[j + kAhead], width);
     for (int64_t i = 0; i < width; i += lanes)
       hn::Store(hn::Max(hn::Load(d, largest + i), load_scores(d, rows[j], i)), d, largest + i);
+  }
   for (int j = 0; j < count; ++j)
     for (int64_t i = 0; i < width; i += lanes) {
       const auto score = load_scores(d, rows[j], i);
@@ -164,6 +177,16 @@ bool within_call(const Params& p, int64_t token) {
   return true;
 }
 
+// Asks for the row of a token behind, which is an entry by itself.
+void prefetch_next(const Params& p, int64_t token) {
+  if (token >= p.tokens) return;
+  Row row;
+  row.are_bf16 = p.rows_are_bf16;
+  const int64_t at = token * p.row_stride * (p.rows_are_bf16 ? 2 : 4);
+  row.values = row.scores = static_cast<const std::byte*>(p.rows) + at;
+  prefetch_row(row, p.width);
+}
+
 // Entries of the tokens [first, last): those within the call, or the others.
 void store_entries(const Params& p, int64_t first, int64_t last, bool within) {
   Entries entries;
@@ -171,6 +194,7 @@ void store_entries(const Params& p, int64_t first, int64_t last, bool within) {
     if (!closes(p, t) || within_call(p, t) != within) continue;
     const int64_t slot = p.cache.data ? p.slots[t * p.slot_stride] : -1;
     if (slot < 0 && p.latent == nullptr) continue;
+    if (!p.gate) prefetch_next(p, t + kEntries);
     if (!pool_entry(p, t, entries.pooled + entries.count * kMaxWidth)) continue;
     entries.tokens[entries.count] = t;
     entries.slots[entries.count++] = slot;
@@ -179,23 +203,42 @@ void store_entries(const Params& p, int64_t first, int64_t last, bool within) {
   finish_entries(p, entries);
 }
 
-void store_rows(const Params& p, int64_t first, int64_t last) {
+// Rows of the state. Of a long call few are read again soon: past the caches, they need not be read
+// before they are written.
+template <bool kPastCaches>
+HWY_INLINE void store_rows_as(const Params& p, int64_t first, int64_t last) {
   const hn::CappedTag<float, 16> d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   const int64_t values = values_of(p);
+  const auto store = [&](auto v, float* to) HWY_ATTR {
+    if constexpr (kPastCaches) hn::Stream(v, d, to);
+    else hn::StoreU(v, d, to);
+  };
   for (int64_t t = first; t < last; ++t) {
     float* to = own_state_row(p, t);
     if (to == nullptr) continue;
     const int64_t from = t * p.row_stride;
     for (int64_t i = 0; i < values; i += lanes)
-      hn::StoreU(load_values(d, p.rows, p.rows_are_bf16, from + i), d, to + i);
+      store(load_values(d, p.rows, p.rows_are_bf16, from + i), to + i);
     const float* bias = nullptr;
     if (p.bias) bias = p.bias + position_of(p, t) % p.ratio * p.bias_stride;
     for (int64_t i = 0; i < values; i += lanes) {
       const auto scores = load_values(d, p.rows, p.rows_are_bf16, from + values + i);
-      hn::StoreU(bias ? hn::Add(scores, hn::LoadU(d, bias + i)) : scores, d, to + values + i);
+      store(bias ? hn::Add(scores, hn::LoadU(d, bias + i)) : scores, to + values + i);
     }
   }
+  if constexpr (kPastCaches) hwy::FlushStream();
+}
+
+void store_rows(const Params& p, int64_t first, int64_t last) {
+  constexpr int64_t kLine = 64;
+  constexpr int64_t kLong = int64_t{4} << 20;  // bytes of state: more than L2 holds
+  const int64_t row_bytes = 2 * values_of(p) * static_cast<int64_t>(sizeof(float));
+  const bool aligned = reinterpret_cast<uintptr_t>(p.state) % kLine == 0 &&
+                       p.block_stride * sizeof(float) % kLine == 0 &&
+                       p.state_stride * sizeof(float) % kLine == 0;
+  if (aligned && p.tokens * row_bytes >= kLong) store_rows_as<true>(p, first, last);
+  else store_rows_as<false>(p, first, last);
 }
 
 }  // namespace winnow::internal::compress::HWY_NAMESPACE

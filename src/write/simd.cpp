@@ -31,8 +31,8 @@ namespace hs = cpu::HWY_NAMESPACE;
 
 constexpr int64_t kRows = 8;  // that go through each step together
 
-// Tokens that are stored, and where. Their lines are asked for when they are found: slots may be
-// anywhere.
+// Tokens that are stored, and where. Their lines are asked for when they are found, while the block
+// before them is stored: slots may be anywhere.
 struct Block {
   int64_t count = 0;
   int64_t tokens[kRows];

@@ -1,8 +1,12 @@
 """vLLM's own tests of DeepSeek V4.1's kernels, with winnow's verbs in the kernels' place.
 
-The functions are those of vLLM's source archive, which tools/engines_test.sh unpacks beside the
-package; they ask for a GPU, and run on the CPU here. Left out are CUDA graphs and the records that
-winnow does not have (528, 288 and 68 bytes).
+VLLM_TESTS names the folder of vLLM 0.32's source archive, whose functions these are. They ask for a
+GPU and run on the CPU here, in every case but those of CUDA graphs and of records that winnow does
+not have (528, 288 and 68 bytes). Of the tests that name V4.1, these are not run: those of such
+records alone, of vLLM's own metadata and of its expanded block lists, for which winnow has no call;
+`test_candidate_kernels_preserve_packed_bounds_and_padding`, which wants blocks in torch.topk's
+order, with NaN first; `test_fused_indexer_q_rope_quant_matches_unfused`, whose reference is a
+compiled operator (test_vllm_v4_kernels.py has that kernel).
 """
 
 import importlib
@@ -28,11 +32,17 @@ CANDIDATES = "vllm.model_executor.kernels.attention.dsa.candidate_blocks"
 
 
 class OnCpu(TorchFunctionMode):
-    """What asks for a GPU gets the CPU."""
+    """What asks for a GPU gets the CPU.
+
+    vLLM's reference of RoPE fuses a product with a sum, as its CUDA kernel does. winnow rounds both
+    products (docs/layers.md), so here the reference does too.
+    """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is torch.Tensor.cuda:
             return args[0]
+        if function is torch.addcmul:
+            return args[0] + args[1] * args[2]
         kwargs = dict(kwargs or {})
         if str(kwargs.get("device", "")).startswith("cuda"):
             kwargs["device"] = "cpu"
@@ -125,7 +135,7 @@ def index_key_store(k, positions, cos_sin, weight, eps, cache, slots, ratio, use
         eps=eps,
         positions=first,
         table=table_of(cos_sin),
-        scale="pow2_floor_amax",
+        scale="pow2",
     )
 
 
