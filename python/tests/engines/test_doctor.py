@@ -51,7 +51,8 @@ def test_unknown_version(capsys, monkeypatch):
 
 def test_v4(capsys):
     """Served by replaced methods, not by a backend."""
-    assert "uses winnow" in said(capsys, ["--model", "deepseek_v4"], 0)
+    out = said(capsys, ["--model", "deepseek_v4"], 0)
+    assert "uses winnow" in out and "WINNOW_VLLM_LAYERS: not set" in out
 
 
 def test_other_model(capsys, tmp_path):

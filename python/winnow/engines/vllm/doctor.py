@@ -50,12 +50,15 @@ def _choice(model: dict | None, kv_cache_dtype: str, facts: list[str]) -> str:
             return lines[-1] if lines else "registering failed"
         from vllm.platforms import current_platform
 
-        facts.append(f"platform: {current_platform.device_name or 'none'}")
         if not current_platform.device_type:
+            facts.append("platform: none")
             return "vLLM finds no device here that this build of it can use"
+        facts.append(f"platform: {current_platform.device_name}")
         refused = why_not_sparse_mla(model) if model is not None else ""
         if refused:
             return refused
+        if model is not None and is_v4(model):
+            facts.append(f"WINNOW_VLLM_LAYERS: {os.environ.get('WINNOW_VLLM_LAYERS', 'not set')}")
         if model is None or is_v4(model):
             # V4's layers choose no backend: they are winnow's where its kernels are.
             return importlib.import_module("winnow.engines.vllm.sparse_mla").refused()
