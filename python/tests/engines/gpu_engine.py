@@ -45,10 +45,11 @@ def make_model(folder: pathlib.Path, family: str, topk: int) -> pathlib.Path:
     import tiny_models
     import torch
 
-    tiny_models._V32.update(num_attention_heads=16, num_key_value_heads=16)
-    tiny_models._V32.update(qk_nope_head_dim=128, v_head_dim=128)
-    tiny_models._GLM.update(num_attention_heads=16, num_key_value_heads=16)
-    tiny_models._GLM.update(qk_nope_head_dim=192, v_head_dim=256)
+    # DeepGEMM takes 16, 32 or 64 index heads.
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 16, "index_n_heads": 32}
+    tiny_models._V32.update(qk_nope_head_dim=128, v_head_dim=128, **heads)
+    tiny_models._GLM.update(qk_nope_head_dim=192, v_head_dim=256, **heads)
+    tiny_models._V4.update(index_n_heads=32)
     tiny_models.PROMPTS = []
     scale = float(os.environ.get("TINY_SCALE", "2"))
     model = tiny_models.make(path, family, topk, scale=scale)["model"]
