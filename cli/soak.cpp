@@ -39,9 +39,10 @@ struct Held {
   int64_t resident = 0, device = 0, heap = 0;
   int64_t files = 0, threads = 0;
 
-  static Held now() {
+  // Device memory is counted for all processes: of a run that uses none, it says nothing.
+  static Held now(bool cuda) {
     Held h;
-    h.device = device_bytes_used();
+    if (cuda) h.device = device_bytes_used();
 #ifdef __GLIBC__
     malloc_trim(0);  // what is free in the arenas of threads that have ended is no leak
 #if __GLIBC_PREREQ(2, 33)
@@ -90,11 +91,11 @@ std::string leak(const Held& before, const Held& after) {
 }
 
 // A thread that was joined may be listed for a moment longer.
-Held held_at_the_end(const Held& before) {
-  Held after = Held::now();
+Held held_at_the_end(const Held& before, bool cuda) {
+  Held after = Held::now(cuda);
   for (int i = 0; i < 100 && after.threads > before.threads; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    after = Held::now();
+    after = Held::now(cuda);
   }
   return after;
 }
@@ -194,9 +195,10 @@ int run_soak(const SoakOptions& o) {
   // What is allocated once is there after a quarter.
   const int64_t quarter = std::max<int64_t>(o.steps / 4, 1);
   soak.run(quarter, o.graph_replays / 4);
-  const Held before = Held::now();
+  const bool cuda = o.device == "cuda";
+  const Held before = Held::now(cuda);
   if (!soak.stop) soak.run(o.steps - quarter, o.graph_replays - o.graph_replays / 4);
-  const Held after = held_at_the_end(before);
+  const Held after = held_at_the_end(before, cuda);
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   print(soak, before, after, seconds);

@@ -219,7 +219,9 @@ def test_compile(device):
 @on("select")
 def test_compile_with_dynamic_shapes(device):
     """A second batch size compiles to symbolic shapes; no third compilation."""
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    counter = CompileCounterWithBackend("aot_eager")
     torch._dynamo.reset()
     compiled = torch.compile(lambda x, n: ops.select(x, n), fullgraph=True, backend=counter)
     for rows in (2, 5, 7, 11):

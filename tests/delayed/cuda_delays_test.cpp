@@ -47,12 +47,12 @@ using AttendCase = internal::attend::Case;
 using enum CacheFormat;
 
 struct Delayed {
-  const char* kernel;
+  std::string kernel;
   AttendCase c;
 };
 
 // The bytes of all outputs of a call.
-std::vector<std::byte> attend_once(const char* kernel, internal::attend::Problem& problem,
+std::vector<std::byte> attend_once(const std::string& kernel, internal::attend::Problem& problem,
                                    bool check) {
   internal::attend::Results results(problem.c);
   AttendArgs args = problem.args();
@@ -130,7 +130,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, CudaDelaysAttend, ::testing::ValuesIn(attend_cas
 
 using ScoreCase = internal::score::Case;
 
-std::vector<std::byte> score_once(const char* kernel, internal::score::Problem& problem) {
+std::vector<std::byte> score_once(const std::string& kernel, internal::score::Problem& problem) {
   const ScoreCase& c = problem.c;
   Guarded<float> logits(c.tokens * c.keys);
   ScoreArgs args = problem.args();
