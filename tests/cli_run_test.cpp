@@ -173,6 +173,9 @@ TEST_F(Cli, RunTakesRealModels) {
   EXPECT_EQ(heads.code, 2);
   expect_in(heads.err, {"--heads", "v4-flash"});
   EXPECT_EQ(run("run --model v4 --layers 3").code, 2);
+  const Output layers = run("run --model v4-flash --layers 99");
+  EXPECT_EQ(layers.code, 2);
+  expect_in(layers.err, {"--layers", "at most the 43 of v4-flash, found 99"});
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "progress.h"
 #include "table.h"
 #include "whole/report.h"
+#include "winnow/error.h"
 #include "winnow/support.h"
 
 namespace winnow::cli::whole {
@@ -44,7 +45,11 @@ struct Counts {
 std::vector<std::string> kinds(const RunModelOptions& o) {
   if (o.layers == 0) return excerpt_of(o.model);
   std::vector<std::string> all = schedule_of(o.model);
-  all.resize(std::min(all.size(), static_cast<size_t>(o.layers)));
+  if (static_cast<size_t>(o.layers) > all.size())
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("run: --layers: expected at most the {} of {}, found {}", all.size(),
+                            o.model, o.layers));
+  all.resize(static_cast<size_t>(o.layers));
   return all;
 }
 
