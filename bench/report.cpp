@@ -192,7 +192,8 @@ std::string markdown_of(const std::string& stored, const std::string& file_name)
     for (const std::string& line : header_lines(file.at("header"))) out += "* " + line + "\n";
     tools::Table table(kColumns);
     for (const json& r : file.at("results")) table.add(row_of(file.at("header"), r));
-    out += "\n" + table.markdown();
+    out += '\n';
+    out += table.markdown();
     for (const std::string& note : notes_of(file.at("header"), file.at("results")))
       out += "\n" + note + "\n";
     return out;

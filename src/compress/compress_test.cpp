@@ -160,9 +160,10 @@ TEST_P(CompressTest, AnyChunkingGivesTheSameBytes) {
       for (const auto& tokens : cut(p, rng, longest)) run(p, m, tokens, kernel());
       ASSERT_EQ(m.cache.values(), whole.cache.values())
           << (kind == StateKind::kRing ? "ring" : "paged") << ", chunks up to " << longest;
-      if (kind == StateKind::kPaged)
+      if (kind == StateKind::kPaged) {
         ASSERT_EQ(std::memcmp(m.state.data(), whole.state.data(), m.state.size() * sizeof(float)),
                   0);
+      }
     }
 }
 
