@@ -25,6 +25,10 @@ install(FILES ${PROJECT_BINARY_DIR}/winnow-config.cmake ${PROJECT_BINARY_DIR}/wi
 # `pkg-config winnow`, wherever the installation is moved to. A static library is always linked with what
 # it needs, the C++ runtime for C programs too; a shared one brings it along.
 set(needs " -lhwy -pthread")
+get_filename_component(highway_folder "${Highway_LIBRARY}" DIRECTORY)
+if(NOT highway_folder IN_LIST CMAKE_CXX_IMPLICIT_LINK_DIRECTORIES)
+  string(PREPEND needs " -L${highway_folder}")  # a compiler does not look there by itself
+endif()
 if(CMAKE_DL_LIBS)
   string(APPEND needs " -l${CMAKE_DL_LIBS}")
 endif()
