@@ -86,6 +86,7 @@ TEST_P(CudaRanks, ContextAgreesWithOneRank) {
         if (HasFailure()) FAIL() << "interleave " << interleave;
         printf("ranks %d, interleave %2d, wire %s: %.4f of the outputs have one rank's bits\n",
                ranks, interleave, wire == Wire::kF32 ? "f32" : "bf16", share);
+        EXPECT_GE(share, wire == Wire::kF32 ? testing::kOneRanksBits : 0);
         if (ranks == 1) continue;
         const int64_t others = ranks - 1, k = RankProblem::kTopk;
         const int64_t rows = problem.tokens * RankProblem::kHeads / ranks;

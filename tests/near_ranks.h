@@ -24,6 +24,12 @@ struct RankOutputs {
   int32_t rank, ranks;
 };
 
+// The share that several ranks keep whose sums travel in fp32 and whose lists are not split: what
+// is left is the order of fp32 sums. Relative differences of 2^-22, six times as much where 32
+// values cancel, move one output of 2,700 over a boundary between bf16 numbers, which are 2^-8
+// apart.
+constexpr double kOneRanksBits = 0.999;
+
 // The share of a rank's outputs that have the bits of one rank's; all must be near. Either rounds
 // weights and the sums of splits by 2^-9 of the largest value (0.2), then the output to bf16.
 template <class Result>

@@ -2,6 +2,8 @@
 // rows of eight times 2,048 candidates with what it keeps, and keeping alone. Bytes: candidates.
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include "cut/kernel.h"
 #include "harness.h"
 #include "random.h"
@@ -14,9 +16,18 @@ using namespace internal::cut;
 constexpr int64_t kTopk = 2048;
 constexpr int32_t kRanks = 8;
 
-void measure(bench::Runner& runner, int64_t tokens) {
+tools::Buffer<float> integers(int64_t count, tools::Random& random) {
+  tools::Buffer<float> values(count);
+  random.normals(values.span(), 15);
+  for (float& x : values.span()) x = std::floor(50 + x);
+  return values;
+}
+
+// `ties`: the logits are integers below 100, so that some 220 candidates share the K-th's.
+void measure(bench::Runner& runner, int64_t tokens, bool ties) {
   const auto case_of = [&](const char* what) {
-    bench::Case c{.name = fmt::format("{} {} rows of {} ranks", what, tokens, kRanks)};
+    bench::Case c{.name = fmt::format("{} {} rows of {} ranks{}", what, tokens, kRanks,
+                                      ties ? ", ties" : "")};
     c.topk = kTopk;
     c.batch = tokens;
     c.s_q = 1;
@@ -54,7 +65,9 @@ void measure(bench::Runner& runner, int64_t tokens) {
     // Every rank's candidates, packed into their block.
     float* const packed = own.packed;
     for (int32_t r = kRanks - 1; r >= 0; --r) {
-      own.values = floats(placement.normals(buffers[2], {tokens, kTopk}, random));
+      if (ties) buffers[2] = integers(tokens * kTopk, random);
+      own.values = floats(ties ? placement.copied(buffers[2], {tokens, kTopk})
+                               : placement.normals(buffers[2], {tokens, kTopk}, random));
       own.shard = {kRanks, r, 1};
       own.packed = received + r * tokens * 2 * kTopk;
       kernel.pack(own);
@@ -74,15 +87,16 @@ void measure(bench::Runner& runner, int64_t tokens) {
     packs.bytes = static_cast<double>(16 * tokens * kTopk);
     finds.bytes = static_cast<double>(kRanks * 4 * tokens * kTopk);
     keeps.bytes = static_cast<double>(16 * tokens * kTopk);
-    runner.measure(packs, [&] { kernel.pack(own); });
+    if (!ties) runner.measure(packs, [&] { kernel.pack(own); });
     runner.measure(finds, [&] { kernel.run(params); });
-    runner.measure(keeps, [&] { kernel.keep(keeping); });
+    if (!ties) runner.measure(keeps, [&] { kernel.keep(keeping); });
   }
 }
 
 const bench::Suite suite("cut", "ranks", [](bench::Runner& runner) {
   if (!runner.on_cuda()) return;
-  for (const int64_t tokens : {1, 8, 32, 128}) measure(runner, tokens);
+  for (const bool ties : {false, true})
+    for (const int64_t tokens : {1, 8, 32, 128}) measure(runner, tokens, ties);
 });
 
 }  // namespace

@@ -39,6 +39,13 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
 
   // +inf weighs 2^kTop against a reference, which stays finite.
   static constexpr float kTop = 4.f;
+  // The reference for a largest logit, before kTop. Of fp8 rows it is an integer: the weights that
+  // two ranks or two splits of a token give a key then differ by a power of two, and fp16 rounds
+  // both by the same part of themselves, so that the ranks' outputs merge to one rank's bits. Of
+  // bf16 rows it is the logit itself, since bf16 would round a dominant weight by up to 2^-8.
+  static __device__ __forceinline__ float reference_at(float largest) {
+    return Row::kFp8 ? ceilf(largest) : largest;
+  }
   __device__ __forceinline__ Weigh(Smem<Row, kHeads>& smem, const Args& args, const Span& span,
                                    int warpgroup, int thread, WeighProgress<kHeads>& progress,
                                    float (&row_sum)[2 * kOwnEights])
@@ -120,7 +127,8 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
       // No logit above -inf has been seen yet.
       const bool first = smem.row_sum[head] == 0;
       const float old = smem.reference[head];
-      const float up = first ? (most > -INFINITY ? most - kTop : 0.f) : fmaxf(0.f, most - kTop);
+      const float top = reference_at(most) - kTop;
+      const float up = first ? (most > -INFINITY ? top : 0.f) : fmaxf(0.f, top);
       const float moved = fminf(old + up, FLT_MAX);
       smem.reference[head] = moved;
       smem.factor[head] = moved - old;
