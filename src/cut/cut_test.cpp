@@ -30,17 +30,19 @@ struct Result {
 // Rows of logits whose columns are spread over ranks.
 struct Rows {
   int64_t tokens, columns, topk;
+  bool positions = true;  // asked for; without them Hopper finds the cuts in clusters
   testing::MappedVector<float> logits;
 
   Rows(testing::Rng& rng, int64_t tokens_, int64_t columns_, int64_t topk_)
       : tokens(tokens_), columns(columns_), topk(topk_), logits(tokens * columns) {
     constexpr float kInf = std::numeric_limits<float>::infinity();
     const float special[] = {std::nanf(""), -kInf, kInf, 0.0f, -0.0f, 1.0f};
-    const int64_t kind = draw(rng, 0, 3);
+    const int64_t kind = draw(rng, 0, 4);
     for (float& x : logits) {
       if (kind == 0) x = testing::normal(rng);
       else if (kind == 1) x = static_cast<float>(draw(rng, 0, 2));
       else if (kind == 2) x = 0.5f;
+      else if (kind == 4) x = std::floor(15 * testing::normal(rng));
       else x = special[draw(rng, 0, 5)];
     }
   }
@@ -66,7 +68,7 @@ struct Rows {
     testing::MappedVector<float> part(tokens * own);
     for (int64_t t = 0; t < tokens; ++t)
       for (int64_t j = 0; j < own; ++j) part[t * own + j] = logits[t * columns + shard.global(j)];
-    Guarded<int32_t> ids(tokens * topk), counts(tokens), positions(tokens * topk);
+    Guarded<int32_t> ids(tokens * topk), counts(tokens), places(tokens * topk);
     Guarded<float> values(tokens * topk);
     const std::initializer_list<int64_t> shape = {tokens, topk};
     select({.logits = tensor(part.data(), {tokens, own}),
@@ -79,21 +81,24 @@ struct Rows {
                  .values = tensor(values.data(), shape),
                  .kept = tensor(ids.data(), shape),
                  .counts = tensor(counts.data(), {tokens}),
-                 .positions = tensor(positions.data(), shape),
+                 .positions = positions ? tensor(places.data(), shape) : Tensor{},
                  .form = form,
                  .target = cuts};
     const testing::DeviceWorkspace workspace(cuts.device, cut_workspace_bytes(args));
     args.workspace = {static_cast<std::byte*>(workspace.data()), workspace.size()};
     cut(args);
     EXPECT_TRUE(testing::stream_finished(cuts.device));
-    return {ids.values(), counts.values(), positions.values()};
+    if (!positions) return {ids.values(), counts.values(), {}};
+    return {ids.values(), counts.values(), places.values()};
   }
 };
 
-// Every rank has the row's ids, and keeps those that it owns.
+// Every rank has the row's ids, where it asked for them, and keeps those that it owns.
 void expect_ids(const std::vector<int32_t>& want, int64_t tokens, int64_t topk, Shard shard,
                 const Result& got) {
-  EXPECT_EQ(got.positions, want);
+  if (!got.positions.empty()) {
+    EXPECT_EQ(got.positions, want);
+  }
   for (int64_t t = 0; t < tokens; ++t) {
     std::vector<int32_t> own;
     for (int64_t k = 0; k < topk; ++k)
@@ -140,6 +145,7 @@ TEST_P(CutTest, GivesTheIdsOfOneRank) {
   for (int round = 0; round < 60; ++round) {
     const int64_t topks[] = {1, 5, 64, 128, 300};
     Rows rows(rng, tokens[round % 5], draw(rng, 0, 400), topks[draw(rng, 0, 4)]);
+    rows.positions = round % 3 > 0;
     const int32_t interleave = kInterleaves[draw(rng, 0, 2)];
     expect_ids_of_one_rank(rows, interleave);
     if (HasFailure()) FAIL() << "round " << round << ", interleave " << interleave;
@@ -151,9 +157,10 @@ TEST_P(CutTest, GivesTheIdsOfLongRows) {
   const auto& [cut_kernel, select_kernel, ranks] = GetParam();
   if (cut_kernel == "reference" || select_kernel == "reference") GTEST_SKIP() << "slow";
   testing::Rng rng(100 + ranks);
-  for (int round = 0; round < 8; ++round) {
+  for (int round = 0; round < 12; ++round) {
     const int64_t topk = round % 2 ? 512 : 2048;
     Rows rows(rng, draw(rng, 1, 5), draw(rng, 1000, 40000), topk);
+    rows.positions = round % 4 == 0;
     expect_ids_of_one_rank(rows, kInterleaves[round % 3]);
     if (HasFailure()) FAIL() << "round " << round;
   }
