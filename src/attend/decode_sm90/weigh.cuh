@@ -305,11 +305,6 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
         if (kv_stage >= Config::kStages) kv_stage -= Config::kStages;
         return;
       }
-    // A stage is given back when its rows are in registers. bf16 columns come straight from
-    // ldmatrix, which nothing awaits before the products that take them are issued, and an arrival
-    // would overtake it: the next rows then lie where these are still being read. fp8 codes have
-    // been converted by then.
-    constexpr bool kFreedEarly = Row::kFp8 && !Config::kRopeInV;
     const auto multiply = [&](int half) {
       const uint32_t p_here = fresh(p_desc);
       wg_fence();
@@ -324,18 +319,17 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
 #pragma unroll
     for (int step = 0; step < 4; step++, p_desc += 2048 >> 4) {
       const int this_stage = kv_stage;
-      const auto free_stage = [&] {
-        __syncwarp();
-        if (lane == 0 && !block.kept) mb_arrive(&smem.stage_empty[this_stage]);
-      };
       multiply(0);
       wg_wait<1>();
       dequantize(1);
-      if constexpr (kFreedEarly) free_stage();
       if (++kv_stage == Config::kStages) kv_stage = 0;
       if (step < 3) load(0);
       multiply(1);
-      if constexpr (!kFreedEarly) free_stage();
+      // The stage is free, but not before these products are issued, which wait for their operands:
+      // nothing else awaits ldmatrix, an arrival would overtake it, and the next rows would lie
+      // where these are still being read.
+      __syncwarp();
+      if (lane == 0 && !block.kept) mb_arrive(&smem.stage_empty[this_stage]);
       if (step < 3) {
         wg_wait<1>();
         dequantize(0);
