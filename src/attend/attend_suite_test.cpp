@@ -35,12 +35,9 @@ struct Suite {
 void PrintTo(const Suite& suite, std::ostream* out) { *out << suite.name; }
 
 const Suite kSuites[] = {
-    {"v32_bf16_h64", CacheFormat::kV32Bf16, 64},
-    {"v32_bf16_h20", CacheFormat::kV32Bf16, 20},
-    {"v4_bf16_h64", CacheFormat::kV4Bf16, 64},
-    {"v4_bf16_h128", CacheFormat::kV4Bf16, 128},
-    {"v32_fp8_h64", CacheFormat::kV32Fp8, 64},
-    {"v4_fp8_h64", CacheFormat::kV4Fp8, 64},
+    {"v32_bf16_h64", CacheFormat::kV32Bf16, 64}, {"v32_bf16_h20", CacheFormat::kV32Bf16, 20},
+    {"v4_bf16_h64", CacheFormat::kV4Bf16, 64},   {"v4_bf16_h128", CacheFormat::kV4Bf16, 128},
+    {"v32_fp8_h64", CacheFormat::kV32Fp8, 64},   {"v4_fp8_h64", CacheFormat::kV4Fp8, 64},
     {"v4_fp8_h20", CacheFormat::kV4Fp8, 20},
 };
 
@@ -58,7 +55,7 @@ std::unique_ptr<DeviceWorkspace> placed(const Device& device, const std::vector<
   return memory;
 }
 template <class T>
-std::vector<T> fetched(const Device& device, const DeviceWorkspace& memory) {
+std::vector<T> fetched([[maybe_unused]] const Device& device, const DeviceWorkspace& memory) {
   std::vector<T> values(memory.size() / sizeof(T));
 #ifdef WINNOW_WITH_CUDA
   if (device.kind == DeviceKind::kCuda) {
