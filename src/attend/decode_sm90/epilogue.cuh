@@ -198,7 +198,7 @@ struct Epilogue {
                       smem.row_sum[head], smem.max_logit[head], true);
     }
     wait_for_peer();
-    if (args.out_f32) return write_out_f32<Row, kHeads>(smem, args, span.token, o, warpgroup);
+    if (args.out_f32) return write_out_f32<Row, kHeads>(smem, args, span.token, o);
     write_out<Row, kHeads, false>(smem, args, span.token, o, warpgroup);
   }
 

@@ -126,6 +126,21 @@ __device__ __forceinline__ void add_part(float (&sum)[4], uint32_t head0, uint32
   sum[3] = fmaf(__uint_as_float(head1 & 0xffff0000), weight.y, sum[3]);
 }
 
+// Writes two columns of two heads, from `head` of the CTA on, to an output in fp32; the columns are
+// neighbours (`apart` 1) or eight apart. It is called, so that its code lies after the kernel's.
+inline __device__ __noinline__ void put_merged_f32(const Args& args, int token, int head_begin,
+                                                   int head, int column, int apart, float a,
+                                                   float b, float c, float d) {
+  const float sum[4] = {a, b, c, d};
+#pragma unroll 1
+  for (int k = 0; k < 2; k++) {
+    if (head_begin + head + k >= args.heads) return;
+    float* const to = f32_row(args, token, head_begin + head + k) + column;
+    to[0] = k ? sum[2] : sum[0];
+    to[apart] = k ? sum[3] : sum[1];
+  }
+}
+
 // Writes the i-th of the 128 halves of a unit, two columns of two heads, to the output.
 template <class Row, int kHeads>
 __device__ __forceinline__ void put_merged(const Args& args, const Span& span, int unit, int i,
@@ -137,20 +152,9 @@ __device__ __forceinline__ void put_merged(const Args& args, const Span& span, i
   const int row = (sender & 31) >> 2;
   const int column = tile / 4 * 256 + sixteen_of<Row, kHeads>(warp, tile % 4) * 16;
   const bool fp8 = Row::kFp8 && (Row::kNope >= Row::kV || column < Row::kNope);
-  if (args.out_f32) {
-#pragma unroll
-    for (int k = 0; k < 2; k++) {
-      if (head + k >= span.head_count) break;
-      float* const to = f32_row(args, span.token, span.head_begin + head + k) + column;
-      if (fp8) {
-        *reinterpret_cast<float2*>(to + 2 * row) = make_float2(sum[2 * k], sum[2 * k + 1]);
-      } else {
-        to[row] = sum[2 * k];
-        to[row + 8] = sum[2 * k + 1];
-      }
-    }
-    return;
-  }
+  if (args.out_f32)
+    return put_merged_f32(args, span.token, span.head_begin, head, column + (fp8 ? 2 * row : row),
+                          fp8 ? 1 : 8, sum[0], sum[1], sum[2], sum[3]);
   bf16* to = args.out + (int64_t)span.token * args.out_token_stride +
              (int64_t)(span.head_begin + head) * args.out_head_stride + column +
              (fp8 ? 2 * row : row);

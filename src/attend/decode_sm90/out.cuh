@@ -77,42 +77,58 @@ __device__ __forceinline__ void write_out(const Smem<Row, kHeads>& smem, const A
   }
 }
 
-// The same in fp32, for a CTA's only token.
+// The same in fp32, for a CTA's only token, from shared memory: `sums` has a thread's four sums of
+// each tile and eight of heads. It is called, so that its code lies after the kernel's.
 template <class Row, int kHeads>
-__device__ __forceinline__ void write_out_f32(const Smem<Row, kHeads>& smem, const Args& args,
-                                              int token, const float (&o)[4][kHeads / 2],
-                                              int warpgroup) {
-  const int thread = thread_here() & 127;
+__device__ __noinline__ void put_f32(const Smem<Row, kHeads>& smem, const Args& args, int token,
+                                     const float4 (*sums)[256]) {
+  const int thread = thread_here();
   const int lane = thread & 31;
   const int quad = lane & 3;
   const int row = lane >> 2;
+  const int warpgroup = thread / 128;
   const Span span = span_here<kHeads>(args);
   constexpr bool kRopeInV = ConfigOf<Row, kHeads>::kRopeInV;
   constexpr int kNextTile = sixteen_of<Row, kHeads>(0, 1) * 16;
-  const int column = warpgroup * 256 + sixteen_of<Row, kHeads>(thread / 32, 0) * 16;
+  const int column = warpgroup * 256 + sixteen_of<Row, kHeads>(thread / 32 & 3, 0) * 16;
+#pragma unroll 1
+  for (int i = 0; i < kHeads / 4; i++) {
+    // Of an eight of heads the one at 2 quad, then the one at 2 quad + 1.
+    const int k = i & 1;
+    const int head = i / 2 * 8 + 2 * quad + k;
+    if (head >= span.head_count) continue;
+    const float by = smem.factor[head];
+    float* const to = f32_row(args, token, span.head_begin + head) + column;
 #pragma unroll
-  for (int j = 0; j < kHeads / 8; j++) {
-#pragma unroll
-    for (int k = 0; k < 2; k++) {
-      const int head = 8 * j + 2 * quad + k;
-      if (head >= span.head_count) continue;
-      const float by = smem.factor[head];
-      float* const to = f32_row(args, token, span.head_begin + head) + column;
-#pragma unroll
-      for (int tile = 0; tile < 4; tile++) {
-        const float first = o[tile][4 * j + k] * by;
-        const float second = o[tile][4 * j + k + 2] * by;
-        const bool bf16_tile = !Row::kFp8 || (kRopeInV && tile == 3 && warpgroup == 1);
-        if (bf16_tile) {
-          __stcs(to + tile * kNextTile + row, first);
-          __stcs(to + tile * kNextTile + row + 8, second);
-        } else {
-          float* const at = to + tile * kNextTile + 2 * row;
-          __stcs(reinterpret_cast<float2*>(at), make_float2(first, second));
-        }
+    for (int tile = 0; tile < 4; tile++) {
+      const float4 four = sums[tile * (kHeads / 8) + i / 2][thread];
+      const float first = (k ? four.y : four.x) * by;
+      const float second = (k ? four.w : four.z) * by;
+      const bool bf16_tile = !Row::kFp8 || (kRopeInV && tile == 3 && warpgroup == 1);
+      if (bf16_tile) {
+        __stcs(to + tile * kNextTile + row, first);
+        __stcs(to + tile * kNextTile + row + 8, second);
+      } else {
+        float* const at = to + tile * kNextTile + 2 * row;
+        __stcs(reinterpret_cast<float2*>(at), make_float2(first, second));
       }
     }
   }
+}
+// Puts the sums where put_f32() finds them, over Q, P and the rows, which are all read.
+template <class Row, int kHeads>
+__device__ __forceinline__ void write_out_f32(Smem<Row, kHeads>& smem, const Args& args, int token,
+                                              const float (&o)[4][kHeads / 2]) {
+  auto* const sums = reinterpret_cast<float4(*)[256]>(smem.q);
+  static_assert(sizeof smem.q + sizeof smem.p + sizeof smem.log2_p + sizeof smem.ring >=
+                kHeads / 2 * sizeof *sums);
+#pragma unroll
+  for (int tile = 0; tile < 4; tile++)
+#pragma unroll
+    for (int j = 0; j < kHeads / 8; j++)
+      sums[tile * (kHeads / 8) + j][thread_here()] =
+          make_float4(o[tile][4 * j], o[tile][4 * j + 1], o[tile][4 * j + 2], o[tile][4 * j + 3]);
+  put_f32(smem, args, token, sums);
 }
 
 // Where the output lies before bulk copies take it. Stores from registers hold them until the L2

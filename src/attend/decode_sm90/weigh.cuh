@@ -318,15 +318,18 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
     };
 #pragma unroll
     for (int step = 0; step < 4; step++, p_desc += 2048 >> 4) {
+      const int this_stage = kv_stage;
       multiply(0);
       wg_wait<1>();
       dequantize(1);
-      __syncwarp();
-      // Rows are in registers, so the stage is free.
-      if (lane == 0 && !block.kept) mb_arrive(&smem.stage_empty[kv_stage]);
       if (++kv_stage == Config::kStages) kv_stage = 0;
       if (step < 3) load(0);
       multiply(1);
+      // The stage is free, but not before these products are issued, which wait for their operands:
+      // nothing else awaits ldmatrix, an arrival would overtake it, and the next rows would lie
+      // where these are still being read.
+      __syncwarp();
+      if (lane == 0 && !block.kept) mb_arrive(&smem.stage_empty[this_stage]);
       if (step < 3) {
         wg_wait<1>();
         dequantize(0);

@@ -1,0 +1,265 @@
+// Contents as FlashMLA's prefill suite draws them: rows and queries of deviation 0.1 around a
+// common offset, lists without repetitions, lengths from none to all, sinks of which a third is
+// -inf and a third +inf. Results are held to that suite's bars alone.
+//
+// On CUDA everything lies in the device's own memory. Other tests use mapped memory, from which
+// rows arrive so late that a kernel which reads a row too late never meets the next one.
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <ostream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "attend/attend_problem.h"
+
+namespace winnow {
+namespace {
+
+using internal::attend::kInf;
+using internal::attend::kValueDim;
+using testing::DeviceWorkspace;
+using testing::draw;
+using testing::normal;
+
+struct Suite {
+  const char* name;
+  CacheFormat format;
+  int64_t heads;
+  // On a device. 62 leave the decode kernel about one CTA a multiprocessor.
+  int64_t tokens = 62;
+};
+void PrintTo(const Suite& suite, std::ostream* out) { *out << suite.name; }
+
+const Suite kSuites[] = {
+    {"v32_bf16_h64", CacheFormat::kV32Bf16, 64}, {"v32_bf16_h20", CacheFormat::kV32Bf16, 20},
+    {"v4_bf16_h64", CacheFormat::kV4Bf16, 64},   {"v4_bf16_h128", CacheFormat::kV4Bf16, 128},
+    {"v32_fp8_h64", CacheFormat::kV32Fp8, 64},   {"v4_fp8_h64", CacheFormat::kV4Fp8, 64},
+    {"v4_fp8_h20", CacheFormat::kV4Fp8, 20},
+};
+
+// A copy of `values` where `device` reads fastest.
+template <class T>
+std::unique_ptr<DeviceWorkspace> placed(const Device& device, const std::vector<T>& values) {
+  auto memory = std::make_unique<DeviceWorkspace>(device, values.size() * sizeof(T));
+#ifdef WINNOW_WITH_CUDA
+  if (device.kind == DeviceKind::kCuda) {
+    cudaMemcpy(memory->data(), values.data(), memory->size(), cudaMemcpyHostToDevice);
+    return memory;
+  }
+#endif
+  std::memcpy(memory->data(), values.data(), memory->size());
+  return memory;
+}
+template <class T>
+std::vector<T> fetched([[maybe_unused]] const Device& device, const DeviceWorkspace& memory) {
+  std::vector<T> values(memory.size() / sizeof(T));
+#ifdef WINNOW_WITH_CUDA
+  if (device.kind == DeviceKind::kCuda) {
+    cudaMemcpy(values.data(), memory.data(), memory.size(), cudaMemcpyDeviceToHost);
+    return values;
+  }
+#endif
+  std::memcpy(values.data(), memory.data(), memory.size());
+  return values;
+}
+
+class SuiteCall {
+ public:
+  static constexpr int32_t kRows = 1521;
+  static constexpr int64_t kWidth = 512;
+  static constexpr float kScale = 0.5f;
+  const int64_t tokens;
+  const int64_t heads;
+  const int64_t d;
+
+  SuiteCall(const Suite& suite, const Target& target, int64_t tokens_, uint64_t seed)
+      : tokens(tokens_),
+        heads(suite.heads),
+        d(internal::attend::model_of_format(suite.format).d_qk),
+        model_(internal::attend::model_of_format(suite.format)),
+        target_(target),
+        rng_(seed),
+        q_(around_an_offset(tokens * heads * d)),
+        kv_(kRows * d),
+        indices_(tokens * kWidth),
+        lengths_(tokens),
+        sink_(heads) {
+    std::vector<int32_t> rows(kRows);
+    std::iota(rows.begin(), rows.end(), 0);
+    for (int64_t t = 0; t < tokens; ++t) {
+      std::shuffle(rows.begin(), rows.end(), rng_);
+      std::copy_n(rows.begin(), kWidth, indices_.begin() + t * kWidth);
+      lengths_[t] = static_cast<int32_t>(draw(rng_, 0, kWidth));
+    }
+    for (float& x : sink_) {
+      x = normal(rng_);
+      const float kind = normal(rng_);
+      if (kind < -0.5f) x = -kInf;
+      if (kind > 0.5f) x = kInf;
+    }
+    const Device& device = target.device;
+    memory_ = {placed(device, q_), placed(device, records(suite.format)), placed(device, indices_),
+               placed(device, lengths_), placed(device, sink_)};
+    out_ = std::make_unique<DeviceWorkspace>(device, tokens * heads * kValueDim * sizeof(bf16));
+    lse_ = std::make_unique<DeviceWorkspace>(device, tokens * heads * sizeof(float));
+    max_ = std::make_unique<DeviceWorkspace>(device, tokens * heads * sizeof(float));
+    args_.q = {memory_[0]->data(), DType::kBf16, 3, {tokens, heads, d}, {heads * d, d, 1}};
+    args_.lists[0].cache = {memory_[1]->data(), suite.format, 1, kRows,
+                            page_bytes(suite.format, kRows)};
+    args_.lists[0].indices = tensor(static_cast<int32_t*>(memory_[2]->data()), {tokens, kWidth});
+    args_.lists[0].lengths = tensor(static_cast<int32_t*>(memory_[3]->data()), {tokens});
+    args_.sink = tensor(static_cast<float*>(memory_[4]->data()), {heads});
+    args_.scale = kScale;
+    args_.out = tensor(static_cast<bf16*>(out_->data()), {tokens, heads, kValueDim});
+    args_.lse = tensor(static_cast<float*>(lse_->data()), {tokens, heads});
+    args_.max_logit = tensor(static_cast<float*>(max_->data()), {tokens, heads});
+    args_.target = target;
+  }
+
+  void run() { internal::attend::attend_with_workspace(args_); }
+  std::vector<bf16> out() const { return fetched<bf16>(target_.device, *out_); }
+
+  // Tokens 0, `every`, 2 * `every`, ... against fp64.
+  void expect_within_bars(int64_t every) const {
+    auto got = out();
+    auto lse = fetched<float>(target_.device, *lse_);
+    auto max_logit = fetched<float>(target_.device, *max_);
+    for (int64_t t = 0; t < tokens; t += every)
+      for (int64_t h = 0; h < heads; ++h) {
+        std::vector<float> want(kValueDim);
+        float want_lse = 0;
+        float want_max = 0;
+        expected(t, h, want, want_lse, want_max);
+        const int64_t row = t * heads + h;
+        const auto check = [&](const char* what, auto* x, float* y, int64_t n,
+                               const tools::Bar& bar) {
+          const Tensor here = tensor(x, {n});
+          const tools::Deviation found = tools::compare(here, tensor(y, {n}), bar);
+          ASSERT_TRUE(found.ok) << what << " of token " << t << " with " << lengths_[t]
+                                << " entries, head " << h << ": " << found.text(here);
+        };
+        // The cosine is one of the whole output; single rows may be nearly zero.
+        check("out", got.data() + row * kValueDim, want.data(), kValueDim,
+              {tools::kPrefillOut.absolute, tools::kPrefillOut.relative});
+        // fp8 keys may be rounded before they are multiplied.
+        if (args_.lists[0].cache.format != model_.bf16) continue;
+        check("lse", &lse[row], &want_lse, 1, tools::kPrefillLse);
+        check("max_logit", &max_logit[row], &want_max, 1, tools::kPrefillLse);
+      }
+  }
+
+ private:
+  std::vector<bf16> around_an_offset(int64_t count) {
+    const float offset = std::uniform_real_distribution<float>(-0.05f, 0.05f)(rng_);
+    std::vector<bf16> values(count);
+    for (bf16& x : values) x = to_bf16(to_float(to_bf16(normal(rng_) / 10)) + offset);
+    return values;
+  }
+
+  // A page with all rows; kv_ gets their values.
+  std::vector<uint8_t> records(CacheFormat format) {
+    std::vector<bf16> rows = around_an_offset(kRows * d);
+    std::vector<int64_t> slots(kRows);
+    std::iota(slots.begin(), slots.end(), 0);
+    std::vector<uint8_t> page(page_bytes(format, kRows));
+    const auto stride = static_cast<int64_t>(page.size());
+    write({.kv = tensor(rows.data(), {kRows, d}),
+           .slots = tensor(slots.data(), {kRows}),
+           .cache = {page.data(), format, 1, kRows, stride},
+           .target = {.kernel = "reference"}});
+    const internal::attend::ListView view{.page = kRows,
+                                          .data = reinterpret_cast<const std::byte*>(page.data()),
+                                          .page_stride = stride,
+                                          .format = format};
+    for (int32_t row = 0; row < kRows; ++row)
+      internal::attend::dequantize(view, {0, row}, kv_.data() + row * d);
+    return page;
+  }
+
+  void expected(int64_t t, int64_t h, std::vector<float>& out, float& lse, float& max_logit) const {
+    const bf16* const query = q_.data() + (t * heads + h) * d;
+    const auto row = [&](int64_t k) { return kv_.data() + indices_[t * kWidth + k] * d; };
+    const int64_t count = lengths_[t];
+    std::vector<double> s(count);
+    std::vector<double> sums(kValueDim);
+    double max = -kInf;
+    double sum = 0;
+    for (int64_t k = 0; k < count; ++k) {
+      for (int64_t j = 0; j < d; ++j) s[k] += static_cast<double>(to_float(query[j])) * row(k)[j];
+      s[k] *= kScale;
+      max = std::max(max, s[k]);
+    }
+    for (int64_t k = 0; k < count; ++k) {
+      const double p = std::exp(s[k] - max);
+      sum += p;
+      for (int64_t j = 0; j < kValueDim; ++j) sums[j] += p * row(k)[j];
+    }
+    max_logit = static_cast<float>(max);
+    lse = count == 0 ? kInf : static_cast<float>(max + std::log(sum));
+    const double factor = count == 0 ? 0 : 1 / (sum + std::exp(sink_[h] - max));
+    for (int64_t j = 0; j < kValueDim; ++j) out[j] = static_cast<float>(sums[j] * factor);
+  }
+
+  const Model& model_;
+  Target target_;
+  testing::Rng rng_;
+  std::vector<bf16> q_;
+  std::vector<float> kv_;
+  std::vector<int32_t> indices_, lengths_;
+  std::vector<float> sink_;
+  std::array<std::unique_ptr<DeviceWorkspace>, 5> memory_;
+  std::unique_ptr<DeviceWorkspace> out_, lse_, max_;
+  AttendArgs args_;
+};
+
+class AttendSuite : public ::testing::TestWithParam<std::tuple<std::string, Suite>> {};
+
+// Again and again the same bits: what a kernel reads must not depend on how fast rows arrive.
+TEST_P(AttendSuite, StaysWithinThePeersBars) {
+  const auto& [kernel, suite] = GetParam();
+  if (const std::string why = testing::why_not("attend", kernel); !why.empty()) GTEST_SKIP() << why;
+  const Target target = testing::target("attend", kernel);
+  const bool on_device = target.device.kind == DeviceKind::kCuda;
+  const int64_t tokens = on_device ? suite.tokens : 3;
+  const uint64_t seeds = on_device ? 2 : 1;
+  for (uint64_t seed = 0; seed < seeds; ++seed) {
+    SuiteCall call(suite, target, tokens, seed);
+    try {
+      call.run();
+    } catch (const Error& e) {
+      const char* reason = internal::attend::may_leave_out(kernel);
+      if (kernel.starts_with("sm90/wide") &&
+          internal::attend::model_of_format(suite.format).fp8 == suite.format)
+        reason = "not bf16";
+      if (e.code() != ErrorCode::kUnsupported || !reason || !std::strstr(e.what(), reason)) throw;
+      GTEST_SKIP() << e.what();
+    }
+    call.expect_within_bars(on_device ? 31 : 1);
+    const std::vector<bf16> first = call.out();
+    for (int again = 0; again < (on_device ? 15 : 1); ++again) {
+      call.run();
+      const std::vector<bf16> out = call.out();
+      ASSERT_EQ(std::memcmp(out.data(), first.data(), out.size() * sizeof(bf16)), 0)
+          << "seed " << seed << ", run " << again;
+    }
+  }
+}
+
+std::string name_of(const ::testing::TestParamInfo<AttendSuite::ParamType>& info) {
+  return testing::label(std::get<0>(info.param)) + "_" + std::get<1>(info.param).name;
+}
+INSTANTIATE_TEST_SUITE_P(Kernels, AttendSuite,
+                         ::testing::Combine(::testing::ValuesIn(testing::kernels("attend")),
+                                            ::testing::ValuesIn(kSuites)),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(Members, AttendSuite,
+                         ::testing::Combine(::testing::ValuesIn(testing::members("attend")),
+                                            ::testing::ValuesIn(kSuites)),
+                         name_of);
+
+}  // namespace
+}  // namespace winnow
