@@ -1,13 +1,15 @@
 // compress on the device, prefills whose entries take up to 8 rows: a team of four warps (up to 128
 // values: of one) takes whole windows of one request, four or two rows each, one after the other; a
 // thread has four values of every row. A row is read once, stored, and pooled for its own entry;
-// with overlap its other half is pooled for the next one and kept, three registers a value. Windows
-// that are no such stream are left to few_sm90.cuh, token by token.
+// with overlap its other half is pooled for the next one and kept, three registers a value. What
+// the window before gives to a team's first entry is asked for with that entry's own rows, before
+// it is known that it is a window. Windows that are no such stream are left to few_sm90.cuh, token
+// by token.
 //
 // The halves of an entry's rows are pooled alone and joined, as few_sm90.cuh does it, so that both
-// give the same bits. Budget, C4A: 8 KiB read and 8 KiB written a token; 32 KiB of the next window
-// are on their way to shared memory while a team computes, three teams a multiprocessor; about 600
-// instructions a thread and entry, a fifth of what the memory leaves time for.
+// give the same bits. Budget, C4A: 8 KiB read and 8 KiB written a token; up to
+// 48 KiB are on their way to a team's shared memory while it computes, four teams a multiprocessor;
+// about 600 instructions a thread and entry, a fifth of what the memory leaves time for.
 #include <cuda_runtime.h>
 
 #include "compress/few_sm90.cuh"
