@@ -97,6 +97,21 @@ std::vector<double> time_on_device(const std::function<void()>& run, const Metho
   return us;
 }
 
+std::vector<double> time_copy(double bytes, const Method& method) {
+  constexpr size_t kUnit = 16;
+  static void *from = nullptr, *to = nullptr;
+  static size_t room = 0;
+  const size_t half = (static_cast<size_t>(bytes / 2) / kUnit + 1) * kUnit;
+  if (half > room) {
+    cuda_release(from);
+    cuda_release(to);
+    from = cuda_allocate(half);
+    to = cuda_allocate(half);
+    room = half;
+  }
+  return time_on_device([&] { cuda_copy(to, from, half, cuda_stream()); }, method);
+}
+
 // Bytes read and written by a large copy on the device; products of the tensor cores.
 Roofs measure_device_roofs() {
   constexpr size_t kCopy = size_t{1} << 30;
@@ -122,7 +137,11 @@ std::string describe_device() {
 }
 
 const bool added = [] {
-  add_backend({"cuda", time_on_device, measure_device_roofs, describe_device, true});
+  add_backend({.device = "cuda",
+               .time = time_on_device,
+               .roofs = measure_device_roofs,
+               .machine = describe_device,
+               .copy = time_copy});
   return true;
 }();
 

@@ -14,6 +14,9 @@ void cuda_upload(void* to, const void* from, size_t bytes);
 // Queues a kernel after which the instruction caches hold nothing of those before it.
 void cuda_run_other_code(void* stream);
 
+// Queues a kernel that copies `bytes`, which 16 divides: 16 B a load, four a thread, no loop.
+void cuda_copy(void* to, const void* from, size_t bytes, void* stream);
+
 // FLOP/s of the tensor cores on bf16 operands.
 double cuda_tensor_roof(void* stream);
 

@@ -210,6 +210,8 @@ const std::vector<Result>& Runner::finish() {
     r.spread = (percentile(row.us, 0.9) - percentile(row.us, 0.1)) / r.median;
     r.us = backend_->use_median ? r.median : r.best;
     r.runs = static_cast<int64_t>(row.us.size());
+    std::sort(row.copies.begin(), row.copies.end());
+    if (!row.copies.empty()) r.copy_us = percentile(row.copies, 0.5);
     if (!options_.method.after_code) find_peer(r);  // theirs are of a kernel over and over
   }
   for (Row& row : rows_) {
@@ -229,7 +231,7 @@ Runner::Row& Runner::row_of(const Case& c, bool cold) {
       return row;
   Result r{.of = c, .stage = stage_, .device = options_.device, .cold = cold};
   r.of.name = name;
-  return rows_.emplace_back(Row{.result = std::move(r), .us = {}, .shares = {}});
+  return rows_.emplace_back(Row{.result = std::move(r), .us = {}, .shares = {}, .copies = {}});
 }
 
 void Runner::measure(const Case& c, const std::function<void()>& run) {
@@ -265,6 +267,11 @@ void Runner::measure(const Case& c, const std::function<void()>& run) {
     row.result.roof = std::max(row.result.roof, best);
     row.us.insert(row.us.end(), us.begin(), us.end());
     row.shares.insert(row.shares.end(), shares.begin(), shares.end());
+    // What moves bytes alone is also held against a copy that has as little time to start and end.
+    if (backend_->copy && c.flops == 0 && c.bytes > 0) {
+      const std::vector<double> copies = backend_->copy(c.bytes, method);
+      row.copies.insert(row.copies.end(), copies.begin(), copies.end());
+    }
     report(row);
   }
 }

@@ -39,6 +39,7 @@ struct Result {
   int64_t runs = 0;
   double roof = 0;        // FLOP/s of the kernel's unit, best of the samples taken between the runs
   double roof_share = 0;  // time at the roofs / time; 0: no roof applies
+  double copy_us = 0;     // of a plain copy of as many bytes, beside the case; 0: not taken
   std::string peer;
   double peer_us = 0;
 };
@@ -70,6 +71,8 @@ struct Backend {
   bool use_median = true;
   std::function<double(const std::string& kernel)> roof;  // one short sample, FLOP/s; may be empty
   int rounds = 1;  // over all cases, if the options do not say
+  // Times a plain copy that reads and writes `bytes` in all, as a case is timed; may be empty.
+  std::function<std::vector<double>(double bytes, const Method&)> copy;
 };
 void add_backend(Backend backend);
 const Backend* find_backend(const std::string& device);
@@ -108,6 +111,7 @@ class Runner {
   struct Row {
     Result result;
     std::vector<double> us, shares;  // runs of all rounds; shares of the unit's roof
+    std::vector<double> copies;      // runs of the copy
   };
   Row& row_of(const Case& c, bool cold);
   void report(const Row& row);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
@@ -39,6 +40,7 @@ json object_of(const Result& r) {
           {"gbps", number(rounded(r.of.bytes / seconds * 1e-9))},
           {"roof_tflops", number(rounded(r.roof * 1e-12))},
           {"roof_share", number(rounded(r.roof_share))},
+          {"copy_us", number(rounded(r.copy_us))},
           {"peer", word(r.peer)},
           {"peer_us", number(r.peer_us)},
           {"ratio", number(r.peer_us > 0 ? rounded(r.peer_us / r.us) : 0.0)}};
@@ -105,37 +107,66 @@ bool under_load(const json& header, const json& r) {
   return load > 0.25 * header.at("cores").get<int>();  // of one minute
 }
 
-std::vector<std::string> row_of(const json& header, const json& r) {
-  const auto text = [&](const char* key) {
-    return r.at(key).is_string() ? r[key].get<std::string>() : "";
-  };
-  return {text("stage"),
-          text("case"),
-          text("kernel"),
-          cell(r.at("us"), "{:.1f}"),
-          cell(r.at("tflops"), "{:.3f}"),
-          cell(r.at("gbps"), "{:.1f}"),
-          r.at("roof_share").is_number()
-              ? fmt::format("{:.0f} %", 100 * r["roof_share"].get<double>())
-              : "",
-          text("peer"),
-          cell(r.at("peer_us"), "{:.1f}"),
-          cell(r.at("ratio"), "{:.2f}×"),
-          under_load(header, r) ? "under load" : ""};
-}
-
 const std::vector<std::string> kColumns = {"stage",      "case",           "kernel", ">µs",
                                            ">TFLOP/s",   ">GB/s",          ">roof",  "stored peer",
                                            ">stored µs", ">stored / here", "note"};
+constexpr int kCopyColumn = 7;  // behind the roof
+
+bool has_copy(const json& r) { return r.contains("copy_us") && r["copy_us"].is_number(); }
+
+// `copies`: some row has the time of a copy.
+std::vector<std::string> row_of(const json& header, const json& r, bool copies) {
+  const auto text = [&](const char* key) {
+    return r.at(key).is_string() ? r[key].get<std::string>() : "";
+  };
+  std::vector<std::string> row = {text("stage"),
+                                  text("case"),
+                                  text("kernel"),
+                                  cell(r.at("us"), "{:.1f}"),
+                                  cell(r.at("tflops"), "{:.3f}"),
+                                  cell(r.at("gbps"), "{:.1f}"),
+                                  r.at("roof_share").is_number()
+                                      ? fmt::format("{:.0f} %", 100 * r["roof_share"].get<double>())
+                                      : "",
+                                  text("peer"),
+                                  cell(r.at("peer_us"), "{:.1f}"),
+                                  cell(r.at("ratio"), "{:.2f}×"),
+                                  under_load(header, r) ? "under load" : ""};
+  if (!copies) return row;
+  std::vector<std::string> copy(2);
+  if (has_copy(r)) {
+    const double us = r["copy_us"].get<double>();
+    copy = {fmt::format("{:.1f}", us),
+            fmt::format("{:.0f} %", 100 * us / r.at("us").get<double>())};
+  }
+  row.insert(row.begin() + kCopyColumn, copy.begin(), copy.end());
+  return row;
+}
+
+std::vector<std::string> columns_of(bool copies) {
+  std::vector<std::string> columns = kColumns;
+  if (copies) columns.insert(columns.begin() + kCopyColumn, {">copy µs", ">of the copy"});
+  return columns;
+}
+
+bool any_copies(const json& results) {
+  return std::any_of(results.begin(), results.end(), has_copy);
+}
 
 // What the columns leave open, a line each.
 std::vector<std::string> notes_of(const json& header, const json& results) {
   bool peers = false, load = false;
+  const bool copies = any_copies(results);
   for (const json& r : results) {
     peers |= r.at("peer").is_string();
     load |= under_load(header, r);
   }
   std::vector<std::string> notes;
+  if (copies)
+    notes.push_back(
+        "copy: a plain copy that reads and writes as many bytes in all, timed beside the case by "
+        "the "
+        "same method; of the copy: its time divided by the case's");
   if (peers)
     notes.push_back(
         "stored: a peer's time from bench/peers, measured earlier on a machine of this kind, not "
@@ -157,17 +188,19 @@ std::string header_text(const Machine& machine, const Roofs& roofs) {
 
 std::string table_text(const Machine& machine, const std::vector<Result>& results) {
   const json header = header_of(machine, {});
-  std::vector<std::string> columns = kColumns;
+  const json rows = array_of(results);
+  const bool copies = any_copies(rows);
+  std::vector<std::string> columns = columns_of(copies);
   columns.insert(columns.begin() + 4, {">median", ">spread"});
   tools::Table table(columns);
   for (const Result& r : results) {
-    std::vector<std::string> row = row_of(header, object_of(r));
+    std::vector<std::string> row = row_of(header, object_of(r), copies);
     row.insert(row.begin() + 4,
                {fmt::format("{:.1f}", r.median), fmt::format("{:.0f} %", 100 * r.spread)});
     table.add(std::move(row));
   }
   std::string out = table.text();
-  for (const std::string& note : notes_of(header, array_of(results))) out += "\n" + note + "\n";
+  for (const std::string& note : notes_of(header, rows)) out += "\n" + note + "\n";
   return out;
 }
 
@@ -190,8 +223,9 @@ std::string markdown_of(const std::string& stored, const std::string& file_name)
                       "tools/plot_readme.py makes README's plot and tables of them");
     std::string out;
     for (const std::string& line : header_lines(file.at("header"))) out += "* " + line + "\n";
-    tools::Table table(kColumns);
-    for (const json& r : file.at("results")) table.add(row_of(file.at("header"), r));
+    const bool copies = any_copies(file.at("results"));
+    tools::Table table(columns_of(copies));
+    for (const json& r : file.at("results")) table.add(row_of(file.at("header"), r, copies));
     out += '\n';
     out += table.markdown();
     for (const std::string& note : notes_of(file.at("header"), file.at("results")))

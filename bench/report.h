@@ -14,8 +14,8 @@ std::string header_text(const Machine& machine, const Roofs& roofs);
 std::string table_text(const Machine& machine, const std::vector<Result>& results);
 
 // An array of objects with the fields stage, case, kernel, device, model, heads, topk, extra,
-// batch, s_q, context, us, tflops, gbps, roof_share, peer, peer_us, ratio; null where not
-// applicable.
+// batch, s_q, context, us, tflops, gbps, roof_tflops, roof_share, copy_us, peer, peer_us, ratio;
+// null where not applicable.
 std::string json_text(const std::vector<Result>& results);
 
 // {"header": {...}, "results": [...]}: the form of bench/results/*.json.

@@ -242,10 +242,10 @@ TEST_F(Cli, BenchWritesItsFields) {
   expect_in(o.out, {"roofs: ", "16 tokens topk 2048 warm", "simd", "stored / here"});
   const auto results = nlohmann::ordered_json::parse(text_of(path("bench.json")));
   ASSERT_FALSE(results.empty());
-  const std::vector<std::string> fields = {"stage",      "case", "kernel",  "device", "model",
-                                           "heads",      "topk", "extra",   "batch",  "s_q",
-                                           "context",    "us",   "tflops",  "gbps",   "roof_tflops",
-                                           "roof_share", "peer", "peer_us", "ratio"};
+  const std::vector<std::string> fields = {
+      "stage",       "case",       "kernel",  "device",  "model",   "heads",  "topk",
+      "extra",       "batch",      "s_q",     "context", "us",      "tflops", "gbps",
+      "roof_tflops", "roof_share", "copy_us", "peer",    "peer_us", "ratio"};
   for (const auto& r : results) {
     std::vector<std::string> found;
     for (const auto& [key, value] : r.items()) found.push_back(key);

@@ -136,58 +136,77 @@ __global__ void __launch_bounds__(kPlainWarps * 32) plain(const __grid_constant_
 }
 
 // What V4.1's layers of ratio 1 ask for: rows of floats, RMS with weights, RoPE over pairs in place
-// last, V4's records.
+// last, V4's records in pages of a power of two; all of it found by products of 32 bits, since an
+// eighth of the instructions would be those of 64.
 using PlainRecord = V4Fp8;
 bool is_usual(const Call& call) {
   const Params& p = call.p;
+  const auto fits = [](int64_t number) { return number >= 0 && number <= INT32_MAX; };
   return p.ratio == 1 && p.cache.data != nullptr && p.cache.format == PlainRecord::kFormat &&
          cuda::is_plain(p.norm) && p.rope.table != nullptr && cuda::is_wide(p.rope) &&
-         !p.rope.half && !p.rope.first && !p.hadamard && (p.latent == nullptr || call.latent_wide);
+         !p.rope.half && !p.rope.first && !p.hadamard && (p.cache.page & (p.cache.page - 1)) == 0 &&
+         (p.latent == nullptr || call.latent_wide) && fits(p.tokens) && fits(p.row_stride) &&
+         fits(p.position_stride) && fits(p.slot_stride) && fits(p.rope.positions) &&
+         fits(p.rope.position_stride) && fits(p.cache.pages * p.cache.page) && fits(p.cache.stride);
 }
 
-__global__ void __launch_bounds__(kPlainWarps * 32, 10)
-    plain_usual(const __grid_constant__ Call call) {
+// data[index * stride], both below 2^31.
+template <class T>
+__device__ __forceinline__ T* at_product(T* data, uint32_t index, int64_t stride) {
+  return data + uint64_t{index} * static_cast<uint32_t>(stride);
+}
+
+// A token that is not stored goes through all but the stores: the compiler would move the loads of
+// its row behind an earlier exit, which waits for position and slot.
+__global__ void __launch_bounds__(kPlainWarps * 32) plain_usual(const __grid_constant__ Call call) {
   const Params& p = call.p;
-  const int64_t token = int64_t{blockIdx.x} * kPlainWarps + threadIdx.x / 32;
+  const uint32_t token = blockIdx.x * kPlainWarps + threadIdx.x / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (token >= p.tokens) return;
-  const int64_t position = position_of(p, token);
-  const int64_t slot = p.slots[token * p.slot_stride];
-  const int at = lane * cuda::kPiece;
-  const float* row = static_cast<const float*>(p.rows) + token * p.row_stride + at;
-  float values[kPieces][cuda::kPiece];
+  const int32_t position = *at_product(p.positions, token, p.position_stride);
+  const int64_t slot = *at_product(p.slots, token, p.slot_stride);
+  const auto* rows = static_cast<const float*>(p.rows);
+  const float* row = at_product(rows, token, p.row_stride) + lane * cuda::kPiece;
+  const float* weights = p.norm.weight + lane * cuda::kPiece;
+  float values[kPieces][cuda::kPiece], weight[kPieces][cuda::kPiece];
 #pragma unroll
-  for (int c = 0; c < kPieces; ++c)
+  for (int c = 0; c < kPieces; ++c) {
     cuda::load_floats(row + c * cuda::kWarpValues, 0, cuda::kPiece, true, values[c]);
-  if (position < 0) return;
-  const bool stored =
-      slot >= 0 && slot < p.cache.pages * p.cache.page && core::in_table(p.rope, position);
+    cuda::load_floats(weights + c * cuda::kWarpValues, 0, cuda::kPiece, true, weight[c]);
+  }
+  const bool in_table = static_cast<uint32_t>(position) < static_cast<uint32_t>(p.rope.positions);
+  const auto room = static_cast<uint64_t>(p.cache.pages * p.cache.page);
+  const bool stored = in_table && static_cast<uint64_t>(slot) < room;
   const bool turns = lane >= 32 - cuda::kRopeLanes;
   constexpr int kPairs = cuda::kPiece / 2;
-  float cosine[kPairs], sine[kPairs];
-  if (stored && turns)
-    cuda::load_turns<true>(p.rope, position, lane % cuda::kRopeLanes * kPairs, cosine, sine);
+  float cosine[kPairs] = {}, sine[kPairs] = {};
+  if (stored && turns) {
+    core::RopeParams rope = p.rope;  // from the position on
+    rope.table = at_product(p.rope.table, static_cast<uint32_t>(position), p.rope.position_stride);
+    cuda::load_turns<true>(rope, 0, lane % cuda::kRopeLanes * kPairs, cosine, sine);
+  }
   const float sum =
       cuda::warp_sum(__fadd_rn(cuda::add_squares(0, values[0]), cuda::add_squares(0, values[1])));
   const float inverse = cuda::inverse_of(p.norm, sum, kMaxWidth);
   cuda::Held<kPieces> out;
 #pragma unroll
   for (int c = 0; c < kPieces; ++c) {
-    float weight[cuda::kPiece];
-    cuda::load_floats(p.norm.weight + at + c * cuda::kWarpValues, 0, cuda::kPiece, true, weight);
 #pragma unroll
     for (int i = 0; i < cuda::kPiece; ++i)
-      values[c][i] = __fmul_rn(__fmul_rn(values[c][i], inverse), weight[i]);
+      values[c][i] = __fmul_rn(__fmul_rn(values[c][i], inverse), weight[c][i]);
     out.pieces[c] = cuda::packed(values[c]);
   }
+  if (position < 0) return;
   if (p.latent != nullptr)
 #pragma unroll
     for (int c = 0; c < kPieces; ++c)
       cuda::store16(p.latent + token * p.latent_stride + cuda::piece_at(c, lane), out.pieces[c]);
-  if (!stored) return;
   if (turns) out.pieces[1] = cuda::turned_pairs(out.pieces[1], p.rope.inverse, cosine, sine);
-  const cuda::Spot spot = cuda::spot_of(p.cache, slot);
-  cuda::store_record<PlainRecord>(p.quantizer, out, spot.page, spot.offset, p.cache.page, lane);
+  if (!stored) return;
+  const auto place = static_cast<uint32_t>(slot);
+  const auto size = static_cast<uint32_t>(p.cache.page);
+  std::byte* page = at_product(p.cache.data, place >> (31 - __clz(p.cache.page)), p.cache.stride);
+  cuda::store_record<PlainRecord>(p.quantizer, out, page, place & (size - 1), p.cache.page, lane);
 }
 
 template <Load kLoad>
@@ -243,7 +262,7 @@ bool is_wide(const Params& p) {
 
 void sm90(const Params& p) noexcept {
   if (p.tokens == 0) return;
-  Call call{p};
+  Call call{p, Divisor::of(p.block)};
   call.norm_wide = cuda::is_wide(p.norm);
   call.latent_wide = cuda::is_wide(p.latent, p.latent_stride * 2);
   if (!is_wide(p)) launch_for<Load::kAny>(call);

@@ -57,7 +57,7 @@ void expect_latent(const Problem& p, int64_t r, int64_t w, const bf16* got) {
       spread = std::max(spread, weight * (largest - score(j)));
     }
     pooled[i] = sum / whole;
-    // A weight is off by 4 u and by u of its exponent; both sums by u a row, the quotient by u.
+    // A weight is off by 4 u and by u of its exponent; both sums by u a row, the quotient by 3 u.
     const double rows = static_cast<double>(last - first);
     error[i] = magnitude / whole * (2 * rows + 12 + 2 * spread) * u;
     squares += pooled[i] * pooled[i];
@@ -165,6 +165,32 @@ TEST_P(CompressTest, AnyChunkingGivesTheSameBytes) {
                   0);
       }
     }
+}
+
+// A decode in which many requests close an entry: more than a device makes at once by its first
+// way.
+TEST_P(CompressTest, ManyRequestsCloseEntriesAtOnce) {
+  constexpr int kRequests = 52;
+  Case c = of();
+  c.lengths.assign(kRequests, c.ratio);
+  Problem p(c);
+  Memory whole(p, StateKind::kPaged);
+  run(p, whole, p.whole(), kernel());
+  std::vector<Token> before, last;
+  for (const Token& token : p.whole())
+    (token.position + 1 < c.ratio ? before : last).push_back(token);
+  const std::pair<StateKind, int32_t> kinds[] = {
+      {StateKind::kPaged, 0}, {StateKind::kRing, 0}, {StateKind::kRing, 1}};
+  for (const auto& [kind, drafts] : kinds) {
+    Memory m(p, kind, drafts);
+    if (!before.empty()) run(p, m, before, kernel());
+    run(p, m, last, kernel());
+    ASSERT_EQ(m.cache.values(), whole.cache.values())
+        << (kind == StateKind::kRing ? "ring" : "paged") << ", drafts " << drafts;
+    if (kind == StateKind::kPaged) {
+      ASSERT_EQ(std::memcmp(m.state.data(), whole.state.data(), m.state.size() * sizeof(float)), 0);
+    }
+  }
 }
 
 // Drafts of garbage run ahead; the next step starts at the first one that is rejected.

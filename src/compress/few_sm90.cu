@@ -49,34 +49,38 @@ __global__ void __launch_bounds__(kThreads, 3) decode_rows(const __grid_constant
   const int lane = team.lane;
   const int64_t token = team.unit();
   if (token >= p.tokens) return;
-  const int64_t slot = p.slots[token * p.slot_stride];
   const auto* row = static_cast<const float*>(p.rows) + token * p.row_stride + at;
-  Quad own[2][kParts];  // values, scores
+  int64_t slot = -1;
+  Quad own[2][kParts], weight;  // values, scores
+  const Near near = look_near(p, token, lane, [&] {
+    slot = load_now(p.slots + token * p.slot_stride);
 #pragma unroll
-  for (int h = 0; h < kParts; ++h) {
-    own[0][h] = load_quad<kLoad>(row, false, h * kWidth);
-    own[1][h] = load_quad<kLoad>(row, false, kValues + h * kWidth);
-  }
+    for (int h = 0; h < kParts; ++h) {
+      own[0][h] = load_now(row + h * kWidth);
+      own[1][h] = load_now(row + kValues + h * kWidth);
+    }
+    weight = load_now(p.norm.weight + at);
+  });
   Steps steps;
-  load_weights<R>(call, at, steps);
-  const Around a = look(p, token, lane);
-  if (a.back > 0 || (call.ordered && !is_short(p, a)))
+#pragma unroll
+  for (int k = 0; k < kQuad; ++k) steps.weight[k] = weight.v[k];
+  if (near.has_before || (call.ordered && near.has_behind))
     return token_in_order<kWarps>(call, team, token);
-  if (a.position < 0) return;
+  if (near.position < 0) return;
   // The entry's rows before this one, a lane each.
-  const bool closing = remainder(a.position + 1, kRatio) == 0;
-  const Goal goal = goal_of(p, slot, a.position);
+  const bool closing = (static_cast<uint32_t>(near.position) + 1) % kRatio == 0;
+  const Goal goal = goal_of(p, slot, near.position);
   const bool makes = closing && goal.any();
-  const bool whole = a.position >= kWindow - 1;
-  const int64_t position = a.position - (kWindow - 1) + lane;
+  const bool whole = near.position >= kWindow - 1;
+  const int32_t position = near.position - (kWindow - 1) + lane;
   const bool needed = makes && lane < kWindow && position >= 0;
   float* mine = nullptr;
-  if (needed || lane == kWindow - 1) mine = state_row(p, a.request, position);
-  float* place = a.later ? nullptr : from_lane(mine, kWindow - 1);
+  if (needed || lane == kWindow - 1) mine = state_row_of(call, near.request, position);
+  float* place = near.later ? nullptr : from_lane(mine, kWindow - 1);
   const bool missing = __any_sync(~0u, needed && lane < kWindow - 1 && mine == nullptr);
   Quad values[kParts][kRatio], scores[kParts][kRatio];
   if (makes && !missing) {
-    if (goal.record) load_angles<R>(p, a.position - kRatio + 1, at, steps);
+    if (goal.record) load_angles<R>(p, near.position - kRatio + 1, at, steps);
 #pragma unroll
     for (int h = 0; h < kParts; ++h)
 #pragma unroll
@@ -91,8 +95,9 @@ __global__ void __launch_bounds__(kThreads, 3) decode_rows(const __grid_constant
   if (p.bias != nullptr)
 #pragma unroll
     for (int h = 0; h < kParts; ++h)
-      add_bias<kLoad>(own[1][h], p.bias + remainder(a.position, kRatio) * p.bias_stride,
-                      h * kWidth + at);
+      add_bias<kLoad>(own[1][h], p.bias + near.position % kRatio * p.bias_stride, h * kWidth + at);
+  // In a ring of kWindow - 1 rows this is the first row's place: the thread has asked for its
+  // values above, and nobody else takes them.
   if (place != nullptr)
 #pragma unroll
     for (int h = 0; h < kParts; ++h) {

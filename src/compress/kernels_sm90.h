@@ -18,6 +18,6 @@ bool stream_rows(const Call& call, Load load) noexcept;
 void many_rows(const Call& call, Load load) noexcept;
 
 // Those of 128 rows of a usual call; false: not such a call, and nothing is done.
-bool long_rows(Call call, Load load) noexcept;
+bool long_rows(const Call& call, Load load) noexcept;
 
 }  // namespace winnow::internal::compress

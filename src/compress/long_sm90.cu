@@ -1,12 +1,15 @@
 // compress on the device, C128A: usual calls (entry_sm90.cuh) with entries of 128 rows and 512
 // values. A cluster of 8 blocks makes an entry, a block 64 values of it, a warp 16 rows, 8 a half
-// warp: a lane has four values of 8 rows. All of them are on their way to shared memory at once,
-// each thread's own; warps exchange their pools, blocks the squares of their values. A block's 64
-// values are a tile of the record, so that each block finishes its own.
+// warp: a lane has four values of 8 rows, which it pools four at a time. They are on their way to
+// shared memory, each thread's own; warps exchange their pools, blocks the squares of their values.
+// A block's 64 values are a tile of the record, so that each block finishes its own.
 //
-// Budget: 4 KiB read and 4 KiB written a token, 64 KiB a block, three blocks a multiprocessor.
-// About 1,200 instructions a thread. A decode reads 512 KiB an entry: it waits for positions,
-// (paged: the table,) rows, and the cluster once.
+// Few entries have all of their rows on their way at once, three blocks a multiprocessor. Of many,
+// six of a lane's eight rows are, so that four blocks share a multiprocessor: 64 entries, 8,192
+// tokens, run at once. A prefill's rows are asked for before it is known that they are a window.
+//
+// Budget: 4 KiB read and 4 KiB written a token. A decode reads 512 KiB an entry: it waits for
+// positions, (paged: the table,) rows, and the cluster once.
 #include <cuda_runtime.h>
 
 #include "compress/kernels_sm90.h"
@@ -26,8 +29,10 @@ constexpr int kEach = kWarpRows / kRowsAtOnce;  // rows of a lane
 constexpr int kScores = R::kDim;                // where a row's scores begin
 static_assert(R::kTile == kColumns, "a block finishes a tile");
 
+// kStages: rows of a lane that are on their way.
+template <int kStages>
 struct LongMemory {
-  float4 values[kEach][kThreads], scores[kEach][kThreads];
+  float4 values[kStages][kThreads], scores[kStages][kThreads];
   alignas(16) float pooled[kColumns];
   uint2 squares[kRanks][kColumns / 32];  // of each warp's values: a float, by all blocks
   uint64_t inbox;                        // ... and a barrier that counts their bytes
@@ -37,27 +42,14 @@ struct LongMemory {
 // A pool of four values that every warp leaves, in memory where values were.
 enum PoolPart : uint8_t { kLargest, kWhole, kSum };
 
-// Rows that a lane has found: of the entry's row `row`, lanes 16 and more the same once more.
+// The entry's row that a lane has found for its warp; lanes 16 and more the same once more.
 struct LongRow {
   const float* from = nullptr;
-  float* place = nullptr;
+  float* place = nullptr;  // where it is stored, too
   bool called = false;
 };
-
-__device__ __forceinline__ LongRow find_row(const Params& p, int64_t last, int64_t request,
-                                            int64_t other, int row, bool inside,
-                                            int64_t other_position, int64_t other_request,
-                                            int64_t store_from) {
-  LongRow found;
-  const int64_t position = last - (kWindow - 1) + row;
-  found.called = inside && other_position == position && other_request == request;
-  if (!found.called) {
-    found.from = state_row(p, request, position);
-    return found;
-  }
-  found.from = static_cast<const float*>(p.rows) + other * p.row_stride;
-  if (other >= store_from) found.place = own_state_row(p, other);
-  return found;
+__device__ __forceinline__ int found_row(const Place& me) {
+  return me.warp * kWarpRows + me.lane % kWarpRows;
 }
 
 // Calls f(std::integral_constant<int, i>) for i = 0 to kCount - 1.
@@ -75,30 +67,9 @@ __device__ __forceinline__ T* of_lane(T* pointer, int lane) {
   return reinterpret_cast<T*>(__shfl_sync(~0u, bits, lane));
 }
 
-// The pool of a lane's rows, for each of its four values.
-__device__ __forceinline__ QuadPool pool_rows(const LongMemory& shared,
-                                              const Quad (&scores)[kEach]) {
-  QuadPool pool;
-#pragma unroll
-  for (int k = 0; k < kQuad; ++k) {
-    float largest = scores[0].v[k];
-#pragma unroll
-    for (int i = 1; i < kEach; ++i) largest = fmaxf(largest, scores[i].v[k]);
-    pool.of[k].largest = largest;
-  }
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const float4 value = shared.values[i][threadIdx.x];
-    add_row(pool.of[0], value.x, scores[i].v[0]);
-    add_row(pool.of[1], value.y, scores[i].v[1]);
-    add_row(pool.of[2], value.z, scores[i].v[2]);
-    add_row(pool.of[3], value.w, scores[i].v[3]);
-  }
-  return pool;
-}
-
 // The value of column `thread` of the block, from all warps' pools.
-__device__ __forceinline__ float join_warps(const LongMemory& shared, int thread) {
+template <int kStages>
+__device__ __forceinline__ float join_warps(const LongMemory<kStages>& shared, int thread) {
   const auto part = [&](PoolPart which, int warp) {
     return reinterpret_cast<const float*>(&shared.values[which][warp * 32])[thread];
   };
@@ -112,18 +83,21 @@ __device__ __forceinline__ float join_warps(const LongMemory& shared, int thread
     whole = __fmaf_rn(part(kWhole, w), weight, whole);
     sum = __fmaf_rn(part(kSum, w), weight, sum);
   }
-  return __fdiv_rn(sum, whole);
+  return quotient_of({largest, whole, sum});
 }
 
 // All blocks get the sum of a warp's squares. No barrier of the cluster follows: that would wait
 // for all that the blocks have stored.
-__device__ __forceinline__ void share_squares(LongMemory& shared, const Place& me, float value) {
+template <int kStages>
+__device__ __forceinline__ void share_squares(LongMemory<kStages>& shared, const Place& me,
+                                              float value) {
   const float sum = cuda::warp_sum(__fmul_rn(value, value));
   if (me.lane < kRanks)
     cuda::peer_put(cuda::peer(cuda::s32(&shared.squares[me.rank][me.warp]), me.lane),
                    uint2{__float_as_uint(sum), 0}, cuda::peer(cuda::s32(&shared.inbox), me.lane));
 }
-__device__ __forceinline__ float sum_of_squares(const LongMemory& shared) {
+template <int kStages>
+__device__ __forceinline__ float sum_of_squares(const LongMemory<kStages>& shared) {
   float sums[kRanks];
 #pragma unroll
   for (int r = 0; r < kRanks; ++r)
@@ -139,90 +113,106 @@ __device__ __forceinline__ void ask_ahead(const Call& call, const Place& me, int
   constexpr int kLine = 32;  // floats of 128 B
   const Params& p = call.p;
   if (token >= p.tokens) return;
-  const int64_t last = position_of(p, token);
-  const int64_t request = request_of(p, token);
-  if (last < 0 || remainder(last + 1, kWindow) != 0) return;
-  const int row = me.warp * kWarpRows + me.lane % kWarpRows;
-  const float* from = state_row(p, request, last - (kWindow - 1) + row);
+  const auto last = static_cast<int32_t>(position_of(p, token));
+  const auto request = static_cast<int32_t>(request_of(p, token));
+  if (last < 0 || (static_cast<uint32_t>(last) + 1) % kWindow != 0) return;
+  const float* from = state_row_of(call, request, last - (kWindow - 1) + found_row(me));
   if (from == nullptr) return;
   const int column = me.rank * kColumns + (me.lane < kWarpRows ? 0 : kScores);
 #pragma unroll
   for (int at = 0; at < kColumns; at += kLine) cuda::prefetch_l2(from + column + at);
 }
 
-// All threads of the cluster come here and agree on every branch. `turn` counts the entries.
-__device__ __forceinline__ void make_long_entry(const Call& call, LongMemory& shared,
-                                                const Place& me, int64_t token, int64_t store_from,
-                                                uint32_t& turn) {
-  const Params& p = call.p;
+// A lane's row i is on its way to the thread's slot.
+template <int kStages>
+__device__ __forceinline__ void ask_row(LongMemory<kStages>& shared, const Place& me,
+                                        const float* mine, int i) {
+  const float* from = of_lane(mine, i * kRowsAtOnce + me.lane / kLanes);
+  if (from != nullptr) {
+    cuda::copy_async<16>(&shared.values[i % kStages][threadIdx.x], from + me.at);
+    cuda::copy_async<16>(&shared.scores[i % kStages][threadIdx.x], from + kScores + me.at);
+  }
+  cuda::copies_commit();
+}
+template <int kStages>
+__device__ __forceinline__ void ask_first(LongMemory<kStages>& shared, const Place& me,
+                                          const float* mine) {
+#pragma unroll
+  for (int i = 0; i < kStages; ++i) ask_row(shared, me, mine, i);
+}
+
+constexpr int kAtOnce = kEach / 2;  // rows of a lane that are pooled at once
+
+// The pool of a lane's rows, for each of its four values. Rows are stored as they come, while later
+// ones are still on their way.
+template <int kStages>
+__device__ __forceinline__ QuadPool pool_rows(const Params& p, LongMemory<kStages>& shared,
+                                              const Place& me, const LongRow& mine) {
   const auto thread = static_cast<int>(threadIdx.x);
-  const int row = me.warp * kWarpRows + me.lane % kWarpRows;
-  // In one wait: the token, and what may be its neighbour at this lane's row.
-  const int64_t other = token - (kWindow - 1 - row);
-  const bool inside = other >= 0;
-  const int64_t other_position = inside ? position_of(p, other) : 0;
-  const int64_t other_request = inside ? request_of(p, other) : 0;
-  const int64_t last = position_of(p, token);
-  const int64_t request = request_of(p, token);
-  const Goal goal = goal_of(p, slot_of(p, token), last);
-  if (last < 0 || remainder(last + 1, kWindow) != 0 || !goal.any()) return;
-  cuda::cluster_arrive();  // waited for below
-  const LongRow mine =
-      find_row(p, last, request, other, row, inside, other_position, other_request, store_from);
+  const int half = me.lane / kLanes;
   const unsigned called = __ballot_sync(~0u, mine.called);
   const unsigned placed = __ballot_sync(~0u, mine.place != nullptr);
-  const bool missing = mine.from == nullptr;
-  const int half = me.lane / kLanes;
+  QuadPool pools;
+  static_for<2>([&](auto part) {
+    constexpr int kFirst = part * kAtOnce;
+    Quad scores[kAtOnce];  // first the bias, then with the score
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const float* from = of_lane(mine.from, i * kRowsAtOnce + half);
-    if (from != nullptr) {
-      cuda::copy_async<16>(&shared.values[i][thread], from + me.at);
-      cuda::copy_async<16>(&shared.scores[i][thread], from + kScores + me.at);
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int found = (kFirst + i) * kRowsAtOnce + half;
+      scores[i] = {};
+      if (p.bias != nullptr && (called >> found & 1))
+        scores[i] = load_quad<Load::kFloats>(p.bias, false,
+                                             (me.warp * kWarpRows + found) * p.bias_stride + me.at);
     }
-    cuda::copies_commit();
-  }
-  if (call.tokens == 1) ask_ahead(call, me, token + call.ahead);
+    static_for<kAtOnce>([&](auto row_of_part) {
+      constexpr int i = row_of_part;
+      constexpr int kRow = kFirst + i;
+      const int found = kRow * kRowsAtOnce + half;
+      cuda::copies_wait<(kFirst == 0 ? kStages : kEach) - 1 - kRow>();
+      const float4 score = shared.scores[kRow % kStages][thread];
+      scores[i].v[0] = __fadd_rn(score.x, scores[i].v[0]);
+      scores[i].v[1] = __fadd_rn(score.y, scores[i].v[1]);
+      scores[i].v[2] = __fadd_rn(score.z, scores[i].v[2]);
+      scores[i].v[3] = __fadd_rn(score.w, scores[i].v[3]);
+      if (placed == 0) return;
+      float* to = of_lane(mine.place, found);
+      if (to == nullptr) return;
+      const float4 value = shared.values[kRow % kStages][thread];
+      store_quad<Load::kFloats>(to + me.at, {value.x, value.y, value.z, value.w});
+      store_quad<Load::kFloats>(to + kScores + me.at, scores[i]);
+    });
+    Quad values[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float4 value = shared.values[(kFirst + i) % kStages][thread];
+      values[i] = {value.x, value.y, value.z, value.w};
+    }
+    if (kFirst == 0)
+#pragma unroll
+      for (int i = kStages; i < kEach; ++i) ask_row(shared, me, mine.from, i);
+    const QuadPool pool = pool_of(values, scores, kAtOnce);
+#pragma unroll
+    for (int k = 0; k < kQuad; ++k)
+      pools.of[k] = kFirst == 0 ? pool.of[k] : joined(pools.of[k], pool.of[k]);
+  });
+  return pools;
+}
+
+// The entry that `token` closes at position `last`, whose first rows are on their way. All threads
+// of the cluster come here, after they have arrived at its barrier. `turn` counts the entries.
+template <int kStages>
+__device__ __forceinline__ void make_of_rows(const Call& call, LongMemory<kStages>& shared,
+                                             const Place& me, const LongRow& mine, const Goal& goal,
+                                             int64_t token, int64_t last, uint32_t turn) {
+  const Params& p = call.p;
+  const auto thread = static_cast<int>(threadIdx.x);
+  QuadPool pool = pool_rows(p, shared, me, mine);
   Steps steps;
   const int at = thread < kLanes ? me.at : kMaxWidth;
   if (thread < kLanes) {
     load_weights<R>(call, at, steps);
     if (goal.record) load_angles<R>(p, last - kWindow + 1, at, steps);
   }
-  if (__syncthreads_or(missing)) {
-    cuda::copies_wait<0>();
-    return cuda::cluster_wait();
-  }
-  if (mine.called && other >= store_from) shared.tokens.stored[other - store_from] = true;
-  // Rows are stored as they come, while later ones are still on their way.
-  const auto load_bias = [&](int i) {
-    const int found = i * kRowsAtOnce + half;
-    if (p.bias == nullptr || !(called >> found & 1)) return Quad{};
-    return load_quad<Load::kFloats>(p.bias, false,
-                                    (me.warp * kWarpRows + found) * p.bias_stride + me.at);
-  };
-  Quad scores[kEach];
-  Quad next = load_bias(0);
-  static_for<kEach>([&](auto row_of_lane) {
-    constexpr int i = row_of_lane;
-    const int found = i * kRowsAtOnce + half;
-    const bool biased = p.bias != nullptr && (called >> found & 1);
-    const Quad added = next;
-    if (i + 1 < kEach) next = load_bias(i + 1);
-    cuda::copies_wait<kEach - 1 - i>();
-    const float4 score = shared.scores[i][thread];
-    scores[i] = {score.x, score.y, score.z, score.w};
-    if (biased)
-#pragma unroll
-      for (int k = 0; k < kQuad; ++k) scores[i].v[k] = __fadd_rn(scores[i].v[k], added.v[k]);
-    if (placed == 0) return;
-    float* to = of_lane(mine.place, found);
-    if (to == nullptr) return;
-    const float4 value = shared.values[i][thread];
-    store_quad<Load::kFloats>(to + me.at, {value.x, value.y, value.z, value.w});
-    store_quad<Load::kFloats>(to + kScores + me.at, scores[i]);
-  });
-  QuadPool pool = pool_rows(shared, scores);
 #pragma unroll
   for (Pool& of : pool.of) {
     const Pool far{__shfl_xor_sync(~0u, of.largest, kLanes), __shfl_xor_sync(~0u, of.whole, kLanes),
@@ -230,7 +220,7 @@ __device__ __forceinline__ void make_long_entry(const Call& call, LongMemory& sh
     of = joined(of, far);  // of the first half's lanes, which are taken
   }
   __syncwarp();  // the lanes' values are read
-  if (half == 0) {
+  if (me.lane < kLanes) {
     const Pool(&of)[kQuad] = pool.of;
     shared.values[kLargest][thread] = {of[0].largest, of[1].largest, of[2].largest, of[3].largest};
     shared.values[kWhole][thread] = {of[0].whole, of[1].whole, of[2].whole, of[3].whole};
@@ -246,38 +236,181 @@ __device__ __forceinline__ void make_long_entry(const Call& call, LongMemory& sh
   if (thread == 0) cuda::mb_expect(&shared.inbox, sizeof(shared.squares));
   if (thread < kColumns) share_squares(shared, me, value);
   __syncthreads();  // the block's values are there
-  if (me.warp == 0) {
-    cuda::mb_wait_cluster(&shared.inbox, turn & 1);
-    Quad pooled{};
-    if (thread < kLanes) {
-      const float4 all = *reinterpret_cast<const float4*>(shared.pooled + thread * kQuad);
-      pooled = {all.x, all.y, all.z, all.w};
-    }
-    finish<R>(call, steps, pooled, token, goal, at, [&](float) { return sum_of_squares(shared); });
+  if (me.warp > 0) return;
+  cuda::mb_wait_cluster(&shared.inbox, turn & 1);
+  Quad pooled{};
+  if (thread < kLanes) {
+    const float4 all = *reinterpret_cast<const float4*>(shared.pooled + thread * kQuad);
+    pooled = {all.x, all.y, all.z, all.w};
   }
+  finish<R>(call, steps, pooled, token, goal, at, [&](float) { return sum_of_squares(shared); });
+}
+
+// Makes the entry that `token` closes, if it closes one that is to be made, and stores those rows
+// that it takes of the call from token `store_from` on. All threads of the cluster agree on every
+// branch.
+template <int kStages>
+__device__ __forceinline__ void make_long_entry(const Call& call, LongMemory<kStages>& shared,
+                                                const Place& me, int64_t token, int64_t store_from,
+                                                uint32_t& turn) {
+  const Params& p = call.p;
+  const int row = found_row(me);
+  // In one wait: the token, and what may be its neighbour at this lane's row.
+  const int64_t other = token - (kWindow - 1 - row);
+  const bool inside = other >= 0;
+  const int64_t other_position = inside ? position_of(p, other) : 0;
+  const int64_t other_request = inside ? request_of(p, other) : 0;
+  const int64_t last = position_of(p, token);
+  const int64_t request = request_of(p, token);
+  const Goal goal = goal_of(p, slot_of(p, token), last);
+  if (last < 0 || remainder(last + 1, kWindow) != 0 || !goal.any()) return;
+  cuda::cluster_arrive();
+  const int64_t position = last - (kWindow - 1) + row;
+  LongRow mine;
+  mine.called = inside && other_position == position && other_request == request;
+  const bool stores = mine.called && other >= store_from;
+  if (mine.called) mine.from = static_cast<const float*>(p.rows) + other * p.row_stride;
+  else mine.from = state_row(p, request, position);
+  if (stores) mine.place = own_state_row(p, other);
+  ask_first(shared, me, mine.from);
+  if (__syncthreads_or(mine.from == nullptr)) {
+    cuda::copies_wait<0>();
+    return cuda::cluster_wait();
+  }
+  if (stores) shared.tokens.stored[other - store_from] = true;
+  make_of_rows(call, shared, me, mine, goal, token, last, turn);
   ++turn;
   __syncthreads();  // what the blocks exchanged is read
 }
 
-constexpr int kBlocks = 3;  // that share a multiprocessor
+// What the compiler may know of a call; it leaves the rest where it is.
+__device__ __forceinline__ Call known(const Call& call) {
+  Call of = call;
+  of.p.ratio = kWindow;
+  of.p.width = R::kDim;
+  of.p.overlap = false;
+  of.p.rows_are_bf16 = false;
+  return of;
+}
 
+// The tokens of a cluster that are neither a token alone nor a window.
+template <int kStages>
+__device__ __noinline__ void take_any(const Call& call, LongMemory<kStages>& shared, Place me) {
+  uint32_t turn = 0;
+  take_tokens<Load::kFloats>(
+      call, shared.tokens, me, first_of(call),
+      [&](int64_t token, int64_t from) { make_long_entry(call, shared, me, token, from, turn); });
+}
+
+// A thread's own row of the call goes to the state, by the first warp of a block: lanes 16 and more
+// have the scores.
+__device__ __forceinline__ void store_own(const Params& p, const Place& me, const float* row,
+                                          int32_t position, float* place) {
+  const bool scores = me.lane >= kLanes;
+  const int column = me.at + (scores ? kScores : 0);
+  Quad own = load_quad<Load::kFloats>(row, false, column);
+  if (scores && p.bias != nullptr)
+    add_bias<Load::kFloats>(own, p.bias + position % kWindow * p.bias_stride, me.at);
+  store_quad<Load::kFloats>(place + column, own);
+}
+
+// A token that is alone in its run, as in a decode; false: it is not, and nothing is done.
+template <int kStages>
+__device__ __forceinline__ bool take_alone(const Call& call, LongMemory<kStages>& shared,
+                                           const Place& me) {
+  const Params& p = call.p;
+  const int64_t token = blockIdx.x / kRanks;
+  int64_t slot = -1;
+  const Near near =
+      look_near(p, token, me.lane, [&] { slot = load_now(p.slots + token * p.slot_stride); });
+  // In a ring of fewer rows than a window its own row takes the place of one that its entry reads.
+  if (near.has_before || (call.ordered && (near.has_behind || p.block < kWindow))) return false;
+  if (near.position < 0) return true;
+  const auto* own = static_cast<const float*>(p.rows) + token * p.row_stride;
+  const Goal goal = goal_of(p, slot, near.position);
+  if ((static_cast<uint32_t>(near.position) + 1) % kWindow != 0 || !goal.any()) {
+    float* place =
+        me.warp > 0 || near.later ? nullptr : state_row_of(call, near.request, near.position);
+    if (place != nullptr) store_own(p, me, own, near.position, place);
+    return true;
+  }
+  cuda::cluster_arrive();
+  const int row = found_row(me);
+  float* stored = state_row_of(call, near.request, near.position - (kWindow - 1) + row);
+  LongRow mine{stored};
+  if (row == kWindow - 1) mine = {own, near.later ? nullptr : stored, true};
+  ask_first(shared, me, mine.from);
+  ask_ahead(call, me, token + call.ahead);
+  if (__syncthreads_or(mine.from == nullptr)) {  // the row is stored, and no entry made
+    cuda::copies_wait<0>();
+    if (me.warp == kWarps - 1) {
+      float* place = of_lane(mine.place, kWarpRows - 1);
+      if (place != nullptr) store_own(p, me, own, near.position, place);
+    }
+    cuda::cluster_wait();
+    return true;
+  }
+  make_of_rows(call, shared, me, mine, goal, token, near.position, 0);
+  return true;
+}
+
+// The tokens of a window, as in a prefill; false: they are none, and nothing is done.
+template <int kStages>
+__device__ __forceinline__ bool take_window(const Call& call, LongMemory<kStages>& shared,
+                                            const Place& me) {
+  const Params& p = call.p;
+  const int64_t first = int64_t{blockIdx.x / kRanks} * kWindow;
+  const int64_t token = first + kWindow - 1;
+  if (token >= p.tokens) return false;
+  const int row = found_row(me);
+  LongRow mine;
+  mine.from = static_cast<const float*>(p.rows) + (first + row) * p.row_stride;
+  mine.called = true;
+  ask_first(shared, me, mine.from);
+  const auto position = static_cast<int32_t>(position_of(p, first + row));
+  const auto request = static_cast<int32_t>(request_of(p, first + row));
+  const auto last = static_cast<int32_t>(position_of(p, token));
+  const auto of = static_cast<int32_t>(request_of(p, token));
+  const Goal goal = goal_of(p, slot_of(p, token), last);
+  const bool follows = static_cast<uint32_t>(last) - static_cast<uint32_t>(position) ==
+                           static_cast<uint32_t>(kWindow - 1 - row) &&
+                       request == of && last >= 0 &&
+                       (static_cast<uint32_t>(last) + 1) % kWindow == 0 && goal.any();
+  if (call.rows) {
+    const int64_t over = first + row + p.block;
+    const bool later = p.ring && is_neighbour(p, first + row, over, position + p.block);
+    if (!later) mine.place = state_row_of(call, request, position);
+  }
+  if (!__syncthreads_and(follows)) {
+    cuda::copies_wait<0>();
+    return false;
+  }
+  cuda::cluster_arrive();
+  make_of_rows(call, shared, me, mine, goal, token, last, 0);
+  return true;
+}
+
+// kWindows: a cluster has the tokens of a window; else one.
+template <int kStages, int kBlocks, bool kWindows>
 __global__ void __launch_bounds__(kThreads, kBlocks) c128a_rows(const __grid_constant__ Call call) {
   extern __shared__ float4 memory[];
-  auto& shared = *reinterpret_cast<LongMemory*>(memory);
-  Call known = call;  // the compiler puts in what is known and leaves the rest where it is
-  known.p.ratio = kWindow;
-  known.p.width = R::kDim;
-  known.p.overlap = false;
-  known.p.rows_are_bf16 = false;
-  const Place me = place_of(known.p);
+  auto& shared = *reinterpret_cast<LongMemory<kStages>*>(memory);
+  const Call of = known(call);
+  const Place me = place_of(of.p);
   if (threadIdx.x == 0) {
     cuda::mb_init(&shared.inbox, 1);
     cuda::fence_barrier_init();
   }
-  uint32_t turn = 0;
-  take_tokens<Load::kFloats>(
-      known, shared.tokens, me, first_of(known),
-      [&](int64_t token, int64_t from) { make_long_entry(known, shared, me, token, from, turn); });
+  if (kWindows ? take_window(of, shared, me) : take_alone(of, shared, me)) return;
+  take_any(call, shared, me);
+}
+
+template <int kStages, int kBlocks>
+void launch(Call call, int units_at_once) {
+  call.ahead = units_at_once;
+  const auto kernel =
+      call.tokens > 1 ? c128a_rows<kStages, kBlocks, true> : c128a_rows<kStages, kBlocks, false>;
+  launch_clusters(kernel, call, sizeof(LongMemory<kStages>));
 }
 
 }  // namespace
@@ -286,13 +419,17 @@ __global__ void __launch_bounds__(kThreads, kBlocks) c128a_rows(const __grid_con
 
 namespace winnow::internal::compress {
 
-bool long_rows(Call call, Load load) noexcept {
+bool long_rows(const Call& call, Load load) noexcept {
   const Params& p = call.p;
   if (load != Load::kFloats || p.ratio != many::kWindow || p.overlap || !is_usual(call) ||
       p.cache.format != many::R::kFormat)
     return false;
-  call.ahead = cuda::multiprocessors(p.device.index) * many::kBlocks / many::kRanks;
-  many::launch_clusters(many::c128a_rows, call, sizeof(many::LongMemory));
+  if (p.state == nullptr) return false;
+  constexpr int kFew = 3, kMany = 4;  // blocks of a multiprocessor
+  const int units = cuda::multiprocessors(p.device.index) / many::kRanks;
+  const int64_t needed = ceil_div(p.tokens, int64_t{call.tokens});
+  if (needed <= kFew * units) many::launch<many::kEach, kFew>(call, kFew * units);
+  else many::launch<6, kMany>(call, kMany * units);
   return true;
 }
 

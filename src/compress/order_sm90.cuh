@@ -50,6 +50,62 @@ __device__ __forceinline__ Around look(const Params& p, int64_t token, int lane)
   return a;
 }
 
+// A token, and whether the call continues its run beside it.
+struct Near {
+  int32_t position = -1, request = 0;
+  bool has_before = false, has_behind = false;  // the run's tokens next to it
+  bool later = false;                           // as in Around
+};
+// By all lanes of a warp, in one wait and a third of look()'s instructions; `between` runs when
+// positions are asked for, before they are waited for.
+template <class Between>
+__device__ __forceinline__ Near look_near(const Params& p, int64_t token, int lane,
+                                          Between between) {
+  constexpr int kBefore = 0, kOwn = 1, kBehind = 2, kOver = 3;  // lanes
+  const int64_t away = lane == kOver ? p.block : lane - kOwn;
+  const bool asked = lane < kOver || (lane == kOver && p.ring);
+  const bool inside = asked && token + away >= 0 && token + away < p.tokens;
+  const int64_t other = inside ? token + away : token;
+  const int32_t position = load_now(p.positions + other * p.position_stride);
+  int32_t request = 0;
+  if (p.requests != nullptr) request = load_now(p.requests + other * p.request_stride);
+  between();
+  Near near;
+  near.position = __shfl_sync(~0u, position, kOwn);
+  near.request = __shfl_sync(~0u, request, kOwn);
+  const unsigned found =
+      __ballot_sync(~0u, inside && position == near.position + away && request == near.request);
+  near.has_before = found >> kBefore & 1;
+  near.has_behind = found >> kBehind & 1;
+  near.later = found >> kOver & 1;
+  return near;
+}
+
+// state_row() of a call that has a state.
+__device__ __forceinline__ float* state_row_of(const Call& call, int32_t request,
+                                               int32_t position) {
+  const Params& p = call.p;
+  if (position < 0 || request < 0) return nullptr;
+  const uint32_t block = call.block.quotient(static_cast<uint32_t>(position));
+  const uint32_t row = static_cast<uint32_t>(position) - block * call.block.by;
+  int64_t at = request;
+  if (p.table != nullptr) {
+    const int64_t column = p.ring ? 0 : block;
+    if (request >= p.table_rows || column >= p.table_width) return nullptr;
+    at = p.table[request * p.table_stride + column];
+  }
+  if (at < 0 || at >= p.blocks) return nullptr;
+  return p.state + at * p.block_stride + row * p.state_stride;
+}
+
+// own_state_row() of a call that has a state.
+__device__ __forceinline__ float* own_row_of(const Call& call, int64_t token, int64_t position) {
+  const Params& p = call.p;
+  if (p.ring && is_neighbour(p, token, token + p.block, position + p.block)) return nullptr;
+  return state_row_of(call, static_cast<int32_t>(request_of(p, token)),
+                      static_cast<int32_t>(position));
+}
+
 // Whether the token's run is seen whole and short enough to take no place that an entry reads.
 __device__ __forceinline__ bool is_short(const Params& p, const Around& a) {
   return a.back < 31 && a.ahead < 32 && a.back + a.ahead + rows_of_entry(p) <= p.block;

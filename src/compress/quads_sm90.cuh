@@ -18,9 +18,31 @@ enum class Load : uint8_t {
   kAny,     // one at a time: something is not aligned
 };
 
+// A divisor of positions, which are below 2^31: their quotient is a product's upper half. A
+// division by a number that only the device knows takes 30 instructions, one after the other.
+struct Divisor {
+  uint32_t by = 1, factor = 0;  // 0: a power of two
+  uint32_t shift = 0;
+
+  static Divisor of(int64_t number) {
+    Divisor d{static_cast<uint32_t>(number)};
+    uint32_t bits = 0;  // 2^bits >= number
+    while (uint64_t{1} << bits < d.by) ++bits;
+    d.shift = bits;
+    if ((d.by & (d.by - 1)) == 0) return d;
+    d.factor = static_cast<uint32_t>(((uint64_t{1} << (31 + bits)) + d.by - 1) / d.by);
+    --d.shift;
+    return d;
+  }
+  __device__ __forceinline__ uint32_t quotient(uint32_t position) const {
+    return (factor == 0 ? position : __umulhi(position, factor)) >> shift;
+  }
+};
+
 // How a call is done on the device.
 struct Call {
   Params p;
+  Divisor block;         // of p.block
   int tokens = 1;        // that a team of threads, or a cluster, takes
   int ahead = 0;         // clusters that run at once
   bool rows = true;      // are stored, too
@@ -31,6 +53,25 @@ struct Call {
 struct Quad {
   float v[kQuad];
 };
+
+// What is asked for here: the compiler would ask for it where it is used, a wait later.
+__device__ __forceinline__ Quad load_now(const float* from) {
+  Quad quad;
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(quad.v[0]), "=f"(quad.v[1]), "=f"(quad.v[2]), "=f"(quad.v[3])
+               : "l"(from));
+  return quad;
+}
+__device__ __forceinline__ int64_t load_now(const int64_t* from) {
+  int64_t value;
+  asm volatile("ld.relaxed.gpu.global.s64 %0, [%1];" : "=l"(value) : "l"(from));
+  return value;
+}
+__device__ __forceinline__ int32_t load_now(const int32_t* from) {
+  int32_t value;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from));
+  return value;
+}
 
 template <Load kLoad>
 __device__ __forceinline__ Quad load_quad(const void* data, bool is_bf16, int64_t at) {
@@ -114,6 +155,14 @@ __device__ __forceinline__ Pool joined(const Pool& a, const Pool& b) {
   return pool;
 }
 
+// The mean, off by 3 u. The sum of the weights lies between 1 and the number of rows, so that no
+// branch is needed for what the hardware's inverse cannot take.
+__device__ __forceinline__ float quotient_of(const Pool& pool) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(pool.whole));
+  return __fmul_rn(pool.sum, inverse);
+}
+
 // Pools of a quad's four values.
 struct QuadPool {
   Pool of[kQuad];
@@ -139,7 +188,7 @@ __device__ __forceinline__ Quad mean_of(const QuadPool& a, const QuadPool& b) {
 #pragma unroll
   for (int k = 0; k < kQuad; ++k) {
     const Pool both = joined(a.of[k], b.of[k]);
-    mean.v[k] = __fdiv_rn(both.sum, both.whole);
+    mean.v[k] = quotient_of(both);
   }
   return mean;
 }

@@ -1,13 +1,15 @@
 // compress on the device, prefills whose entries take up to 8 rows: a team of four warps (up to 128
 // values: of one) takes whole windows of one request, four or two rows each, one after the other; a
 // thread has four values of every row. A row is read once, stored, and pooled for its own entry;
-// with overlap its other half is pooled for the next one and kept, three registers a value. Windows
-// that are no such stream are left to few_sm90.cuh, token by token.
+// with overlap its other half is pooled for the next one and kept, three registers a value. What
+// the window before gives to a team's first entry is asked for with that entry's own rows, before
+// it is known that it is a window. Windows that are no such stream are left to few_sm90.cuh, token
+// by token.
 //
 // The halves of an entry's rows are pooled alone and joined, as few_sm90.cuh does it, so that both
-// give the same bits. Budget, C4A: 8 KiB read and 8 KiB written a token; 32 KiB of the next window
-// are on their way to shared memory while a team computes, three teams a multiprocessor; about 600
-// instructions a thread and entry, a fifth of what the memory leaves time for.
+// give the same bits. Budget, C4A: 8 KiB read and 8 KiB written a token; up to
+// 48 KiB are on their way to a team's shared memory while it computes, four teams a multiprocessor;
+// about 600 instructions a thread and entry, a fifth of what the memory leaves time for.
 #include <cuda_runtime.h>
 
 #include "compress/few_sm90.cuh"
@@ -47,7 +49,7 @@ __device__ __forceinline__ Quad quad_of(const uint2& raw) {
 }
 
 // Slots of a block, and blocks that share a multiprocessor.
-constexpr int slots_of(int warps) { return warps == 1 ? 2 : 3; }
+constexpr int kSlots = 3;
 constexpr int blocks_of(int ratio) { return ratio == 2 ? 7 : 4; }
 
 // The part of the rows before token `first` that its entry takes: of the window before.
@@ -90,18 +92,21 @@ __device__ __forceinline__ bool stream(const Call& call, Team<kWarps>& team, int
   const Params& p = call.p;
   const int at = team.at;
   const int lane = team.lane;
-  constexpr int kSlots = slots_of(kWarps);
   constexpr int kWidth = 32 * kQuad * kWarps;  // of a row's parts
   constexpr int kParts = parts_of(kRatio);
   constexpr int kValues = kParts * kWidth;
   constexpr int kBytes = kLoad == Load::kBf16 ? 2 : 4;
   const int64_t row_bytes = p.row_stride * kBytes;
   const auto* rows = static_cast<const std::byte*>(p.rows) + first * row_bytes + at * kBytes;
-  // Part `turn` of all windows' in the order in which they are taken: the own window's first.
+  // Part `turn` in the order in which they are taken: with overlap what the window before gives to
+  // the first entry, then each window's part for its own entry and that for the next.
+  constexpr int kLead = kParts - 1;
   const auto ask = [&](int turn) {
-    const int window = turn / kParts;
-    const int part = kParts - 1 - turn % kParts;
-    if ((window + 1) * kRatio <= count)
+    const int window = (turn - kLead) / kParts;
+    const int part = kParts - 1 - (turn - kLead) % kParts;
+    if (turn < kLead && first >= kRatio)
+      slots[turn % kSlots].ask(rows - kRatio * row_bytes, row_bytes, kValues * kBytes);
+    if (turn >= kLead && (window + 1) * kRatio <= count)
       slots[turn % kSlots].ask(rows + window * kRatio * row_bytes + part * kWidth * kBytes,
                                row_bytes, kValues * kBytes);
     cuda::copies_commit();
@@ -113,6 +118,11 @@ __device__ __forceinline__ bool stream(const Call& call, Team<kWarps>& team, int
   const int64_t position = position_of(p, token);
   const int64_t request = request_of(p, token);
   const int64_t slot = slot_of(p, token);
+  // ... and of the window before.
+  const int64_t other = first - kRatio + lane;
+  const bool leads = kLead > 0 && first >= kRatio && lane < kRatio;
+  const int64_t other_position = leads ? position_of(p, other) : 0;
+  const int64_t other_request = leads ? request_of(p, other) : 0;
   const int64_t start = __shfl_sync(~0u, position, 0);
   const int64_t of = __shfl_sync(~0u, request, 0);
   const bool follows = lane >= count || (position == start + lane && request == of);
@@ -122,11 +132,33 @@ __device__ __forceinline__ bool stream(const Call& call, Team<kWarps>& team, int
     return false;
   }
   float* place = nullptr;
-  if (call.rows && p.state != nullptr && lane < count) place = own_state_row(p, token);
+  if (call.rows && p.state != nullptr && lane < count) place = own_row_of(call, token, position);
+  // A slot's rows, with the bias of part h.
+  Quad values[kRatio], scores[kRatio];
+  const auto read = [&](int turn, int h) {
+    const Slot<kLoad, kRatio>& from = slots[turn % kSlots];
+#pragma unroll
+    for (int i = 0; i < kRatio; ++i) {
+      values[i] = quad_of(from.values[i][threadIdx.x]);
+      scores[i] = quad_of(from.scores[i][threadIdx.x]);
+      if (p.bias != nullptr)
+        add_bias<kLoad>(scores[i], p.bias + i * p.bias_stride, h * kWidth + at);
+    }
+  };
   QuadPool before;
   bool missing = false;
-  if (kParts > 1 && start > 0)
-    missing = !pool_before<kLoad, kRatio>(p, first, start, of, lane, at, before);
+  if constexpr (kLead > 0) {
+    const bool follow = leads && other_position == start - kRatio + lane && other_request == of;
+    const bool all_follow = __all_sync(~0u, follow || lane >= kRatio);
+    cuda::copies_wait<kSlots - 1>();
+    if (start > 0 && all_follow) {
+      read(0, 0);
+      before = pool_of(values, scores, kRatio);
+    } else if (start > 0) {
+      missing = !pool_before<kLoad, kRatio>(p, first, start, of, lane, at, before);
+    }
+    ask(kSlots);
+  }
 #pragma unroll 1
   for (int s = 0; s < count; s += kRatio) {
     const int64_t last = start + s + kRatio - 1;
@@ -137,31 +169,40 @@ __device__ __forceinline__ bool stream(const Call& call, Team<kWarps>& team, int
       load_weights<R>(call, at, steps);
       if (goal.record && p.rope.table != nullptr) load_angles<R>(p, last - kRatio + 1, at, steps);
     }
-    // Stores the rows' part h, pools it, and asks for what comes next to its slot.
-    const auto take = [&](int h) {
-      const int turn = s / kRatio * kParts + kParts - 1 - h;
-      cuda::copies_wait<kSlots - 1>();
-      const Slot<kLoad, kRatio>& slot_of_part = slots[turn % kSlots];
-      Quad values[kRatio], scores[kRatio];
-#pragma unroll
-      for (int i = 0; i < kRatio; ++i) {
-        values[i] = quad_of(slot_of_part.values[i][threadIdx.x]);
-        scores[i] = quad_of(slot_of_part.scores[i][threadIdx.x]);
-        if (p.bias != nullptr)
-          add_bias<kLoad>(scores[i], p.bias + i * p.bias_stride, h * kWidth + at);
-      }
-#pragma unroll
-      for (int i = 0; i < kRatio; ++i) {
-        float* to = from_lane(place, s + i);
-        if (to == nullptr) continue;
-        store_quad<kLoad>(to + h * kWidth + at, values[i]);
-        store_quad<kLoad>(to + kValues + h * kWidth + at, scores[i]);
-      }
-      ask(turn + kSlots);
-      return pool_of(values, scores, kRatio);
+    // Stores row i of part h.
+    const auto store = [&](int i, int h, const Quad& value, const Quad& score) {
+      float* to = from_lane(place, s + i);
+      if (to == nullptr) return;
+      store_quad<kLoad>(to + h * kWidth + at, value);
+      store_quad<kLoad>(to + kValues + h * kWidth + at, score);
     };
-    const Quad mean = mean_of(before, take(kParts - 1));
-    if constexpr (kParts > 1) before = take(0);
+    // Stores the rows' part h and asks for what comes next to its slot; values and scores are then
+    // those of the part.
+    const auto take = [&](int h) {
+      const int turn = kLead + s / kRatio * kParts + kParts - 1 - h;
+      cuda::copies_wait<kSlots - 1>();
+      read(turn, h);
+#pragma unroll
+      for (int i = 0; i < kRatio; ++i) store(i, h, values[i], scores[i]);
+      ask(turn + kSlots);
+    };
+    take(kParts - 1);
+    const bool last_window = s + kRatio >= count;
+    if (kParts > 1 && last_window) {  // nothing is made of its other part: stored before the rest
+      cuda::copies_wait<0>();
+      const Slot<kLoad, kRatio>& from = slots[(kLead + s / kRatio * kParts + kParts - 1) % kSlots];
+#pragma unroll
+      for (int i = 0; i < kRatio; ++i) {
+        Quad score = quad_of(from.scores[i][threadIdx.x]);
+        if (p.bias != nullptr) add_bias<kLoad>(score, p.bias + i * p.bias_stride, at);
+        store(i, 0, quad_of(from.values[i][threadIdx.x]), score);
+      }
+    }
+    const Quad mean = mean_of(before, pool_of(values, scores, kRatio));
+    if (kParts > 1 && !last_window) {
+      take(0);
+      before = pool_of(values, scores, kRatio);
+    }
     if (!goal.any()) continue;
     finish<R>(call, steps, mean, first + s + kRatio - 1, goal, at,
               [&](float x) { return team.sum(x); });
@@ -204,7 +245,7 @@ void launch(const Call& call) {
   const Cut cut{static_cast<int>(windows / teams), static_cast<int>(windows % teams)};
   const auto blocks = static_cast<unsigned>(ceil_div(teams, kTeams));
   const auto kernel = stream_rows<kLoad, kWarps, kRatio, R>;
-  constexpr size_t kBytes = slots_of(kWarps) * sizeof(Slot<kLoad, kRatio>);
+  constexpr size_t kBytes = kSlots * sizeof(Slot<kLoad, kRatio>);
   cuda::keep_error(cuda::allow_shared(kernel, kBytes));
   kernel<<<blocks, kThreads, kBytes, cuda::stream_of(call.p.device)>>>(call, cut);
   cuda::keep_error(cudaGetLastError());

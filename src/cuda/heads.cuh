@@ -63,8 +63,8 @@ __device__ __forceinline__ void turn_heads(const HeadParams& p, const Cut& cut, 
   uint32_t tokens = block;  // which tokens, and which of their blocks
   uint32_t of_token = 0;
   if (cut.blocks > 1) {
-    tokens = block / cut.blocks;
-    of_token = block % cut.blocks;
+    tokens = divided(block, cut.blocks);
+    of_token = block - tokens * cut.blocks;
   }
   const int64_t t =
       int64_t{tokens} * (kHeadThreads >> cut.log_threads) + (threadIdx.x >> cut.log_threads);
@@ -108,7 +108,8 @@ __device__ __forceinline__ Head head_of(const HeadParams& p, uint32_t block) {
   // In 32 bits, which hold any number of heads that fit into memory.
   const uint32_t i = block * (kHeadThreads / 32) + threadIdx.x / 32;
   const auto groups = static_cast<uint32_t>(core::ceil_div(p.heads, int64_t{kHeads}));
-  Head h{i / groups, i % groups * int64_t{kHeads}, -1, false};
+  const uint32_t token = divided(i, groups);
+  Head h{token, (i - token * groups) * int64_t{kHeads}, -1, false};
   if (h.token < p.tokens) h.position = p.positions[h.token * p.position_stride];
   h.inside = core::in_table(p.rope, h.position);
   return h;

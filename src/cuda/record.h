@@ -25,12 +25,11 @@ __device__ __forceinline__ float magnitude(float x) {
   return isnan(x) ? 0.0f : fminf(fabsf(x), FLT_MAX);
 }
 
-// The larger of two pairs of bf16 magnitudes, both halves at once. The maximum takes no NaN.
+// The larger of two pairs of bf16 magnitudes, both halves at once, with any signs. The maximum
+// takes no NaN.
 __device__ __forceinline__ uint32_t larger_pair(uint32_t a, uint32_t b) {
   uint32_t out;
-  asm("{\n.reg .b32 x, y;\nabs.bf16x2 x, %1;\nabs.bf16x2 y, %2;\nmax.bf16x2 %0, x, y;\n}"
-      : "=r"(out)
-      : "r"(a), "r"(b));
+  asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
   return out;
 }
 // The largest magnitude of the bf16 values in `pairs`.
@@ -39,7 +38,7 @@ __device__ __forceinline__ float largest(const uint32_t (&pairs)[kPairs]) {
   uint32_t both = 0;
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) both = larger_pair(both, pairs[i]);
-  return fmaxf(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u));
+  return fmaxf(fabsf(__uint_as_float(both << 16)), fabsf(__uint_as_float(both & 0xffff0000u)));
 }
 __device__ __forceinline__ float largest(const uint4& piece) {
   return largest<4>({piece.x, piece.y, piece.z, piece.w});
@@ -49,14 +48,22 @@ __device__ __forceinline__ float largest(const uint4& piece) {
 // correction, above 2^-80.
 __device__ __forceinline__ float scale_of_bf16(const Quantizer& q, float amax) {
   const float floored = q.floor_amax ? fmaxf(amax, q.floor) : amax;
+  if (q.power_of_two) {
+    // By the exponents alone, since 448 is 1.75 * 2^8: no bf16 magnitude and no floor comes so
+    // close to a power of two times that, that the rounding of the quotient would matter.
+    constexpr int kUnit = 1 << 23, kAbove = 0x600000;  // of the exponent; 0.75 in the mantissa
+    const auto up = [](float x, int by) {
+      return (__float_as_int(x) + by) & static_cast<int>(0x7f800000u);
+    };
+    const int own = up(floored, kUnit - 1 - kAbove) - 8 * kUnit;
+    const int least = q.floor_amax ? own : up(q.floor, kUnit - 1);
+    return __int_as_float(own > least ? own : least);
+  }
   const bool small = floored < 0x1p-80f;  // ... or is brought there
   const float nearer = small ? __fmul_rn(floored, 0x1p64f) : floored;
   float s = core::corrected_quotient(nearer, kE4m3Max, 1 / kE4m3Max);
   if (small) s = __fmul_rn(s, 0x1p-64f);
-  if (!q.floor_amax) s = fmaxf(s, q.floor);
-  if (!q.power_of_two) return s;
-  // Up to the next power of two, by the exponent: the scale is normal here, above the floor.
-  return __uint_as_float((__float_as_uint(s) + 0x7fffffu) & 0x7f800000u);
+  return q.floor_amax ? s : fmaxf(s, q.floor);
 }
 
 // The scale of a tile that lies in `kLanes` neighbours, by all lanes of a warp, each with the

@@ -9,22 +9,22 @@ namespace {
 
 constexpr int kThreads = 256;
 
-template <Form kForm>
+template <Form kForm, int kEach>
 __global__ void __launch_bounds__(kThreads, kForm == Form::kAny ? 1 : 5)
     prepare_tokens(const __grid_constant__ Call call) {
-  prepare<kForm>(call, blockIdx.x);
+  prepare<kForm, kEach>(call, blockIdx.x);
 }
 
 }  // namespace
 
 void sm90(const Params& p) noexcept {
   if (p.tokens * p.heads == 0) return;
-  // Whole warps, as few as two heads a thread allow.
-  const int64_t warps = core::ceil_div(p.heads, int64_t{32 / kLanes * kEach});
+  // Whole warps, as few as the heads of a thread allow.
+  const int64_t warps = core::ceil_div(p.heads, int64_t{32 / kLanes * each_of(p)});
   const int threads = static_cast<int>(warps < kThreads / 32 ? warps * 32 : kThreads);
   const Call call = call_of(p, threads);
-  with_form(form_of(call), [&](auto form) {
-    prepare_tokens<decltype(form)::value>
+  with_form(form_of(call), call, [&](auto form, auto each) {
+    prepare_tokens<decltype(form)::value, decltype(each)::value>
         <<<blocks_of(call), threads, 0, cuda::stream_of(p.device)>>>(call);
     cuda::keep_error(cudaGetLastError());
   });

@@ -1,5 +1,6 @@
 // index_query on the device: 8 lanes per head, each with 8 values of the half that RoPE turns and 8
-// of the other, and each thread two heads of its token at once, so that they share its angles.
+// of the other, and each thread two heads of its token at once, so that they share its angles. Of
+// few heads in all a thread has one: the shortest wait.
 // Budget: 256 B read and 128 B written a head, and 256 B of angles a token; everything between
 // stays in registers.
 #pragma once
@@ -14,7 +15,8 @@
 
 namespace winnow::internal::index_query {
 
-inline constexpr int kEach = 2;
+inline constexpr int kMost = 2;                  // heads of a thread
+inline constexpr int64_t kFew = 4096;            // heads of a call whose threads have one
 inline constexpr int kLanes = cuda::kRopeLanes;  // of a head
 
 // What the kernels are made for. Plain calls have aligned rows, outputs and angles, codes and no
@@ -23,19 +25,23 @@ enum class Form : uint8_t { kAny, kPairs, kHalves };
 
 struct Call {
   Params p;
+  int each = kMost;       // heads of a thread
   int rows = 1;           // heads that a block takes at a time: 8 lanes each
   uint32_t blocks = 0;    // of a token
   bool q_wide = false;    // 16 B in
   bool out_wide = false;  // 16 or 8 B out
 };
 
+inline int each_of(const Params& p) { return p.tokens * p.heads <= kFew ? 1 : kMost; }
+
 // The call by blocks of `threads`, and how many of them.
 inline Call call_of(const Params& p, int threads) {
   const int64_t bytes = p.out_is_bf16 ? 2 : 1;
   const int64_t piece = bytes * cuda::kPiece;
   Call call{p};
+  call.each = each_of(p);
   call.rows = threads / kLanes;
-  call.blocks = static_cast<uint32_t>(core::ceil_div(p.heads, call.rows * kEach));
+  call.blocks = static_cast<uint32_t>(core::ceil_div(p.heads, int64_t{call.rows} * call.each));
   call.q_wide = cuda::is_wide(p.q, p.q_token * 2) && cuda::is_wide(p.q, p.q_head * 2);
   call.out_wide = reinterpret_cast<uintptr_t>(p.out) % piece == 0 &&
                   p.out_token * bytes % piece == 0 && p.out_head * bytes % piece == 0;
@@ -51,13 +57,17 @@ inline Form form_of(const Call& call) {
     return Form::kAny;
   return p.rope.half ? Form::kHalves : Form::kPairs;
 }
-// Calls f(std::integral_constant<Form, form>).
+// Calls f(std::integral_constant<Form, form>, std::integral_constant<int, call.each>).
 template <class F>
-void with_form(Form form, F&& f) {
+void with_form(Form form, const Call& call, F&& f) {
+  const auto with_each = [&](auto of) {
+    if (call.each == 1) f(of, std::integral_constant<int, 1>());
+    else f(of, std::integral_constant<int, kMost>());
+  };
   switch (form) {
-    case Form::kAny: return f(std::integral_constant<Form, Form::kAny>());
-    case Form::kPairs: return f(std::integral_constant<Form, Form::kPairs>());
-    case Form::kHalves: return f(std::integral_constant<Form, Form::kHalves>());
+    case Form::kAny: return with_each(std::integral_constant<Form, Form::kAny>());
+    case Form::kPairs: return with_each(std::integral_constant<Form, Form::kPairs>());
+    case Form::kHalves: return with_each(std::integral_constant<Form, Form::kHalves>());
   }
 }
 
@@ -71,8 +81,8 @@ __device__ __forceinline__ float weight_from(const Params& p, uint32_t bits) {
   return __uint_as_float(p.weights_are_bf16 ? bits << 16 : bits);
 }
 
-// Block `block` of a call, by all of its threads.
-template <Form kForm>
+// Block `block` of a call, by all of its threads. kEach: call.each.
+template <Form kForm, int kEach>
 __device__ __forceinline__ void prepare(const Call& call, uint32_t block) {
   constexpr int kHalf = kWidth / 2;
   constexpr bool kPlain = kForm != Form::kAny;
@@ -84,8 +94,8 @@ __device__ __forceinline__ void prepare(const Call& call, uint32_t block) {
   uint32_t part = 0;  // of the token's blocks; most calls have one a token
   uint32_t t = block;
   if (call.blocks > 1) {
-    t = block / call.blocks;
-    part = block % call.blocks;
+    t = cuda::divided(block, call.blocks);
+    part = block - t * call.blocks;
   }
   const int64_t position = p.positions[t * p.position_stride];
   const int lane = threadIdx.x % kLanes;

@@ -12,12 +12,12 @@ namespace winnow::internal::prepare_queries {
 
 namespace {
 
-template <cuda::HeadsWay kWay, index_query::Form kForm>
+template <cuda::HeadsWay kWay, index_query::Form kForm, int kEach>
 __global__ void __launch_bounds__(cuda::kHeadThreads, kForm == index_query::Form::kAny ? 1 : 4)
     prepare_both(const __grid_constant__ cuda::HeadsPlan query,
                  const __grid_constant__ index_query::Call index) {
   if (blockIdx.x < query.blocks) cuda::prepare_heads<kWay>(query, blockIdx.x);
-  else index_query::prepare<kForm>(index, blockIdx.x - query.blocks);
+  else index_query::prepare<kForm, kEach>(index, blockIdx.x - query.blocks);
 }
 
 // Ways of the models: V3.2's and V4's heads.
@@ -35,11 +35,11 @@ void sm90(const Params& p) noexcept {
   const index_query::Form wanted =
       is_common(query.way) ? index_query::form_of(index) : index_query::Form::kAny;
   cuda::with_way(query.way, [&](auto way) {
-    index_query::with_form(wanted, [&](auto form) {
+    index_query::with_form(wanted, index, [&](auto form, auto each) {
       constexpr cuda::HeadsWay kWay = decltype(way)::value;
       constexpr index_query::Form kForm =
           is_common(kWay) ? decltype(form)::value : index_query::Form::kAny;
-      prepare_both<kWay, kForm>
+      prepare_both<kWay, kForm, decltype(each)::value>
           <<<blocks, cuda::kHeadThreads, 0, cuda::stream_of(p.device)>>>(query, index);
       cuda::keep_error(cudaGetLastError());
     });

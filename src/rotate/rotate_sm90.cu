@@ -1,7 +1,7 @@
 // rotate and rope_table on the device. rotate is a pass over heads (cuda/heads.h). In e4m3: 8 lanes
-// per tile of 128 values, each with 8 of either half, a thread four tiles of its token at once; 2 B
-// read and 1 B written a value, everything between in registers. rope_table: a thread per angle,
-// cosine and sine in double, rounded once; made at load, so nobody waits for it.
+// per tile of 128 values, each with 8 of either half, a thread four tiles of its token at once, of
+// few tokens one; 2 B read and 1 B written a value, everything between in registers. rope_table: a
+// thread per angle, cosine and sine in double, rounded once; made at load, so nobody waits for it.
 #include <cuda_runtime.h>
 
 #include "core/arithmetic.h"
@@ -27,7 +27,6 @@ __global__ void __launch_bounds__(kThreads) fill_table(const __grid_constant__ T
   at[p.sine_stride] = static_cast<float>(sin(double{angle}));
 }
 
-constexpr int kEach = 4;                            // tiles of a thread
 constexpr int kRows = kThreads / cuda::kRopeLanes;  // tiles that a block takes at a time
 
 struct Quantized {
@@ -36,6 +35,8 @@ struct Quantized {
   bool wide = false, out_wide = false;
 };
 
+// kEach: tiles of a thread.
+template <int kEach>
 __global__ void __launch_bounds__(kThreads, 3) quantize(const __grid_constant__ Quantized call) {
   constexpr int kHalf = kTile / 2;
   const Params& p = call.p;
@@ -86,12 +87,17 @@ void launch_quantized(const Params& p) {
   const int64_t tiles = p.heads * (p.width / kTile);  // of a token
   if (p.tokens * tiles == 0) return;
   Quantized call{p};
-  call.blocks = static_cast<uint32_t>(core::ceil_div(tiles, int64_t{kRows * kEach}));
+  // One tile a thread is the shortest wait; four keep the memory busy once all multiprocessors are.
+  constexpr int64_t kFew = 4096;  // tiles of the call
+  constexpr int kMost = 4;
+  const int64_t each = p.tokens * tiles <= kFew ? 1 : kMost;
+  call.blocks = static_cast<uint32_t>(core::ceil_div(tiles, kRows * each));
   call.wide = cuda::is_wide(p.x, p.x_token * 2) && p.x_head % cuda::kPiece == 0;
   call.out_wide = reinterpret_cast<uintptr_t>(p.codes) % cuda::kPiece == 0 &&
                   p.out_token % cuda::kPiece == 0 && p.out_head % cuda::kPiece == 0;
   const auto blocks = static_cast<unsigned>(p.tokens * call.blocks);
-  quantize<<<blocks, kThreads, 0, cuda::stream_of(p.device)>>>(call);
+  const auto kernel = each == 1 ? quantize<1> : quantize<kMost>;
+  kernel<<<blocks, kThreads, 0, cuda::stream_of(p.device)>>>(call);
   cuda::keep_error(cudaGetLastError());
 }
 
