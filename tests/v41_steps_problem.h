@@ -240,7 +240,8 @@ class SharingLayers {
 };
 
 // One batch through all three, in both ways. Whether all that they wrote is the same, bit for bit.
-inline void expect_same_shared_step(SharingLayers& layers, const Step& step, Shared& one, Shared& other) {
+inline void expect_same_shared_step(SharingLayers& layers, const Step& step, Shared& one,
+                                    Shared& other) {
   for (const Role role : kRoles) {
     SCOPED_TRACE(static_cast<int>(role));
     layers.layer.draw(step);

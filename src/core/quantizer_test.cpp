@@ -22,18 +22,24 @@ TEST(CorrectedQuotient, By448IsTheDivision) {
   ASSERT_EQ(corrected_quotient(1e-4f, kE4m3Max, 1 / kE4m3Max), 1e-4f / kE4m3Max);
 }
 
-// Every value of a tile down to 2^-24 of the largest, exactly.
-void expect_quotients(float scale, float amax) {
-  const TwoPartInverse inverse(scale);
+// check(value) of every value of a tile, down to 2^-24 of the largest.
+template <class F>
+void for_each_value(float amax, F&& check) {
   int top = 0;
   std::frexp(amax, &top);
   for (int exponent = top; exponent > top - 24; --exponent)
     for (int m = 0; m < 128; ++m) {
       const float x = bf16_value(m, exponent);
       if (x > amax) continue;
-      for (const float v : {x, -x})
-        ASSERT_EQ(inverse.quotient(v), v / scale) << v << " / " << scale;
+      check(x);
+      check(-x);
     }
+}
+
+void expect_quotients(float scale, float amax) {
+  const TwoPartInverse inverse(scale);
+  for_each_value(
+      amax, [&](float x) { ASSERT_EQ(inverse.quotient(x), x / scale) << x << " / " << scale; });
 }
 
 TEST(TwoPartInverse, GivesQuotients) {
@@ -68,19 +74,12 @@ TEST(FactorBelow, RoundsAsTheQuotientDoes) {
   EXPECT_EQ(left_out, 8);
 }
 
-// Every value of a tile, down to those that become 0.
 void expect_codes(float scale, float amax) {
   const float inverse = 1 / scale;
-  int top = 0;
-  std::frexp(amax, &top);
-  for (int exponent = top; exponent > top - 24; --exponent)
-    for (int m = 0; m < 128; ++m) {
-      const float x = bf16_value(m, exponent);
-      if (x > amax) continue;
-      for (const float v : {x, -x})
-        ASSERT_EQ(to_e4m3(corrected_quotient(v, scale, inverse)).bits, to_e4m3(v / scale).bits)
-            << v << " / " << scale;
-    }
+  for_each_value(amax, [&](float x) {
+    ASSERT_EQ(to_e4m3(corrected_quotient(x, scale, inverse)).bits, to_e4m3(x / scale).bits)
+        << x << " / " << scale;
+  });
 }
 
 TEST(CorrectedQuotient, HasTheCodesOfADivision) {

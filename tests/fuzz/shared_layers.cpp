@@ -1,5 +1,6 @@
 // Layers of V4.1 that share states, blocks and ids through pipeline(), bit for bit what the single
-// verbs give one after the other, with hostile block tables; and choices that name what is not there.
+// verbs give one after the other, with hostile block tables; and choices that name what is not
+// there.
 #include "target.h"
 #include "v41_steps_problem.h"
 
