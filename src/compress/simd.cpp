@@ -178,13 +178,13 @@ void store_record(const Params& p, const hs::TileQuantizer& quantizer, const bf1
   });
 }
 
-// Asks for the row of a token that is an entry by itself, and its angles.
+// Asks for the row of a token that is an entry by itself, for L2, and its angles.
 HWY_INLINE void prefetch_token(const Params& p, int64_t token) {
   constexpr int64_t kLine = 64;
   if (token >= p.tokens) return;
   const int64_t size = p.rows_are_bf16 ? 2 : 4;
   const std::byte* row = static_cast<const std::byte*>(p.rows) + token * p.row_stride * size;
-  for (int64_t at = 0; at < p.width * size; at += kLine) __builtin_prefetch(row + at);
+  for (int64_t at = 0; at < p.width * size; at += kLine) __builtin_prefetch(row + at, 0, 2);
   const int64_t position = position_of(p, token);
   if (p.rope.table && core::in_table(p.rope, position)) hs::prefetch_angles(p.rope, position);
 }

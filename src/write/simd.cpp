@@ -41,17 +41,17 @@ struct Block {
 
 constexpr int64_t kLine = 64;  // bytes
 
-// Asks for what row r of the block behind will read and write, one row at a time: more than a few
-// lines at once would wait for each other.
+// Asks for what row r of the block behind will read, one row at a time and for L2: more lines than
+// L1 can wait for would stop the row at hand.
 template <class R>
 HWY_INLINE void prefetch_row(const Params& p, const Block& block, int64_t r) {
   constexpr int64_t kValues = kLine / static_cast<int64_t>(sizeof(bf16));
   if (r >= block.count) return;
   const int64_t t = block.tokens[r];
   const bf16* row = p.kv + t * p.kv_stride;
-  for (int64_t i = 0; i < R::kNope; i += kValues) __builtin_prefetch(row + i);
+  for (int64_t i = 0; i < R::kNope; i += kValues) __builtin_prefetch(row + i, 0, 2);
   const bf16* rope = p.rope_part + t * p.rope_stride;
-  for (int64_t i = 0; i < R::kRope; i += kValues) __builtin_prefetch(rope + i);
+  for (int64_t i = 0; i < R::kRope; i += kValues) __builtin_prefetch(rope + i, 0, 2);
   if (p.rope.table) hs::prefetch_angles(p.rope, p.positions[t * p.position_stride]);
 }
 
