@@ -186,6 +186,9 @@ double CompressProblem::bytes() const {
     looked_up += std::max<int64_t>(0, window - (t - first + 1));
   }
   if (args.state.rows) bytes += static_cast<double>(looked_up * 2 * width) * sizeof(float);
+  // ... and, of a chunk, a row of the table of its own.
+  if (args.positions.shape[0] > 1 && requests[0] == requests[1])
+    bytes += static_cast<double>(entries * 2 * (kRopeDim / 2)) * sizeof(float);
   return bytes + static_cast<double>(entries * page_bytes_used(args.cache.format, 1));
 }
 

@@ -1,5 +1,5 @@
 // compress: one token of many requests, and chunks of one request. Bytes: rows read from
-// the call and the state, rows of the state and records written.
+// the call and the state, rows of the state and records written, rows of the table.
 #include <fmt/format.h>
 
 #include "layer_bench.h"
@@ -28,6 +28,12 @@ const bench::Suite suite("compress", "default", [](bench::Runner& runner) {
     for (const int64_t tokens : bench::token_counts(runner))
       tokens < 1024 ? measure(runner, of, tokens, 1) : measure(runner, of, 1, tokens);
   }
+});
+
+// Whether the time is linear in the tokens of a chunk.
+const bench::Suite chunks("compress", "chunks", [](bench::Runner& runner) {
+  for (const bench::Compressor& of : bench::kCompressors)
+    for (const int64_t tokens : {1024, 2048, 4096, 8192}) measure(runner, of, 1, tokens);
 });
 
 }  // namespace

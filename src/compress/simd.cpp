@@ -5,9 +5,10 @@
 // values by the next window, the second by its own) and once more, from a cache, for the state, and
 // 8 KiB are written. An entry takes 8 x 512 exponentials. C128A: 4 KiB read and written a token. An
 // entry's 128 rows, 4 KiB apart, would all fall into one set of L1 if columns were taken one after
-// the other: rows are taken whole, twice, the second time from L2.
+// the other: they are taken in groups of eight.
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "compress/kernel.h"
 #include "core/arithmetic.h"
@@ -21,7 +22,6 @@
 #include "cpu/prologue_simd.h"
 #include "cpu/write_record_simd.h"
 #include "hwy/cache_control.h"
-#include "hwy/contrib/math/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace winnow::internal::compress::HWY_NAMESPACE {
@@ -41,85 +41,115 @@ HWY_INLINE hn::VFromD<D> load_scores(D d, const Row& row, int64_t i) {
   return row.bias ? hn::Add(scores, hn::LoadU(d, row.bias + i)) : scores;
 }
 
-constexpr int kMaxColumnRows = 8;  // of an entry whose columns stay in registers
-constexpr int64_t kEntries = 8;    // that go through each step together
+constexpr int64_t kEntries = 8;  // that go through each step together
 
-// The weighted mean of a few rows, value by value.
-void pool_columns(const Row* rows, int count, int64_t width, float* pooled) {
-  const hn::CappedTag<float, 16> d;  // divides every width: they are multiples of 16
-  for (int64_t i = 0; i < width; i += static_cast<int64_t>(hn::Lanes(d))) {
-    auto largest = load_scores(d, rows[0], i);
-    for (int j = 1; j < count; ++j) largest = hn::Max(largest, load_scores(d, rows[j], i));
-    auto sum = hn::Zero(d);
-    auto whole = hn::Zero(d);
-    for (int j = 0; j < count; ++j) {
-      const auto weight = hn::Exp(d, hn::Sub(load_scores(d, rows[j], i), largest));
-      sum = hn::MulAdd(weight, load_values(d, rows[j].values, rows[j].are_bf16, i), sum);
-      whole = hn::Add(whole, weight);
-    }
-    hn::StoreU(hn::Div(sum, whole), d, pooled + i);
+// exp(x) for x <= 0, off by 2 units in the last place at most; 0 below -87, and for NaN, which the
+// sum of the weights turns into NaN again. 2^n e^r: adding 1.5 * 2^23 rounds x / ln 2 to n, which
+// then stands in the low bits; e^r by a polynomial whose own error is 0.06 units.
+template <class D>
+HWY_INLINE hn::VFromD<D> exp_below_zero(D d, hn::VFromD<D> x) {
+  const hn::RebindToUnsigned<D> du;
+  const auto magic = hn::Set(d, 0x1.8p23f);
+  const auto shifted = hn::MulAdd(x, hn::Set(d, 1.44269504f), magic);
+  const auto n = hn::Sub(shifted, magic);
+  // ln 2 in two parts: n times the first is exact.
+  auto r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), x);
+  r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), r);
+  const auto r2 = hn::Mul(r, r);
+  const auto low = hn::MulAdd(r, hn::Set(d, 0.166665152f), hn::Set(d, 0.49999994f));
+  const auto middle = hn::MulAdd(r, hn::Set(d, 0.00836941879f), hn::Set(d, 0.0416684560f));
+  const auto high = hn::MulAdd(r2, hn::Set(d, 0.00138131448f), middle);
+  const auto power = hn::Add(hn::MulAdd(r2, hn::MulAdd(r2, high, low), r), hn::Set(d, 1.0f));
+  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(du, shifted));
+  const auto y = hn::BitCast(d, hn::Add(hn::BitCast(du, power), exponent));
+  return hn::IfThenElseZero(hn::Ge(x, hn::Set(d, -87.0f)), y);
+}
+
+// The weights' sum and that of the weighted values so far, by the largest score so far.
+template <class V>
+struct Pool {
+  V largest, sum, whole;
+};
+
+// Takes kGroup rows, whose scores stay in registers, into vector i of an entry. kFloats: all of
+// them are fp32.
+template <int kGroup, bool kFloats, class D>
+HWY_INLINE void pool_group(D d, const Row* rows, int64_t i, Pool<hn::VFromD<D>>& pool) {
+  hn::VFromD<D> scores[kGroup];
+  auto largest = pool.largest;
+  for (int j = 0; j < kGroup; ++j) {
+    Row row = rows[j];
+    if constexpr (kFloats) row.are_bf16 = false;
+    scores[j] = load_scores(d, row, i);
+    largest = hn::Max(largest, scores[j]);
   }
+  const auto factor = exp_below_zero(d, hn::Sub(pool.largest, largest));
+  auto sum = hn::Mul(pool.sum, factor);
+  auto whole = hn::Mul(pool.whole, factor);
+  for (int j = 0; j < kGroup; ++j) {
+    const auto weight = exp_below_zero(d, hn::Sub(scores[j], largest));
+    const bool are_bf16 = !kFloats && rows[j].are_bf16;
+    sum = hn::MulAdd(weight, load_values(d, rows[j].values, are_bf16, i), sum);
+    whole = hn::Add(whole, weight);
+  }
+  pool = {largest, sum, whole};
 }
 
-// Asks for a row, whose two halves lie in a page of their own each time.
-constexpr int kAhead = 4;
-HWY_INLINE void prefetch_row(const Row& row, int64_t width) {
-  constexpr int64_t kLine = 64;
-  const int64_t bytes = width * (row.are_bf16 ? 2 : 4);
-  for (const void* half : {row.scores, row.values})
-    for (int64_t at = 0; at < bytes; at += kLine)
-      __builtin_prefetch(static_cast<const std::byte*>(half) + at);
-}
-
-// The same of many rows, row by row; `pooled` holds the sums meanwhile.
-void pool_rows(const Row* rows, int count, int64_t width, float* pooled) {
-  const hn::CappedTag<float, 16> d;
+// The weighted mean of an entry's rows, value by value. Rows are read once, a group of them at a
+// time: what was summed is scaled down where a group has a larger score.
+template <int kGroup, bool kFloats>
+HWY_NOINLINE void pool_rows(const Row* rows, int count, int64_t width, float* pooled) {
+  const hn::CappedTag<float, 16> d;  // divides every width: they are multiples of 16
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   HWY_ALIGN float largest[kMaxWidth];
   HWY_ALIGN float whole[kMaxWidth];
-  for (int64_t i = 0; i < width; i += lanes) {
-    hn::Store(load_scores(d, rows[0], i), d, largest + i);
-    hn::Store(hn::Zero(d), d, whole + i);
-    hn::StoreU(hn::Zero(d), d, pooled + i);
-  }
-  for (int j = 1; j < count; ++j) {
-    if (j + kAhead < count) prefetch_row(rows[j + kAhead], width);
-    for (int64_t i = 0; i < width; i += lanes)
-      hn::Store(hn::Max(hn::Load(d, largest + i), load_scores(d, rows[j], i)), d, largest + i);
-  }
-  for (int j = 0; j < count; ++j)
+  for (int first = 0; first < count; first += kGroup)
     for (int64_t i = 0; i < width; i += lanes) {
-      const auto score = load_scores(d, rows[j], i);
-      const auto weight = hn::Exp(d, hn::Sub(score, hn::Load(d, largest + i)));
-      const auto value = load_values(d, rows[j].values, rows[j].are_bf16, i);
-      hn::StoreU(hn::MulAdd(weight, value, hn::LoadU(d, pooled + i)), d, pooled + i);
-      hn::Store(hn::Add(hn::Load(d, whole + i), weight), d, whole + i);
+      Pool<hn::VFromD<decltype(d)>> pool{hn::Set(d, std::numeric_limits<float>::lowest()),
+                                         hn::Zero(d), hn::Zero(d)};
+      if (first > 0)
+        pool = {hn::Load(d, largest + i), hn::LoadU(d, pooled + i), hn::Load(d, whole + i)};
+      pool_group<kGroup, kFloats>(d, rows + first, i, pool);
+      if (first + kGroup == count) {
+        hn::StoreU(hn::Div(pool.sum, pool.whole), d, pooled + i);
+      } else {
+        hn::Store(pool.largest, d, largest + i);
+        hn::StoreU(pool.sum, d, pooled + i);
+        hn::Store(pool.whole, d, whole + i);
+      }
     }
-  for (int64_t i = 0; i < width; i += lanes)
-    hn::StoreU(hn::Div(hn::LoadU(d, pooled + i), hn::Load(d, whole + i)), d, pooled + i);
 }
 
-// False if a row is missing.
-bool pool_entry(const Params& p, int64_t token, float* pooled) {
+template <bool kFloats>
+HWY_INLINE void pool_rows(const Row* rows, int count, int64_t width, float* pooled) {
+  if (count % 8 == 0) pool_rows<8, kFloats>(rows, count, width, pooled);
+  else if (count % 4 == 0) pool_rows<4, kFloats>(rows, count, width, pooled);
+  else if (count % 2 == 0) pool_rows<2, kFloats>(rows, count, width, pooled);
+  else pool_rows<1, kFloats>(rows, count, width, pooled);
+}
+
+// Where the entry's values are, before the norm: in `pooled`, or in the only row, if that is fp32.
+// Null if a row is missing.
+const float* pool_entry(const Params& p, int64_t token, float* pooled) {
   const int64_t last = position_of(p, token);
   Row rows[kMaxRows];
   int count = 0;
+  bool floats = true;
   for (int64_t j = std::max<int64_t>(last - rows_of_entry(p) + 1, 0); j <= last; ++j) {
     rows[count] = row_of(p, token, last, j);
-    if (rows[count++].values == nullptr) return false;
+    floats = floats && !rows[count].are_bf16;
+    if (rows[count++].values == nullptr) return nullptr;
   }
-  if (p.gate && count > kMaxColumnRows) {
-    pool_rows(rows, count, p.width, pooled);
-  } else if (p.gate) {
-    pool_columns(rows, count, p.width, pooled);
-  } else if (rows[0].are_bf16) {
-    const hn::CappedTag<float, 16> d;
-    for (int64_t i = 0; i < p.width; i += static_cast<int64_t>(hn::Lanes(d)))
-      hn::StoreU(load_values(d, rows[0].values, true, i), d, pooled + i);
-  } else {
-    std::memcpy(pooled, rows[0].values, p.width * sizeof(float));
+  if (p.gate) {
+    if (floats) pool_rows<true>(rows, count, p.width, pooled);
+    else pool_rows<false>(rows, count, p.width, pooled);
+    return pooled;
   }
-  return true;
+  if (floats) return static_cast<const float*>(rows[0].values);
+  const hn::CappedTag<float, 16> d;
+  for (int64_t i = 0; i < p.width; i += static_cast<int64_t>(hn::Lanes(d)))
+    hn::StoreU(load_values(d, rows[0].values, true, i), d, pooled + i);
+  return pooled;
 }
 
 // Entries of the tokens that close them.
@@ -127,30 +157,47 @@ struct Entries {
   int64_t count = 0;
   int64_t tokens[kEntries];
   int64_t slots[kEntries];  // negative: the latent alone
+  const float* values[kEntries];
   HWY_ALIGN float pooled[kEntries * kMaxWidth];
   HWY_ALIGN bf16 rows[kEntries * kMaxWidth];
 };
 
-void store_record(const Params& p, const bf16* row, int64_t slot) {
+void prefetch_entry(const Params& p, int64_t slot) {
+  const std::byte* page = p.cache.data + slot / p.cache.page * p.cache.stride;
+  with_entry(p.cache.format, [&](auto record) {
+    hs::prefetch_record<decltype(record)>(page, slot % p.cache.page, p.cache.page);
+  });
+}
+
+void store_record(const Params& p, const hs::TileQuantizer& quantizer, const bf16* row,
+                  int64_t slot) {
   std::byte* page = p.cache.data + slot / p.cache.page * p.cache.stride;
   with_entry(p.cache.format, [&](auto record) {
     using R = decltype(record);
-    hs::write_record<R>(p.quantizer, row, row + R::kNope, page, slot % p.cache.page, p.cache.page);
+    hs::write_record<R>(quantizer, row, row + R::kNope, page, slot % p.cache.page, p.cache.page);
   });
+}
+
+// Asks for the row of a token that is an entry by itself, for L2, and its angles.
+HWY_INLINE void prefetch_token(const Params& p, int64_t token) {
+  constexpr int64_t kLine = 64;
+  if (token >= p.tokens) return;
+  const int64_t size = p.rows_are_bf16 ? 2 : 4;
+  const std::byte* row = static_cast<const std::byte*>(p.rows) + token * p.row_stride * size;
+  for (int64_t at = 0; at < p.width * size; at += kLine) __builtin_prefetch(row + at, 0, 2);
+  const int64_t position = position_of(p, token);
+  if (p.rope.table && core::in_table(p.rope, position)) hs::prefetch_angles(p.rope, position);
 }
 
 // Pooled entries, step by step over all of them: one alone would wait for its sums, and then for
 // what the step before stored.
-void finish_entries(const Params& p, Entries& e) {
+void finish_entries(const Params& p, const hs::RowNorm& norm, Entries& e) {
   const auto row = [&](int64_t r) { return e.rows + r * kMaxWidth; };
-  const auto pooled = [&](int64_t r) { return e.pooled + r * kMaxWidth; };
-  if (p.norm.kind == NormKind::kNone) {
-    for (int64_t r = 0; r < e.count; ++r) hs::norm_row(p.norm, pooled(r), p.width, row(r));
-  } else {
-    hs::NormFactors factors[kEntries];
-    for (int64_t r = 0; r < e.count; ++r) factors[r] = hs::norm_factors(p.norm, pooled(r), p.width);
-    for (int64_t r = 0; r < e.count; ++r)
-      hs::finish_norm(p.norm, factors[r], pooled(r), p.width, row(r));
+  hs::RowNorm::Factors factors[kEntries];
+  for (int64_t r = 0; r < e.count; ++r) factors[r] = norm.factors(e.values[r]);
+  for (int64_t r = 0; r < e.count; ++r) {
+    if (!p.gate) prefetch_token(p, e.tokens[r] + kEntries);
+    norm.finish(factors[r], e.values[r], row(r));
   }
   if (p.latent)
     for (int64_t r = 0; r < e.count; ++r)
@@ -164,8 +211,9 @@ void finish_entries(const Params& p, Entries& e) {
     }
   if (p.hadamard)
     for (int64_t r = 0; r < e.count; ++r) hs::hadamard_row(row(r), row(r));
+  const hs::TileQuantizer quantizer(p.quantizer);
   for (int64_t r = 0; r < e.count; ++r)
-    if (e.slots[r] >= 0) store_record(p, row(r), e.slots[r]);
+    if (e.slots[r] >= 0) store_record(p, quantizer, row(r), e.slots[r]);
   e.count = 0;
 }
 
@@ -177,30 +225,24 @@ bool within_call(const Params& p, int64_t token) {
   return true;
 }
 
-// Asks for the row of a token behind, which is an entry by itself.
-void prefetch_next(const Params& p, int64_t token) {
-  if (token >= p.tokens) return;
-  Row row;
-  row.are_bf16 = p.rows_are_bf16;
-  const int64_t at = token * p.row_stride * (p.rows_are_bf16 ? 2 : 4);
-  row.values = row.scores = static_cast<const std::byte*>(p.rows) + at;
-  prefetch_row(row, p.width);
-}
-
 // Entries of the tokens [first, last): those within the call, or the others.
 void store_entries(const Params& p, int64_t first, int64_t last, bool within) {
+  const hs::RowNorm norm(p.norm, p.width);
   Entries entries;
   for (int64_t t = first; t < last; ++t) {
     if (!closes(p, t) || within_call(p, t) != within) continue;
     const int64_t slot = p.cache.data ? p.slots[t * p.slot_stride] : -1;
     if (slot < 0 && p.latent == nullptr) continue;
-    if (!p.gate) prefetch_next(p, t + kEntries);
-    if (!pool_entry(p, t, entries.pooled + entries.count * kMaxWidth)) continue;
+    if (slot >= 0) prefetch_entry(p, slot);
+    float* pooled = entries.pooled + entries.count * kMaxWidth;
+    const float* values = pool_entry(p, t, pooled);
+    if (values == nullptr) continue;
     entries.tokens[entries.count] = t;
+    entries.values[entries.count] = values;
     entries.slots[entries.count++] = slot;
-    if (entries.count == kEntries) finish_entries(p, entries);
+    if (entries.count == kEntries) finish_entries(p, norm, entries);
   }
-  finish_entries(p, entries);
+  finish_entries(p, norm, entries);
 }
 
 // Rows of the state. Of a long call few are read again soon: past the caches, they need not be read
@@ -268,8 +310,8 @@ void simd(const Params& p) noexcept {
       HWY_DYNAMIC_DISPATCH(store_entries)(p, first, last, false);
     });
   in_blocks([&](int64_t first, int64_t last) {
-    HWY_DYNAMIC_DISPATCH(store_entries)(p, first, last, true);
     if (p.state != nullptr) HWY_DYNAMIC_DISPATCH(store_rows)(p, first, last);
+    HWY_DYNAMIC_DISPATCH(store_entries)(p, first, last, true);
   });
 }
 

@@ -1,6 +1,7 @@
 // How a tile of values becomes e4m3 codes and a scale.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -32,6 +33,36 @@ WINNOW_HD inline float scale_of(const Quantizer& q, float amax) {
 WINNOW_HD inline float corrected_quotient(float x, float by, float inverse) {
   const float quotient = x * inverse;
   return std::fma(std::fma(-quotient, by, x), inverse, quotient);
+}
+
+// 1 / by in two parts, for x / by of many bf16 x: a product with each and one rounding of their sum
+// are the quotient itself where `by` is the scale of a tile (quantizer_test tries all mantissas).
+// For scales from 2^-80 to 2^100.
+struct TwoPartInverse {
+  explicit TwoPartInverse(float by) : high(1 / by), low(std::fma(-high, by, 1.0f) * high) {}
+  float quotient(float x) const { return std::fma(x, high, x * low); }
+  float high, low;
+};
+
+// A product instead: x times the float below 1 / scale, rounded to four bits with ties down, has
+// the mantissa of x / scale rounded to even, where scale is that of a tile with this largest
+// magnitude (bits of bf16). Quotients that tie lie above an even code, but for eight mantissas of
+// that magnitude (quantizer_test tries all).
+inline float factor_below(float scale) {
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(1 / scale) - 1);
+}
+inline bool ties_round_down(uint16_t most) {
+  switch (most & 0x7f) {
+    case 12:
+    case 26:
+    case 40:
+    case 54:
+    case 68:
+    case 96:
+    case 120:
+    case 124: return false;
+    default: return true;
+  }
 }
 
 // The quantiser of a format in a mode; throws if the format does not have the mode.

@@ -1,4 +1,4 @@
-// The quotients that device code makes of products: those of a division, for every mantissa.
+// The quotients that kernels make of products: those of a division, for every mantissa.
 #include "core/quantizer.h"
 
 #include <gtest/gtest.h>
@@ -22,19 +22,64 @@ TEST(CorrectedQuotient, By448IsTheDivision) {
   ASSERT_EQ(corrected_quotient(1e-4f, kE4m3Max, 1 / kE4m3Max), 1e-4f / kE4m3Max);
 }
 
-// Every value of a tile, down to those that become 0.
-void expect_codes(float scale, float amax) {
-  const float inverse = 1 / scale;
+// check(value) of every value of a tile, down to 2^-24 of the largest.
+template <class F>
+void for_each_value(float amax, F&& check) {
   int top = 0;
   std::frexp(amax, &top);
   for (int exponent = top; exponent > top - 24; --exponent)
     for (int m = 0; m < 128; ++m) {
       const float x = bf16_value(m, exponent);
       if (x > amax) continue;
-      for (const float v : {x, -x})
-        ASSERT_EQ(to_e4m3(corrected_quotient(v, scale, inverse)).bits, to_e4m3(v / scale).bits)
-            << v << " / " << scale;
+      check(x);
+      check(-x);
     }
+}
+
+void expect_quotients(float scale, float amax) {
+  const TwoPartInverse inverse(scale);
+  for_each_value(
+      amax, [&](float x) { ASSERT_EQ(inverse.quotient(x), x / scale) << x << " / " << scale; });
+}
+
+TEST(TwoPartInverse, GivesQuotients) {
+  for (const int exponent : {-70, -13, -1, 0, 1, 8, 90})
+    for (int m = 0; m < 128; ++m) {
+      const float amax = bf16_value(m, exponent);
+      ASSERT_NO_FATAL_FAILURE(expect_quotients(scale_of({0, false, false}, amax), amax));
+    }
+  expect_quotients(scale_of({1e-4f, true, false}, 0), 1e-4f);  // floors
+  expect_quotients(scale_of({1e-4f, false, false}, 0), 0.0448f);
+}
+
+// Every value that has a normal code. Exponents do not matter.
+TEST(FactorBelow, RoundsAsTheQuotientDoes) {
+  int left_out = 0;
+  for (int m = 0; m < 128; ++m) {
+    const float amax = bf16_value(m, 0);
+    const float scale = scale_of({0, false, false}, amax);
+    if (!ties_round_down(static_cast<uint16_t>(std::bit_cast<uint32_t>(amax) >> 16))) {
+      ++left_out;
+      continue;
+    }
+    for (int exponent = 0; exponent > -14; --exponent)
+      for (int n = 0; n < 128; ++n) {
+        const float x = bf16_value(n, exponent);
+        if (x > amax || x / scale < 0x1p-6f) continue;
+        const uint32_t product = std::bit_cast<uint32_t>(x * factor_below(scale));
+        const uint32_t code = (product + 0x7ffffu - (120u << 23)) >> 20;
+        ASSERT_EQ(code, to_e4m3(x / scale).bits) << x << " / " << scale;
+      }
+  }
+  EXPECT_EQ(left_out, 8);
+}
+
+void expect_codes(float scale, float amax) {
+  const float inverse = 1 / scale;
+  for_each_value(amax, [&](float x) {
+    ASSERT_EQ(to_e4m3(corrected_quotient(x, scale, inverse)).bits, to_e4m3(x / scale).bits)
+        << x << " / " << scale;
+  });
 }
 
 TEST(CorrectedQuotient, HasTheCodesOfADivision) {

@@ -26,39 +26,53 @@ HWY_INLINE hn::VFromD<DF> load_bf16(DF df, const bf16* from) {
   return hn::BitCast(df, hn::ShiftLeft<16>(u));
 }
 
+// Which NaNs a rounding to bf16 may meet. Those of bf16 values and of arithmetic have a low half of
+// zeros, which rounding leaves alone. Others, of fp32 inputs, could be carried into a zero.
+enum class Nans { kAny, kOfBf16 };
+
 // The bits of the float rounded to nearest even bf16, in the high half of each lane (the low half
 // is anything); NaN stays NaN (quieted).
-template <class DF>
+template <Nans kNans = Nans::kAny, class DF>
 HWY_INLINE hn::VFromD<hn::RebindToUnsigned<DF>> round_to_bf16(DF /*df*/, hn::VFromD<DF> v) {
   const hn::RebindToUnsigned<DF> du;
   const auto u = hn::BitCast(du, v);
   const auto odd = hn::And(hn::ShiftRight<16>(u), hn::Set(du, 1u));
-  const auto rounded = hn::Add(u, hn::Add(odd, hn::Set(du, 0x7fffu)));
+  const auto rounded = hn::Add(hn::Add(u, hn::Set(du, 0x7fffu)), odd);
+  if constexpr (kNans == Nans::kOfBf16) return rounded;
   const auto quiet = hn::Or(u, hn::Set(du, 0x400000u));
   return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), quiet, rounded);
 }
 
-template <class DF>
+template <Nans kNans = Nans::kAny, class DF>
 HWY_INLINE void store_bf16(DF df, hn::VFromD<DF> v, bf16* to) {
   const hn::RebindToSigned<DF> di;
   const hn::Rebind<uint16_t, DF> dh;
   // 0..65535: demotes as it is.
-  const auto high = hn::BitCast(di, hn::ShiftRight<16>(round_to_bf16(df, v)));
+  const auto high = hn::BitCast(di, hn::ShiftRight<16>(round_to_bf16<kNans>(df, v)));
   hn::StoreU(hn::DemoteTo(dh, high), dh, reinterpret_cast<uint16_t*>(to));
 }
 
 // Two vectors next to each other: the high halves of both fill one vector.
-template <class DF>
+template <Nans kNans = Nans::kAny, class DF>
 HWY_INLINE void store_bf16_pair(DF df, hn::VFromD<DF> first, hn::VFromD<DF> second, bf16* to) {
 #if HWY_TARGET == HWY_SCALAR
-  store_bf16(df, first, to);
-  store_bf16(df, second, to + 1);
+  store_bf16<kNans>(df, first, to);
+  store_bf16<kNans>(df, second, to + 1);
 #else
   const hn::Repartition<uint16_t, DF> dh;
-  const auto low = hn::BitCast(dh, round_to_bf16(df, first));
-  const auto high = hn::BitCast(dh, round_to_bf16(df, second));
+  const auto low = hn::BitCast(dh, round_to_bf16<kNans>(df, first));
+  const auto high = hn::BitCast(dh, round_to_bf16<kNans>(df, second));
   hn::StoreU(hn::ConcatOdd(dh, high, low), dh, reinterpret_cast<uint16_t*>(to));
 #endif
+}
+
+// Whether a NaN is among x[0, count), a multiple of 16; infinities of both signs count as one.
+HWY_INLINE bool has_nan(const float* x, int64_t count) {
+  const hn::CappedTag<float, 16> df;
+  auto sum = hn::Zero(df);
+  for (int64_t i = 0; i < count; i += static_cast<int64_t>(hn::Lanes(df)))
+    sum = hn::Add(sum, hn::LoadU(df, x + i));
+  return !hn::AllFalse(df, hn::IsNaN(sum));
 }
 
 // Lanes(df) e4m3 codes as floats, without passing through subnormal floats (slow on some CPUs, zero

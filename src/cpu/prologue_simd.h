@@ -7,6 +7,7 @@
 #define WINNOW_CPU_PROLOGUE_SIMD_H
 #endif
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -29,10 +30,28 @@ HWY_INLINE hn::VFromD<DF> load_floats(DF df, const float* x) {
   return hn::LoadU(df, x);
 }
 
-// Sum of f(vector of x) over a row: four chains of vectors, then the ragged end by itself. The
-// order depends on the width alone.
+// Two vectors of a row, for sums: of bf16 the values at even places and those at odd ones, which
+// share lanes of 32 bits.
+template <class V>
+struct Two {
+  V first, second;
+};
+template <class DF>
+HWY_INLINE Two<hn::VFromD<DF>> load_two(DF df, const bf16* x) {
+  const hn::RebindToUnsigned<DF> du;
+  const auto both = hn::LoadU(du, reinterpret_cast<const uint32_t*>(x));
+  return {hn::BitCast(df, hn::ShiftLeft<16>(both)),
+          hn::BitCast(df, hn::And(both, hn::Set(du, 0xffff0000u)))};
+}
+template <class DF>
+HWY_INLINE Two<hn::VFromD<DF>> load_two(DF df, const float* x) {
+  return {hn::LoadU(df, x), hn::LoadU(df, x + hn::Lanes(df))};
+}
+
+// A row's sum by add(vector tag, sum so far, vector): four chains of vectors, then the ragged end
+// by itself. The order depends on the width alone.
 template <class T, class F>
-HWY_INLINE float sum_row(const T* x, int64_t width, F&& f) {
+HWY_INLINE float sum_row(const T* x, int64_t width, F&& add) {
   const hn::CappedTag<float, 16> df;
   const auto lanes = static_cast<int64_t>(hn::Lanes(df));
   auto sum0 = hn::Zero(df);
@@ -41,72 +60,175 @@ HWY_INLINE float sum_row(const T* x, int64_t width, F&& f) {
   auto sum3 = hn::Zero(df);
   int64_t i = 0;
   for (; i + 4 * lanes <= width; i += 4 * lanes) {
-    sum0 = hn::Add(sum0, f(df, load_floats(df, x + i)));
-    sum1 = hn::Add(sum1, f(df, load_floats(df, x + i + lanes)));
-    sum2 = hn::Add(sum2, f(df, load_floats(df, x + i + 2 * lanes)));
-    sum3 = hn::Add(sum3, f(df, load_floats(df, x + i + 3 * lanes)));
+    const auto front = load_two(df, x + i);
+    const auto back = load_two(df, x + i + 2 * lanes);
+    sum0 = add(df, sum0, front.first);
+    sum1 = add(df, sum1, front.second);
+    sum2 = add(df, sum2, back.first);
+    sum3 = add(df, sum3, back.second);
   }
-  for (; i + lanes <= width; i += lanes) sum0 = hn::Add(sum0, f(df, load_floats(df, x + i)));
+  for (; i + lanes <= width; i += lanes) sum0 = add(df, sum0, load_floats(df, x + i));
   const hn::CappedTag<float, 1> one;
-  float rest = 0;
-  for (; i < width; ++i) rest += hn::GetLane(f(one, load_floats(one, x + i)));
+  auto rest = hn::Zero(one);
+  for (; i < width; ++i) rest = add(one, rest, load_floats(one, x + i));
   const auto sums = hn::Add(hn::Add(sum0, sum1), hn::Add(sum2, sum3));
-  return rest + hn::GetLane(hn::SumOfLanes(df, sums));
+  return hn::GetLane(rest) + hn::GetLane(hn::SumOfLanes(df, sums));
 }
 
-// What a norm takes from a row and multiplies the rest by. Of several rows these are found first,
-// since each waits for the sums of its row, and the rows are finished behind them.
-struct NormFactors {
-  float mean, inverse;
-};
-template <class T>
-HWY_INLINE NormFactors norm_factors(const core::NormParams& n, const T* x, int64_t width) {
-  const auto count = static_cast<float>(width);
-  float mean = 0;
-  float squares;
-  if (n.kind == NormKind::kLayer) {
-    mean = sum_row(x, width, [](auto, auto v) HWY_ATTR { return v; }) / count;
-    squares = sum_row(x, width, [mean](auto d, auto v) HWY_ATTR {
-      const auto centred = hn::Sub(v, hn::Set(d, mean));
-      return hn::Mul(centred, centred);
-    });
-  } else {
-    squares = sum_row(x, width, [](auto, auto v) HWY_ATTR { return hn::Mul(v, v); });
-  }
-  return {mean, 1 / std::sqrt(squares / count + n.eps)};
-}
-
-template <class T>
-HWY_INLINE void finish_norm(const core::NormParams& n, const NormFactors& factors, const T* x,
-                            int64_t width, bf16* out) {
-  const bool centred = n.kind == NormKind::kLayer;
-  const auto value = [&](auto d, int64_t i) HWY_ATTR {
-    auto y = load_floats(d, x + i);
-    if (centred) y = hn::Sub(y, hn::Set(d, factors.mean));
-    y = hn::Mul(y, hn::Set(d, factors.inverse));
-    if (n.weight) y = hn::Mul(y, hn::LoadU(d, n.weight + i));
-    if (n.bias) y = hn::Add(y, hn::LoadU(d, n.bias + i));
-    return y;
+// The norm of many rows of one width. Of several rows the factors are found first, since each waits
+// for the sums of its row, and the rows are finished behind them.
+class RowNorm {
+ public:
+  struct Factors {
+    float mean, inverse;  // a row less the mean, times the inverse
   };
-  const hn::CappedTag<float, 16> df;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(df));
-  int64_t i = 0;
-  for (; i + 2 * lanes <= width; i += 2 * lanes) {
-    const auto first = value(df, i);  // before the store: out may be x
-    store_bf16_pair(df, first, value(df, i + lanes), out + i);
-  }
-  const hn::CappedTag<float, 1> one;
-  for (; i < width; ++i) store_bf16(one, value(one, i), out + i);
-}
 
-template <class T>
-HWY_INLINE void norm_row(const core::NormParams& n, const T* x, int64_t width, bf16* out) {
-  if (n.kind == NormKind::kNone) return core::norm_row(n, x, width, out);
-  finish_norm(n, norm_factors(n, x, width), x, width, out);
-}
+  RowNorm(const core::NormParams& norm, int64_t width)
+      : norm_(norm), width_(width), weights_have_nan_(has_nan(norm.weight) || has_nan(norm.bias)) {
+    parted_ = width <= kMostParted && width % 32 == 0;
+    if (!parted_) return;
+    if (norm.weight) part(norm.weight, weight_parts_);
+    else std::fill_n(weight_parts_, width, 1.0f);
+    if (norm.bias) part(norm.bias, bias_parts_);
+  }
+
+  template <class T>
+  HWY_INLINE Factors factors(const T* x) const {
+    if (norm_.kind == NormKind::kNone) return {0, 1};
+    const auto count = static_cast<float>(width_);
+    float mean = 0;
+    float squares;
+    if (norm_.kind == NormKind::kLayer) {
+      mean = sum_row(x, width_, [](auto, auto sum, auto v) HWY_ATTR { return hn::Add(sum, v); }) /
+             count;
+      squares = sum_row(x, width_, [mean](auto d, auto sum, auto v) HWY_ATTR {
+        const auto centred = hn::Sub(v, hn::Set(d, mean));
+        return hn::MulAdd(centred, centred, sum);
+      });
+    } else {
+      squares =
+          sum_row(x, width_, [](auto, auto sum, auto v) HWY_ATTR { return hn::MulAdd(v, v, sum); });
+    }
+    return {mean, 1 / std::sqrt(squares / count + norm_.eps)};
+  }
+
+  // Out may be x.
+  template <class T>
+  HWY_INLINE void finish(const Factors& factors, const T* x, bf16* out) const {
+    // A NaN of an fp32 row is in its sum of squares.
+    const bool any_nan = weights_have_nan_ || std::isnan(factors.inverse) ||
+                         (norm_.kind == NormKind::kNone && sizeof(T) == 4);
+    const bool centred = norm_.kind == NormKind::kLayer;
+    const bool plain = norm_.weight && !norm_.bias && !centred;  // most are
+    if (any_nan) finish_whole<Nans::kAny, false>(factors, x, out);
+    else if (parted_ && sizeof(T) == 2) finish_parted(factors, x, out);
+    else if (plain) finish_whole<Nans::kOfBf16, true>(factors, x, out);
+    else finish_whole<Nans::kOfBf16, false>(factors, x, out);
+  }
+
+  template <class T>
+  HWY_INLINE void operator()(const T* x, bf16* out) const {
+    finish(factors(x), x, out);
+  }
+
+ private:
+  HWY_INLINE bool has_nan(const float* weights) const {
+    if (!weights) return false;
+    const int64_t whole = width_ / 16 * 16;
+    bool found = HWY_NAMESPACE::has_nan(weights, whole);
+    for (int64_t i = whole; i < width_; ++i) found = found || std::isnan(weights[i]);
+    return found;
+  }
+
+  // Vectors of the weights at even places and of those at odd ones in turn.
+  HWY_INLINE void part(const float* weights, float* parts) const {
+    const hn::CappedTag<float, 16> df;
+    const auto lanes = static_cast<int64_t>(hn::Lanes(df));
+    for (int64_t i = 0; i < width_; i += 2 * lanes) {
+      const auto front = hn::LoadU(df, weights + i);
+      const auto back = hn::LoadU(df, weights + i + lanes);
+#if HWY_TARGET == HWY_SCALAR
+      hn::Store(front, df, parts + i);
+      hn::Store(back, df, parts + i + 1);
+#else
+      hn::Store(hn::ConcatEven(df, back, front), df, parts + i);
+      hn::Store(hn::ConcatOdd(df, back, front), df, parts + i + lanes);
+#endif
+    }
+  }
+
+  // Values at even and at odd places, which share lanes of 32 bits, are never brought into order.
+  template <bool kCentred, bool kBiased>
+  HWY_INLINE void finish_parted(const Factors& factors, const bf16* x, bf16* out) const {
+    const hn::CappedTag<float, 16> df;
+    const hn::RebindToUnsigned<decltype(df)> du;
+    const auto lanes = static_cast<int64_t>(hn::Lanes(df));
+    const auto value = [&](auto y, int64_t i) HWY_ATTR {
+      if constexpr (kCentred) y = hn::Sub(y, hn::Set(df, factors.mean));
+      y = hn::Mul(hn::Mul(y, hn::Set(df, factors.inverse)), hn::Load(df, weight_parts_ + i));
+      if constexpr (kBiased) y = hn::Add(y, hn::Load(df, bias_parts_ + i));
+      return round_to_bf16<Nans::kOfBf16>(df, y);
+    };
+    for (int64_t i = 0; i < width_; i += 2 * lanes) {
+      const auto both = load_two(df, x + i);
+      const auto even = value(both.first, i);
+      const auto odd = value(both.second, i + lanes);
+      const auto packed = hn::Or(hn::ShiftRight<16>(even), hn::And(odd, hn::Set(du, 0xffff0000u)));
+      hn::StoreU(packed, du, reinterpret_cast<uint32_t*>(out + i));
+    }
+  }
+
+  HWY_INLINE void finish_parted(const Factors& factors, const bf16* x, bf16* out) const {
+    const bool centred = norm_.kind == NormKind::kLayer;
+    if (norm_.bias) {
+      if (centred) finish_parted<true, true>(factors, x, out);
+      else finish_parted<false, true>(factors, x, out);
+    } else {
+      if (centred) finish_parted<true, false>(factors, x, out);
+      else finish_parted<false, false>(factors, x, out);
+    }
+  }
+  HWY_INLINE void finish_parted(const Factors& /*factors*/, const float* /*x*/,
+                                bf16* /*out*/) const {}
+
+  // kPlain: weights, and nothing else.
+  template <Nans kNans, bool kPlain, class T>
+  HWY_INLINE void finish_whole(const Factors& factors, const T* x, bf16* out) const {
+    const bool centred = !kPlain && norm_.kind == NormKind::kLayer;
+    const float* weight = norm_.weight;
+    const float* bias = kPlain ? nullptr : norm_.bias;
+    const auto value = [&](auto d, int64_t i) HWY_ATTR {
+      auto y = load_floats(d, x + i);
+      if (centred) y = hn::Sub(y, hn::Set(d, factors.mean));
+      y = hn::Mul(y, hn::Set(d, factors.inverse));
+      if (kPlain || weight) y = hn::Mul(y, hn::LoadU(d, weight + i));
+      if (bias) y = hn::Add(y, hn::LoadU(d, bias + i));
+      return y;
+    };
+    const hn::CappedTag<float, 16> df;
+    const auto lanes = static_cast<int64_t>(hn::Lanes(df));
+    int64_t i = 0;
+    for (; i + 2 * lanes <= width_; i += 2 * lanes) {
+      const auto first = value(df, i);  // before the store: out may be x
+      store_bf16_pair<kNans>(df, first, value(df, i + lanes), out + i);
+    }
+    const hn::CappedTag<float, 1> one;
+    for (; i < width_; ++i) store_bf16<kNans>(one, value(one, i), out + i);
+  }
+
+  static constexpr int64_t kMostParted = 512;
+
+  core::NormParams norm_;
+  int64_t width_;
+  bool weights_have_nan_;
+  bool parted_;  // else the two behind it are not used
+  HWY_ALIGN float weight_parts_[kMostParted];
+  HWY_ALIGN float bias_parts_[kMostParted];
+};
 
 // Pairs (2i, 2i + 1) share a 32-bit lane: the even value is its low half, the odd one its high
 // half.
+template <Nans kNans>
 HWY_INLINE void rotate_interleaved(const float* cosines, const float* sines, const bf16* x,
                                    bf16* out) {
   const hn::CappedTag<float, 16> df;
@@ -118,29 +240,43 @@ HWY_INLINE void rotate_interleaved(const float* cosines, const float* sines, con
     const auto v = hn::BitCast(df, hn::And(both, high));
     const auto cosine = hn::LoadU(df, cosines + i);
     const auto sine = hn::LoadU(df, sines + i);
-    const auto first = round_to_bf16(df, hn::Sub(hn::Mul(u, cosine), hn::Mul(v, sine)));
-    const auto second = round_to_bf16(df, hn::Add(hn::Mul(v, cosine), hn::Mul(u, sine)));
+    const auto first = round_to_bf16<kNans>(df, hn::Sub(hn::Mul(u, cosine), hn::Mul(v, sine)));
+    const auto second = round_to_bf16<kNans>(df, hn::Add(hn::Mul(v, cosine), hn::Mul(u, sine)));
     const auto packed = hn::Or(hn::ShiftRight<16>(first), hn::And(second, high));
     hn::StoreU(packed, du, reinterpret_cast<uint32_t*>(out + 2 * i));
   }
 }
 
+template <Nans kNans>
 HWY_INLINE void rotate_half(const float* cosines, const float* sines, const bf16* x, bf16* out) {
   const hn::CappedTag<float, 16> df;
-  for (int i = 0; i < core::kPairs; i += static_cast<int>(hn::Lanes(df))) {
+  const auto lanes = static_cast<int>(hn::Lanes(df));
+  const auto turned = [&](int i) HWY_ATTR {
     const auto u = load_bf16(df, x + i);
     const auto v = load_bf16(df, x + core::kPairs + i);
     const auto cosine = hn::LoadU(df, cosines + i);
     const auto sine = hn::LoadU(df, sines + i);
-    store_bf16(df, hn::Sub(hn::Mul(u, cosine), hn::Mul(v, sine)), out + i);
-    store_bf16(df, hn::Add(hn::Mul(v, cosine), hn::Mul(u, sine)), out + core::kPairs + i);
+    return Two<hn::VFromD<decltype(df)>>{hn::Sub(hn::Mul(u, cosine), hn::Mul(v, sine)),
+                                         hn::Add(hn::Mul(v, cosine), hn::Mul(u, sine))};
+  };
+  for (int i = 0; i < core::kPairs; i += 2 * lanes) {
+    const auto front = turned(i);
+    const auto back = turned(i + lanes);
+    store_bf16_pair<kNans>(df, front.first, back.first, out + i);
+    store_bf16_pair<kNans>(df, front.second, back.second, out + core::kPairs + i);
   }
 }
 
-HWY_INLINE void rotate_row(const core::RopeParams& r, const core::Angles& a, const bf16* x,
-                           bf16* out) {
-  if (r.half) rotate_half(a.cosine, a.sine, x, out);
-  else rotate_interleaved(a.cosine, a.sine, x, out);
+// The 64 values at x by cosines and sines that stand side by side.
+HWY_INLINE void rotate_row(bool half, bool any_nan, const float* cosines, const float* sines,
+                           const bf16* x, bf16* out) {
+  if (any_nan) {
+    if (half) rotate_half<Nans::kAny>(cosines, sines, x, out);
+    else rotate_interleaved<Nans::kAny>(cosines, sines, x, out);
+  } else {
+    if (half) rotate_half<Nans::kOfBf16>(cosines, sines, x, out);
+    else rotate_interleaved<Nans::kOfBf16>(cosines, sines, x, out);
+  }
 }
 
 // Cosines and sines of a position; one copy where the table has them side by side.
@@ -151,40 +287,76 @@ HWY_INLINE void load_angles(const core::RopeParams& r, int64_t position, core::A
   std::memcpy(out.sine, row + r.sine_stride, sizeof out.sine);
 }
 
+// Asks for the angles of a position inside the table.
+HWY_INLINE void prefetch_angles(const core::RopeParams& r, int64_t position) {
+  constexpr int64_t kFloats = 16;  // in a line
+  const float* row = r.table + position * r.position_stride;
+  for (int64_t i = 0; i < core::kPairs; i += kFloats) {
+    __builtin_prefetch(row + i * r.pair_stride);
+    __builtin_prefetch(row + r.sine_stride + i * r.pair_stride);
+  }
+}
+
+HWY_INLINE bool has_nan(const float* cosines, const float* sines) {
+  return has_nan(cosines, core::kPairs) || has_nan(sines, core::kPairs);
+}
+
 // The 64 values at x by a position inside the table; its row is read in place where it can be.
 HWY_INLINE void rotate_at(const core::RopeParams& r, int64_t position, const bf16* x, bf16* out) {
+  core::Angles angles;
+  const float* cosines = angles.cosine;
+  const float* sines = angles.sine;
   if (r.pair_stride != 1 || r.inverse) {
-    core::Angles angles;
     core::load_angles(r, position, angles);
-    return HWY_NAMESPACE::rotate_row(r, angles, x, out);
+  } else {
+    cosines = r.table + position * r.position_stride;
+    sines = cosines + r.sine_stride;
   }
-  const float* row = r.table + position * r.position_stride;
-  if (r.half) rotate_half(row, row + r.sine_stride, x, out);
-  else rotate_interleaved(row, row + r.sine_stride, x, out);
+  rotate_row(r.half, has_nan(cosines, sines), cosines, sines, x, out);
 }
 
 // The angles of one token at a time, for loops over the heads of several.
-struct TokenAngles {
-  TokenAngles(const core::RopeParams& rope_, const int32_t* positions_, int64_t stride_)
-      : rope(rope_), positions(positions_), stride(stride_) {}
+class TokenAngles {
+ public:
+  TokenAngles(const core::RopeParams& rope, const int32_t* positions, int64_t stride)
+      : rope_(rope), positions_(positions), stride_(stride) {}
 
   // False if the token's position is outside the table.
   bool load(int64_t token) {
-    if (token == loaded) return inside;
-    loaded = token;
-    const int32_t position = positions[token * stride];
-    inside = core::in_table(rope, position);
-    if (inside) HWY_NAMESPACE::load_angles(rope, position, values);
-    return inside;
+    if (token == loaded_) return inside_;
+    loaded_ = token;
+    const int32_t position = positions_[token * stride_];
+    inside_ = core::in_table(rope_, position);
+    if (inside_) {
+      HWY_NAMESPACE::load_angles(rope_, position, angles_);
+      any_nan_ = has_nan(angles_.cosine, angles_.sine);
+    }
+    return inside_;
   }
 
-  const core::RopeParams& rope;
-  const int32_t* positions;
-  int64_t stride;
-  int64_t loaded = -1;
-  bool inside = false;
-  core::Angles values;
+  // The 64 values at x, by the loaded token's angles.
+  HWY_INLINE void rotate(const bf16* x, bf16* out) const {
+    rotate_row(rope_.half, any_nan_, angles_.cosine, angles_.sine, x, out);
+  }
+
+ private:
+  const core::RopeParams& rope_;
+  const int32_t* positions_;
+  int64_t stride_;
+  int64_t loaded_ = -1;
+  bool inside_ = false;
+  bool any_nan_ = false;
+  core::Angles angles_;
 };
+
+// 64 values in whole vectors: what is copied in smaller pieces cannot be loaded in larger ones
+// until it has left the store buffer.
+HWY_INLINE void copy_64(const bf16* from, bf16* to) {
+  const hn::CappedTag<uint16_t, 32> dh;
+  for (int i = 0; i < 64; i += static_cast<int>(hn::Lanes(dh)))
+    hn::StoreU(hn::LoadU(dh, reinterpret_cast<const uint16_t*>(from + i)), dh,
+               reinterpret_cast<uint16_t*>(to + i));
+}
 
 // Seven steps of sums and differences over 128 floats, the first ones inside vectors of four by
 // plain loops that the compiler vectorises; everything stays in L1.

@@ -20,25 +20,67 @@ namespace winnow::internal::index_query::HWY_NAMESPACE {
 
 namespace hs = cpu::HWY_NAMESPACE;
 
-// Heads [first, last) of all tokens, counted as token * heads + head.
-void prepare_heads(const Params& p, int64_t first, int64_t last) {
-  hs::TokenAngles angles(p.rope, p.positions, p.position_stride);
-  for (int64_t at = first; at < last; ++at) {
-    const int64_t t = at / p.heads;
-    const int64_t h = at % p.heads;
-    if (!angles.load(t)) continue;
-    HWY_ALIGN bf16 row[kWidth];
-    std::memcpy(row, p.q + t * p.q_token + h * p.q_head, sizeof row);
-    bf16* slice = row + core::rope_begin(p.rope, kWidth);
-    hs::rotate_row(p.rope, angles.values, slice, slice);
-    if (p.hadamard) hs::hadamard_row(row, row);
+constexpr int64_t kRows = 8;  // heads that go through each step together
+
+// Heads behind their rotation, and where they belong.
+struct Block {
+  int64_t count = 0;
+  int64_t tokens[kRows];
+  int64_t heads[kRows];
+  uint16_t most[kRows];  // largest magnitudes
+  HWY_ALIGN bf16 rows[kRows * kWidth];
+};
+
+// The head in its row of the block, rotated.
+HWY_INLINE void turn_head(const Params& p, const hs::TokenAngles& angles, const bf16* q,
+                          bf16* row) {
+  const int64_t begin = core::rope_begin(p.rope, kWidth);
+  const int64_t other = kRopeDim - begin;  // the half that stays
+  angles.rotate(q + begin, row + begin);
+  hs::copy_64(q + other, row + other);
+  if (p.hadamard) hs::hadamard_row(row, row);
+}
+
+// Step by step over all heads: one alone would wait for its largest magnitude.
+HWY_INLINE void store_block(const Params& p, const hs::TileQuantizer& quantizer, Block& block) {
+  const auto row = [&](int64_t r) { return block.rows + r * kWidth; };
+  for (int64_t r = 0; r < block.count && !p.out_is_bf16; ++r)
+    block.most[r] = hs::largest_magnitude<kWidth>(row(r));
+  for (int64_t r = 0; r < block.count; ++r) {
+    const int64_t t = block.tokens[r];
+    const int64_t h = block.heads[r];
     const int64_t to = t * p.out_token + h * p.out_head;
     float scale = 1;
-    if (p.out_is_bf16) std::memcpy(static_cast<bf16*>(p.out) + to, row, sizeof row);
-    else scale = hs::write_tile<kWidth>(p.quantizer, row, static_cast<uint8_t*>(p.out) + to);
+    if (p.out_is_bf16) std::memcpy(static_cast<bf16*>(p.out) + to, row(r), kWidth * sizeof(bf16));
+    else
+      scale = hs::write_tile<kWidth>(quantizer, block.most[r], row(r),
+                                     static_cast<uint8_t*>(p.out) + to);
     p.out_weights[t * p.out_weight_token + h * p.out_weight_head] =
         weight_of(p, t, h) * scale * p.factor;
   }
+  block.count = 0;
+}
+
+// Heads [first, last) of all tokens, counted as token * heads + head.
+void prepare_heads(const Params& p, int64_t first, int64_t last) {
+  const hs::TileQuantizer quantizer(p.quantizer);
+  hs::TokenAngles angles(p.rope, p.positions, p.position_stride);
+  Block block;
+  int64_t t = first / p.heads;
+  int64_t h = first % p.heads;
+  for (int64_t at = first; at < last; ++at) {
+    if (angles.load(t)) {
+      turn_head(p, angles, p.q + t * p.q_token + h * p.q_head, block.rows + block.count * kWidth);
+      block.tokens[block.count] = t;
+      block.heads[block.count++] = h;
+      if (block.count == kRows) store_block(p, quantizer, block);
+    }
+    if (++h == p.heads) {
+      h = 0;
+      ++t;
+    }
+  }
+  store_block(p, quantizer, block);
 }
 
 }  // namespace winnow::internal::index_query::HWY_NAMESPACE

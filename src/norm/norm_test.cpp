@@ -1,6 +1,7 @@
 // norm: every kernel x every case against the formula in double.
 #include "winnow/norm.h"
 
+#include <bit>
 #include <cmath>
 
 #include "core/formats.h"
@@ -112,6 +113,25 @@ TEST_P(NormTest, RowsDoNotMeet) {
   norm(a);
   ASSERT_TRUE(testing::device_finished());
   for (int64_t i = 0; i < p.width; ++i) ASSERT_EQ(alone[i].bits, out[t * p.stride + i].bits) << i;
+}
+
+// A NaN whose bits are all set would become a zero if rounding carried into its sign.
+TEST_P(NormTest, NansOfWeightsStay) {
+  const auto& [kernel, c] = GetParam();
+  if (const std::string why = testing::why_not("norm", kernel); !why.empty()) GTEST_SKIP() << why;
+  if (!c.weight || c.in_place) return;
+  Problem p(c, c.width);
+  const int64_t at = c.width / 2;
+  p.weight[at] = std::bit_cast<float>(0x7fffffffu);
+  Guarded<bf16> out(p.x.size());
+  NormArgs a{.target = testing::target("norm", kernel)};
+  a.rows[0] = p.args(out.data());
+  norm(a);
+  ASSERT_TRUE(testing::device_finished());
+  for (int64_t t = 0; t < c.rows; ++t) {
+    ASSERT_TRUE(std::isnan(to_float(out[t * p.stride + at]))) << "row " << t;
+    if (at > 0) ASSERT_FALSE(std::isnan(to_float(out[t * p.stride + at - 1]))) << "row " << t;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, NormTest,

@@ -18,9 +18,9 @@ HWY_BEFORE_NAMESPACE();
 namespace winnow::internal::norm::HWY_NAMESPACE {
 
 void norm_rows(const Rows& rows, int64_t first, int64_t last) {
+  const cpu::HWY_NAMESPACE::RowNorm norm(rows.norm, rows.width);
   for (int64_t i = first; i < last; ++i)
-    cpu::HWY_NAMESPACE::norm_row(rows.norm, rows.x + i * rows.x_stride, rows.width,
-                                 rows.out + i * rows.out_stride);
+    norm(rows.x + i * rows.x_stride, rows.out + i * rows.out_stride);
 }
 
 }  // namespace winnow::internal::norm::HWY_NAMESPACE

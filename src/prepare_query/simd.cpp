@@ -21,6 +21,7 @@ namespace hs = cpu::HWY_NAMESPACE;
 
 // Heads [first, last) of all tokens, counted as token * heads + head.
 void prepare_heads(const Params& p, int64_t first, int64_t last) {
+  const hs::RowNorm norm(p.norm, p.width);
   hs::TokenAngles angles(p.rope, p.positions, p.position_stride);
   for (int64_t at = first; at < last; ++at) {
     const int64_t t = at / p.heads;
@@ -28,10 +29,10 @@ void prepare_heads(const Params& p, int64_t first, int64_t last) {
     if (!angles.load(t)) continue;
     const bf16* q = p.q + t * p.q_token + h * p.q_head;
     bf16* out = p.out + t * p.out_token + h * p.out_head;
-    if (p.norm.kind != NormKind::kNone) hs::norm_row(p.norm, q, p.width, out);
+    if (p.norm.kind != NormKind::kNone) norm(q, out);
     else if (out != q) std::memcpy(out, q, p.width * sizeof(bf16));
     bf16* slice = out + core::rope_begin(p.rope, p.width);
-    hs::rotate_row(p.rope, angles.values, slice, slice);
+    angles.rotate(slice, slice);
   }
 }
 

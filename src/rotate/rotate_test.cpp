@@ -2,6 +2,7 @@
 // rope_table against its formula.
 #include "winnow/rotate.h"
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <numbers>
@@ -99,6 +100,25 @@ TEST_P(RotateTest, MatchesTheFormula) {
         << "token " << t << " value " << i << ": got " << to_float(got[at]) << ", expected "
         << own + other;
   }
+}
+
+// A NaN whose bits are all set would become a zero if rounding carried into its sign.
+TEST_P(RotateTest, NansOfTheTableStay) {
+  const auto& [kernel, c] = GetParam();
+  if (const std::string why = testing::why_not("rotate", kernel); !why.empty()) GTEST_SKIP() << why;
+  if (c.heads == 0) return;
+  Problem p(c);
+  for (float& angle : p.angles) angle = std::bit_cast<float>(0x7fffffffu);
+  Guarded<bf16> out(p.x.size());
+  RotateArgs a = p.args(out.data());
+  a.target = testing::target("rotate", kernel);
+  rotate(a);
+  ASSERT_TRUE(testing::device_finished());
+  const int64_t begin = c.slice == RopeSlice::kFirst ? 0 : c.width - 64;
+  for (int64_t t = 0; t < c.tokens; ++t)
+    for (int64_t i = begin; i < begin + 64 && p.positions[t] >= 0 && p.positions[t] < kPositions;
+         ++i)
+      ASSERT_TRUE(std::isnan(to_float(out[t * p.token_stride + i]))) << t << ' ' << i;
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, RotateTest,

@@ -21,23 +21,24 @@ namespace winnow::internal::rotate::HWY_NAMESPACE {
 namespace hs = cpu::HWY_NAMESPACE;
 
 // A head as codes and scales. The rotated values lie in one tile, and its other half stays.
-HWY_INLINE void quantize_head(const Params& p, const core::Angles& angles, const bf16* x, int64_t t,
-                              int64_t h) {
+HWY_INLINE void quantize_head(const Params& p, const hs::TileQuantizer& quantizer,
+                              const hs::TokenAngles& angles, const bf16* x, int64_t t, int64_t h) {
   HWY_ALIGN bf16 row[kTile];
   const int64_t begin = core::rope_begin(p.rope, p.width);
   std::memcpy(row, x + begin / kTile * kTile, sizeof row);
-  hs::rotate_row(p.rope, angles, row + begin % kTile, row + begin % kTile);
+  angles.rotate(row + begin % kTile, row + begin % kTile);
   auto* codes = reinterpret_cast<uint8_t*>(p.codes + t * p.out_token + h * p.out_head);
   float* scales = p.scales + t * p.scale_token + h * p.scale_head;
   for (int64_t tile = 0; tile < p.width / kTile; ++tile) {
     const bf16* values = begin / kTile == tile ? row : x + tile * kTile;
-    scales[tile * p.scale_tile] = hs::write_tile<kTile>(p.quantizer, values, codes + tile * kTile);
+    scales[tile * p.scale_tile] = hs::write_tile<kTile>(quantizer, values, codes + tile * kTile);
   }
 }
 
 // Heads [first, last) of all tokens, counted as token * heads + head.
 void rotate_heads(const Params& p, int64_t first, int64_t last) {
   const int64_t begin = core::rope_begin(p.rope, p.width);
+  const hs::TileQuantizer quantizer(p.quantizer);
   hs::TokenAngles angles(p.rope, p.positions, p.position_stride);
   for (int64_t at = first; at < last; ++at) {
     const int64_t t = at / p.heads;
@@ -45,12 +46,12 @@ void rotate_heads(const Params& p, int64_t first, int64_t last) {
     if (!angles.load(t)) continue;
     const bf16* x = p.x + t * p.x_token + h * p.x_head;
     if (p.codes) {
-      quantize_head(p, angles.values, x, t, h);
+      quantize_head(p, quantizer, angles, x, t, h);
       continue;
     }
     bf16* out = p.out + t * p.out_token + h * p.out_head;
     if (out != x) std::memcpy(out, x, p.width * sizeof(bf16));
-    hs::rotate_row(p.rope, angles.values, x + begin, out + begin);
+    angles.rotate(x + begin, out + begin);
   }
 }
 

@@ -31,8 +31,7 @@ namespace hs = cpu::HWY_NAMESPACE;
 
 constexpr int64_t kRows = 8;  // that go through each step together
 
-// Tokens that are stored, and where. Their lines are asked for when they are found, while the block
-// before them is stored: slots may be anywhere.
+// Tokens that are stored, and where.
 struct Block {
   int64_t count = 0;
   int64_t tokens[kRows];
@@ -40,16 +39,23 @@ struct Block {
   int64_t offsets[kRows];
 };
 
+constexpr int64_t kLine = 64;  // bytes
+
+// Asks for what row r of the block behind will read, one row at a time and for L2: more lines than
+// L1 can wait for would stop the row at hand.
 template <class R>
-HWY_INLINE void prefetch_record(std::byte* page, int64_t offset, int64_t page_size) {
-  constexpr int64_t kLine = 64;
-  const std::byte* row = page + R::row(offset, page_size);
-  for (int64_t at = 0; at < R::kRowBytes; at += kLine) __builtin_prefetch(row + at, 1);
-  if constexpr (R::kQuantized) __builtin_prefetch(page + R::scales(offset, page_size), 1);
+HWY_INLINE void prefetch_row(const Params& p, const Block& block, int64_t r) {
+  constexpr int64_t kValues = kLine / static_cast<int64_t>(sizeof(bf16));
+  if (r >= block.count) return;
+  const int64_t t = block.tokens[r];
+  const bf16* row = p.kv + t * p.kv_stride;
+  for (int64_t i = 0; i < R::kNope; i += kValues) __builtin_prefetch(row + i, 0, 2);
+  const bf16* rope = p.rope_part + t * p.rope_stride;
+  for (int64_t i = 0; i < R::kRope; i += kValues) __builtin_prefetch(rope + i, 0, 2);
+  if (p.rope.table) hs::prefetch_angles(p.rope, p.positions[t * p.position_stride]);
 }
 
 // The next tokens from `t` on that have a slot and a position.
-template <class R>
 HWY_INLINE Block next_block(const Params& p, int64_t& t, int64_t last) {
   Block block;
   for (; t < last && block.count < kRows; ++t) {
@@ -58,7 +64,6 @@ HWY_INLINE Block next_block(const Params& p, int64_t& t, int64_t last) {
     if (p.rope.table && !in_table(p.rope, p.positions[t * p.position_stride])) continue;
     std::byte* page = p.cache.data + slot / p.cache.page * p.cache.stride;
     const int64_t offset = slot % p.cache.page;
-    prefetch_record<R>(page, offset, p.cache.page);
     block.tokens[block.count] = t;
     block.pages[block.count] = page;
     block.offsets[block.count++] = offset;
@@ -69,7 +74,8 @@ HWY_INLINE Block next_block(const Params& p, int64_t& t, int64_t last) {
 // Rows behind their prologue, R::kDim values each. Step by step over all rows: one row alone would
 // wait for its sums, and then for what the step before stored.
 template <class R>
-HWY_INLINE void prepare(const Params& p, const Block& block, bf16* rows) {
+HWY_INLINE void prepare(const Params& p, const hs::RowNorm& norm, const Block& block,
+                        const Block& behind, bf16* rows) {
   const auto row = [&](int64_t r) { return rows + r * R::kDim; };
   const auto given = [&](int64_t r) { return p.kv + block.tokens[r] * p.kv_stride; };
   // A row in one piece is read in place by its norm, which then copies the rest.
@@ -83,12 +89,12 @@ HWY_INLINE void prepare(const Params& p, const Block& block, bf16* rows) {
                   R::kRope * sizeof(bf16));
   }
   if (normed) {
-    hs::NormFactors factors[kRows];
-    for (int64_t r = 0; r < block.count; ++r)
-      factors[r] = hs::norm_factors(p.norm, whole ? given(r) : row(r), p.norm_width);
+    hs::RowNorm::Factors factors[kRows];
+    for (int64_t r = 0; r < block.count; ++r) factors[r] = norm.factors(whole ? given(r) : row(r));
     for (int64_t r = 0; r < block.count; ++r) {
+      prefetch_row<R>(p, behind, r);
       const bf16* from = whole ? given(r) : row(r);
-      hs::finish_norm(p.norm, factors[r], from, p.norm_width, row(r));
+      norm.finish(factors[r], from, row(r));
       if (whole)
         std::memcpy(row(r) + p.norm_width, from + p.norm_width,
                     (R::kDim - p.norm_width) * sizeof(bf16));
@@ -103,24 +109,32 @@ HWY_INLINE void prepare(const Params& p, const Block& block, bf16* rows) {
     for (int64_t r = 0; r < block.count; ++r) hs::hadamard_row(row(r), row(r));
 }
 
+// Stores the block while the memory of the one behind it is on its way: slots may be anywhere.
 template <class R>
-HWY_INLINE void write_block(const Params& p, const Block& block) {
+HWY_INLINE void write_block(const Params& p, const hs::RowNorm& norm,
+                            const hs::TileQuantizer& quantizer, const Block& block,
+                            const Block& behind) {
   HWY_ALIGN bf16 rows[kRows * R::kDim];
-  if (p.prologue) prepare<R>(p, block, rows);
+  if (p.prologue) prepare<R>(p, norm, block, behind, rows);
+  const bool asked = p.prologue && p.norm.kind != NormKind::kNone;
   for (int64_t r = 0; r < block.count; ++r) {
+    if (!asked) prefetch_row<R>(p, behind, r);
+    if (r < behind.count) hs::prefetch_record<R>(behind.pages[r], behind.offsets[r], p.cache.page);
     const int64_t t = block.tokens[r];
     const bf16* values = p.prologue ? rows + r * R::kDim : p.kv + t * p.kv_stride;
     const bf16* rope = p.prologue ? values + R::kNope : p.rope_part + t * p.rope_stride;
-    hs::write_record<R>(p.quantizer, values, rope, block.pages[r], block.offsets[r], p.cache.page);
+    hs::write_record<R>(quantizer, values, rope, block.pages[r], block.offsets[r], p.cache.page);
   }
 }
 
 template <class R>
 void write_tokens_of(const Params& p, int64_t first, int64_t last) {
+  const hs::RowNorm norm(p.norm, p.norm_width);
+  const hs::TileQuantizer quantizer(p.quantizer);
   int64_t t = first;
-  for (Block block = next_block<R>(p, t, last); block.count > 0;) {
-    const Block behind = next_block<R>(p, t, last);
-    write_block<R>(p, block);
+  for (Block block = next_block(p, t, last); block.count > 0;) {
+    const Block behind = next_block(p, t, last);
+    write_block<R>(p, norm, quantizer, block, behind);
     block = behind;
   }
 }
