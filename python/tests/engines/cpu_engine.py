@@ -23,6 +23,9 @@ os.environ.update(
 )
 
 import torch
+from calls import counted
+
+import winnow
 
 
 def extension() -> torch.library.Library:
@@ -73,31 +76,13 @@ def platform() -> None:
     vllm.platforms._current_platform = CpuPlatform()
 
 
-def counted(calls: dict) -> None:
-    """Counts the calls of winnow's verbs, which shows who computed."""
-    import winnow
-
-    def count(name):
-        function = getattr(winnow, name)
-
-        def run(*args, **kwargs):
-            calls[name] = calls.get(name, 0) + 1
-            return function(*args, **kwargs)
-
-        setattr(winnow, name, run)
-
-    for name in ("write", "score_select", "attend", "compress"):
-        count(name)
-
-
 def main(request_path: str, answer_path: str) -> None:
     with open(request_path) as file:
         request = json.load(file)
     library = extension()
     experts(library)
     platform()
-    calls: dict = {}
-    counted(calls)
+    calls = counted(winnow, ("write", "score_select", "attend", "compress"))
     from vllm import LLM, SamplingParams
 
     llm = LLM(

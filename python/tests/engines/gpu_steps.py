@@ -161,8 +161,9 @@ def steps(runner) -> dict:
 
 
 def measure(step, times: int) -> dict:
-    """The median of ten rounds, the launches of a step, and memory that a step takes and gives
-    back. Kernels that wait for one another inside the GPU count with their waiting."""
+    """The median of ten rounds of steps behind one another; of a step by itself, and of what the
+    host takes to issue it; the launches of a step, and memory that a step takes and gives back.
+    Kernels that wait for one another inside the GPU count with their waiting."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -180,6 +181,13 @@ def measure(step, times: int) -> dict:
             torch.cuda.synchronize()
             rounds.append((time.perf_counter() - at) / times)
         peak = torch.cuda.max_memory_allocated() - before
+        issued, alone = [], []
+        for _ in range(20):
+            at = time.perf_counter()
+            step()
+            issued.append(time.perf_counter() - at)
+            torch.cuda.synchronize()
+            alone.append(time.perf_counter() - at)
         with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
             step()
             torch.cuda.synchronize()
@@ -196,6 +204,8 @@ def measure(step, times: int) -> dict:
     return {
         "us": round(sorted(rounds)[5] * 1e6),
         "fastest us": round(min(rounds) * 1e6),
+        "alone us": round(sorted(alone)[10] * 1e6),
+        "host us": round(sorted(issued)[10] * 1e6),
         "kernels": sum(kernels.values()),
         "copies and fills": copies,
         "us of kernels": round(busy),

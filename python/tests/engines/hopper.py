@@ -180,15 +180,16 @@ def _platform() -> None:
     platforms._current_platform = PretendedHopper()
 
 
-def pretend() -> None:
-    os.environ.update(
-        CUDA_VISIBLE_DEVICES="",
-        TRITON_INTERPRET="1",
-        HF_HUB_OFFLINE="1",
-        VLLM_NO_USAGE_STATS="1",
-        VLLM_LOGGING_LEVEL="WARNING",
-    )
+def pretend_gpu() -> None:
+    """A GPU for torch and Triton."""
+    os.environ.update(CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="1", HF_HUB_OFFLINE="1")
     _without_driver()
     _exact_interpreter()
+
+
+def pretend() -> None:
+    """The GPU, and vLLM's platform for it."""
+    os.environ.update(VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="WARNING")
+    pretend_gpu()
     _extensions()
     _platform()

@@ -63,12 +63,16 @@ def problem():
     return q, cache, rows, indices
 
 
-def test_decode(interface, problem):
+@pytest.mark.parametrize("name", [None, "V32"])
+def test_decode(interface, problem, name):
     module, reached = interface
     q, cache, _, indices = problem
     schedule = module.FlashMLASchedMeta()
     out, lse = module.flash_mla_with_kvcache(
-        q, cache, None, None, 512, schedule, is_fp8_kvcache=True, indices=indices
+        *(q, cache, None, None, 512, schedule),
+        is_fp8_kvcache=True,
+        indices=indices,
+        kv_format=name,
     )
     want, want_lse = winnow.attend(
         q[:, 0], winnow.Cache(cache, "v32_fp8"), indices[:, 0], scale=576**-0.5, lse=True

@@ -27,6 +27,8 @@ _INTERFACE = "sglang.kernels.ops.attention.flash_mla_interface"
 _INDEXER = "sglang.srt.layers.attention.dsa.utils"
 # Bytes of a record: V3.2 and V4 in fp8.
 _FP8_RECORDS = {576: 656, 512: 584}
+# Names of records that are winnow's, by head size. SGLang names V3.2's and leaves V4's unnamed.
+_FORMATS = {576: (None, "V32"), 512: (None,)}
 
 
 def version_refused(version: str) -> str:
@@ -71,9 +73,11 @@ def _kernels_refused() -> str:
     return "this build of winnow has no attention kernel for cuda, or finds no Hopper GPU"
 
 
-def _is_sparse_decode(q, k_cache, indices, is_fp8_kvcache, others) -> bool:
+def _is_sparse_decode(q, k_cache, indices, is_fp8_kvcache, kv_format, scales) -> bool:
     """Whether winnow has what a decode asks for."""
-    if indices is None or q.element_size() != 2 or any(x is not None for x in others):
+    if indices is None or q.element_size() != 2 or any(x is not None for x in scales):
+        return False
+    if kv_format not in _FORMATS.get(q.shape[-1], ()):
         return False
     record = k_cache.shape[-1] * k_cache.element_size()
     if is_fp8_kvcache:
@@ -121,8 +125,8 @@ def flash_mla_with_kvcache(
         "extra_topk_length": extra_topk_length,
     }
     first = (q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata)
-    others = (descale_q, descale_k, kv_format)
-    if _is_sparse_decode(q, k_cache, indices, is_fp8_kvcache, others):
+    scales = (descale_q, descale_k)
+    if _is_sparse_decode(q, k_cache, indices, is_fp8_kvcache, kv_format, scales):
         return flash_mla.flash_mla_with_kvcache(*first, **rest)
     return original(
         *first,

@@ -23,6 +23,13 @@ _MANY_HEADS, _DECODE_TOKENS, _DECODE_TOKENS_OF_FEW_HEADS = 64, 256, 128
 _CONTEXTS = 8
 
 
+def topk_of(model) -> int:
+    """How many tokens a model's indexer chooses. vLLM's own builders read the one configuration or
+    the other, by version."""
+    text = model.hf_text_config
+    return (text if hasattr(text, "index_topk") else model.hf_config).index_topk
+
+
 class _TheirBuilder(SparseMLACommonMetadataBuilder):
     """vLLM's builder, for what it says about prefills. Its workspace, into which the contexts of
     chunked prompts are gathered, is made for contexts below the top-k."""
@@ -43,7 +50,7 @@ class _TheirBuilder(SparseMLACommonMetadataBuilder):
         # A page for each prompt that a step may have.
         prompts = scheduler.max_num_batched_tokens // _DECODE_TOKENS_OF_FEW_HEADS + 1
         ours = max(
-            _CONTEXTS * model.hf_text_config.index_topk,
+            _CONTEXTS * topk_of(model),
             prompts * vllm_config.cache_config.block_size,
         )
         return min(theirs, ours)

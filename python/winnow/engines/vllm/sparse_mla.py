@@ -25,7 +25,7 @@ from vllm.v1.attention.backend import (
 )
 
 import winnow
-from winnow.engines.vllm.dense import DensePrefills
+from winnow.engines.vllm.dense import DensePrefills, topk_of
 from winnow.engines.vllm.tokens import fill_tokens
 
 # Bytes of a V3.2 fp8 record: 512 e4m3 values, 4 f32 scales, 64 bf16 RoPE values.
@@ -93,10 +93,7 @@ class WinnowSparseMetadataBuilder(AttentionMetadataBuilder):
 
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        model = vllm_config.model_config
-        # vLLM's own builders read the one or the other, by version.
-        text = model.hf_text_config
-        self.topk_tokens = (text if hasattr(text, "index_topk") else model.hf_config).index_topk
+        self.topk_tokens = topk_of(vllm_config.model_config)
         self.interleave = vllm_config.parallel_config.cp_kv_cache_interleave_size
         tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self.requests = torch.zeros(tokens, dtype=torch.int32, device=device)
