@@ -188,7 +188,7 @@ double CompressProblem::bytes() const {
   if (args.state.rows) bytes += static_cast<double>(looked_up * 2 * width) * sizeof(float);
   // ... and, of a chunk, a row of the table of its own.
   if (args.positions.shape[0] > 1 && requests[0] == requests[1])
-    bytes += static_cast<double>(entries * 2 * (kRopeDim / 2)) * sizeof(float);
+    bytes += static_cast<double>(entries * kRopeDim) * sizeof(float);
   return bytes + static_cast<double>(entries * page_bytes_used(args.cache.format, 1));
 }
 

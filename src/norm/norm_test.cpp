@@ -130,7 +130,9 @@ TEST_P(NormTest, NansOfWeightsStay) {
   ASSERT_TRUE(testing::device_finished());
   for (int64_t t = 0; t < c.rows; ++t) {
     ASSERT_TRUE(std::isnan(to_float(out[t * p.stride + at]))) << "row " << t;
-    if (at > 0) ASSERT_FALSE(std::isnan(to_float(out[t * p.stride + at - 1]))) << "row " << t;
+    if (at > 0) {
+      ASSERT_FALSE(std::isnan(to_float(out[t * p.stride + at - 1]))) << "row " << t;
+    }
   }
 }
 
