@@ -16,6 +16,7 @@ run: build  ## a continuous-batching step loop through all stages (ARGS="--model
 	$(WINNOW) run $(ARGS)
 
 test: setup  ## the tests of the library and of the Python package
+	@tools/setup.sh cache
 	@tools/setup.sh python
 	@tools/setup.sh mpi
 	@JOBS=$(JOBS) tools/test.sh release python

@@ -43,9 +43,11 @@ fi
 
 venv=$PWD/.venv
 [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
-"$venv/bin/python" -m pip install -q --disable-pip-version-check -r python/tests/requirements.txt
-# The build folder stays, so that a second run compiles what changed.
-"$venv/bin/python" -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps \
-  -C cmake.define.WINNOW_CUDA=OFF .
+# Most of what is installed is never imported: modules are compiled when they are.
+"$venv/bin/python" -m pip install -q --disable-pip-version-check --no-compile -r python/tests/requirements.txt
+# The build folder stays, so that a second run compiles what changed. The compiler has the name that
+# the other builds call it by, so that a compiler cache knows the library's objects from them.
+CC=${CC:-cc} CXX=${CXX:-c++} "$venv/bin/python" -m pip install -q --disable-pip-version-check \
+  --no-build-isolation --no-deps -C cmake.define.WINNOW_CUDA=OFF .
 cd "$venv"  # the installed package, not the folder
 exec "$venv/bin/python" -m pytest "${tests[@]}"

@@ -4,6 +4,8 @@
 #   setup.sh cuda     asks for nvcc as well, which no Debian package of this list brings
 #   setup.sh python   for what the Python package's tests need
 #   setup.sh fuzz     for a Clang that has libFuzzer
+#   setup.sh cache    for a compiler cache: the Python package takes the library's objects from it; goes on
+#                     without where it cannot install
 #   setup.sh mpi      for ranks as processes: Open MPI and MPICH; goes on without where it cannot install
 #   setup.sh tools    for what python needs, and for what tools/requirements.txt lists, in .venv-tools
 set -euo pipefail
@@ -32,6 +34,7 @@ missing() {
   if [ "${1:-}" = fuzz ] && ! tools/fuzz.sh compiler >/dev/null 2>&1; then
     printf '%s\n' "clang-19 (libFuzzer)" "libclang-rt-19-dev (its runtime)" "llvm-19 (coverage)"
   fi
+  if [ "${1:-}" = cache ]; then command -v ccache >/dev/null || echo "ccache (ccache)"; fi
   if [ "${1:-}" = mpi ]; then
     command -v mpicxx >/dev/null || printf '%s\n' "libopenmpi-dev (mpicxx)" "openmpi-bin (mpirun)"
     command -v mpicxx.mpich >/dev/null || printf '%s\n' "libmpich-dev (mpicxx.mpich)" "mpich (mpiexec.mpich)"
@@ -50,6 +53,10 @@ missing() {
 }
 
 report() {
+  if [ "${asked:-}" = cache ]; then
+    echo "Without ccache (apt-get install ccache) the library is compiled again for the Python package." >&2
+    exit 0
+  fi
   if [ "${asked:-}" = mpi ]; then
     echo "Without MPI (apt-get install $2) the tests over several processes are left out." >&2
     exit 0

@@ -168,11 +168,11 @@ TEST_P(CompressTest, AnyChunkingGivesTheSameBytes) {
 }
 
 // A decode in which many requests close an entry: more than a device makes at once by its first
-// way.
+// way. The CPU's kernels have one way.
 TEST_P(CompressTest, ManyRequestsCloseEntriesAtOnce) {
-  constexpr int kRequests = 52;
+  const int requests = kernel() == "sm90" ? 52 : 9;
   Case c = of();
-  c.lengths.assign(kRequests, c.ratio);
+  c.lengths.assign(requests, c.ratio);
   Problem p(c);
   Memory whole(p, StateKind::kPaged);
   run(p, whole, p.whole(), kernel());
