@@ -4,9 +4,11 @@ and log probabilities, beside those of transformers.
     python gpu_engine.py FOLDER CASE...                  # by winnow
     WINNOW_VLLM=0 python gpu_engine.py FOLDER CASE...    # by vLLM alone
     python gpu_engine.py FOLDER compare                  # what both left in FOLDER
+    python gpu_engine.py pairs CASE FOLDER...            # the same over models of several seeds
 
 A case is family:topk:cache[:graphs], such as deepseek_v32:2048:fp8_ds_mla. Each runs in an engine
 of its own, one after another. Prompts go through in chunks of 256 tokens, with prefix caching.
+TINY_SEED is the seed of the weights, of models that are made in a new folder.
 ONLY=indexer and ONLY=attention take one half from winnow and the other from vLLM.
 """
 
@@ -14,6 +16,8 @@ import gc
 import json
 import os
 import pathlib
+import random
+import statistics
 import sys
 import types
 
@@ -30,11 +34,13 @@ PROMPTS = [
 ]
 # V4 chooses among states of four tokens, at least 512 of them.
 LONG_PROMPT = [13 * i % 490 + 3 for i in range(2600)]
+_draw = random.Random(5)
+RANDOM_PROMPTS = [[_draw.randrange(2, 510) for _ in range(1500)] for _ in range(3)]
 WHO = "vLLM" if os.environ.get("WINNOW_VLLM") == "0" else "winnow"
 
 
 def prompts_of(family: str) -> list:
-    return [*PROMPTS, LONG_PROMPT] if family == "deepseek_v4" else PROMPTS
+    return [*PROMPTS, LONG_PROMPT, *RANDOM_PROMPTS] if family == "deepseek_v4" else PROMPTS
 
 
 def make_model(folder: pathlib.Path, family: str, topk: int) -> pathlib.Path:
@@ -52,7 +58,8 @@ def make_model(folder: pathlib.Path, family: str, topk: int) -> pathlib.Path:
     tiny_models._V4.update(index_n_heads=32)
     tiny_models.PROMPTS = []
     scale = float(os.environ.get("TINY_SCALE", "2"))
-    model = tiny_models.make(path, family, topk, scale=scale)["model"]
+    seed = int(os.environ.get("TINY_SEED", "0"))
+    model = tiny_models.make(path, family, topk, scale=scale, seed=seed)["model"]
     model = model.cuda().eval()
     found = {}
     with torch.no_grad():
@@ -248,7 +255,32 @@ def compare(folder: pathlib.Path) -> None:
         print("  ".join(line))
 
 
+def pairs(case: str, *folders: str) -> None:
+    """Distances from transformers, winnow's less vLLM's, of the same positions: the mean over
+    models, its standard error and their quotient."""
+    name = case.replace(":", "-")
+    family, topk = case.split(":")[:2]
+    for precision in ("bf16", "fp32"):
+        ours, theirs = [], []
+        for folder in map(pathlib.Path, folders):
+            want = json.loads((folder / f"{family}-{topk}" / "reference.json").read_text())
+            for who, found in (("winnow", ours), ("vLLM", theirs)):
+                suffix = os.environ.get("SUFFIX", "") if who == "winnow" else ""
+                answer = json.loads((folder / f"{who} {name}{suffix}.json").read_text())
+                found.append(mean(answer["logprobs"], want[precision]))
+        less = [x - y for x, y in zip(ours, theirs, strict=True)]
+        error = statistics.stdev(less) / len(less) ** 0.5
+        print(
+            f"{name} from transformers in {precision}, {len(less)} models: "
+            f"winnow {statistics.mean(ours):.5f}, vLLM {statistics.mean(theirs):.5f}, "
+            f"difference {statistics.mean(less):+.6f} +- {error:.6f}, "
+            f"t {statistics.mean(less) / error:+.2f}"
+        )
+
+
 def main(folder: str, *cases: str) -> None:
+    if folder == "pairs":
+        return pairs(*cases)
     path = pathlib.Path(folder)
     path.mkdir(exist_ok=True)
     if cases == ("compare",):

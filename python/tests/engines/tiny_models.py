@@ -113,10 +113,10 @@ def _publish_names(path: pathlib.Path) -> None:
     safetensors.torch.save_file(tensors, path, {"format": "pt"})
 
 
-def make(folder: pathlib.Path, family: str, topk: int, scale: float = 3.0) -> dict:
+def make(folder: pathlib.Path, family: str, topk: int, scale: float = 3.0, seed: int = 0) -> dict:
     """Writes the model into folder; gives it, and greedy tokens and log probabilities by
     transformers."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = _model(family, topk).bfloat16().eval()
     with torch.no_grad():
         for parameter in model.parameters():
