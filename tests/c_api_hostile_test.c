@@ -134,7 +134,7 @@ static void sweep_locate(void) {
       FREE(3, A, lists[0].block_table), AT(CACHE, A, lists[1].cache),                              \
       AT(TENSOR, A, lists[1].indices), AT(TENSOR, A, requests), AT(FLOAT, A, scale),               \
       AT(TENSOR, A, sink), AT(TENSOR, A, out), AT(TENSOR, A, lse), AT(TENSOR, A, max_logit),       \
-      AT(POINTER, A, workspace), AT(TARGET, A, target)
+      AT(POINTER, A, workspace), AT(TARGET, A, target), AT(ENUM, A, precision)
 static void sweep_attend(void) {
   winnow_attend_args attend = WINNOW_ATTEND_ARGS_INIT;
   attend.q = in_bf16(3, SHAPE(TOKENS, HEADS, 576));
@@ -165,7 +165,7 @@ static void sweep_plan(void) {
         AT(INT32, P, index_heads), AT(INT32, P, page), AT(INT64, P, pages),
         AT(INT32, P, max_requests), AT(INT32, P, max_tokens), AT(INT32, P, max_context),
         AT(INT32, P, decode_threshold), AT(ENUM, P, mode), AT(INT64, P, workspace_rows),
-        AT(ENUM, P, split), AT(INT32, P, split_size));
+        AT(ENUM, P, split), AT(INT32, P, split_size), AT(ENUM, P, precision));
 }
 
 static winnow_plan* the_plan;

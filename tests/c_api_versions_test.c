@@ -33,6 +33,23 @@ typedef struct plan_options_0_1 {
   bool mha;
 } plan_options_0_1;
 
+typedef struct attend_args_0_1 {
+  size_t struct_size;
+  const winnow_plan* plan;
+  int32_t part;
+  winnow_tensor q, q_rope;
+  winnow_kv_list lists[2];
+  winnow_tensor requests;
+  float scale;
+  winnow_tensor sink;
+  winnow_tensor out;
+  winnow_tensor lse, max_logit;
+  bool empty_lse_negative;
+  void* workspace;
+  size_t workspace_bytes;
+  winnow_target target;
+} attend_args_0_1;
+
 static void views(void) {
   CHECK(sizeof(winnow_tensor) == 80 && sizeof(winnow_cache) == 40);
   CHECK(sizeof(winnow_target) == 24 && sizeof(winnow_ints) == 16);
@@ -79,10 +96,33 @@ static void plan(void) {
   winnow_plan_destroy(made);
 }
 
+/* A struct without `precision` asks for none, whatever lies behind it. */
+static void attend(void) {
+  static uint16_t q[576], out[512];
+  static uint8_t records[64 * 656];
+  const int32_t slot = 3;
+  q[0] = 0x3f80;           /* 1 */
+  records[3 * 656] = 0x38; /* 1, times the scale of 2 */
+  memcpy(records + 3 * 656 + 512, &(float){2.0f}, sizeof(float));
+  struct {
+    attend_args_0_1 args;
+    int32_t behind[2];
+  } old = {.args = {.struct_size = sizeof(attend_args_0_1),
+                    .q = bf16(q, 3, SHAPE(1, 1, 576)),
+                    .scale = 1.0f,
+                    .out = bf16(out, 3, SHAPE(1, 1, 512))},
+           .behind = {WINNOW_PRECISION_FP8, -1}};
+  old.args.lists[0].cache = (winnow_cache){records, WINNOW_V32_FP8, 1, 64, 0};
+  old.args.lists[0].indices = i32(&slot, 2, SHAPE(1, 1));
+  OK(winnow_attend((const void*)&old.args));
+  CHECK(out[0] == 0x4000); /* 2 */
+}
+
 int main(void) {
   views();
   locate();
   plan();
+  attend();
   printf("%d failed\n", failures);
   return failures;
 }

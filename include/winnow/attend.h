@@ -8,6 +8,7 @@
 #include "winnow/mask.h"
 #include "winnow/merge.h"
 #include "winnow/mha.h"
+#include "winnow/precision.h"
 #include "winnow/tensor.h"
 
 namespace winnow {
@@ -53,6 +54,8 @@ struct AttendArgs {
   // a plan: then a CPU call allocates its own, and a CUDA call with few tokens is slower.
   std::span<std::byte> workspace = {};
   Target target = {};
+  // With a plan: the plan's, and kFull here means that. kFp8 needs fp8 records.
+  Precision precision = Precision::kFull;
 };
 
 // For every token t and head h, over the valid entries j of its lists:

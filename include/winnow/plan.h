@@ -12,6 +12,7 @@
 
 #include "winnow/model.h"
 #include "winnow/parallel.h"
+#include "winnow/precision.h"
 #include "winnow/tensor.h"
 
 namespace winnow {
@@ -186,6 +187,8 @@ struct PlanOptions {
   // How this rank works with others. The constructor and refill() exchange what every rank is about
   // to do, and throw the same Error on all of them where they differ.
   Parallel parallel = {};
+  // Of attend(). kFp8 reads fp8 pages alone: kAuto is then kDirect, kMixed below 32 heads.
+  Precision precision = Precision::kFull;
 };
 
 struct Batch {

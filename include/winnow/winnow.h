@@ -21,6 +21,7 @@
 #include "winnow/select.h"    // logits -> top-k ids
 #include "winnow/locate.h"    // ids -> slots
 #include "winnow/attend.h"    // queries x selected records -> output
+#include "winnow/precision.h" // how far that may round
 
 #include "winnow/lists.h"     // V4's index lists
 #include "winnow/absorb.h"    // projections into and out of the latent space

@@ -171,6 +171,7 @@ typedef struct winnow_attend_args {
                       is slower */
   size_t workspace_bytes;
   winnow_target target;
+  winnow_precision precision;
 } winnow_attend_args;
 #define WINNOW_ATTEND_ARGS_INIT \
   { .struct_size = sizeof(winnow_attend_args), .scale = WINNOW_NOT_GIVEN }

@@ -80,7 +80,8 @@ typedef struct winnow_plan_options {
   winnow_spread spread;
   int32_t interleave;
   winnow_wire wire;
-  int64_t sharded; /* 0 or 1; WINNOW_SPREAD_QUERIES: caches hold this rank's shard */
+  int64_t sharded;            /* 0 or 1; WINNOW_SPREAD_QUERIES: caches hold this rank's shard */
+  winnow_precision precision; /* of winnow_attend */
 } winnow_plan_options;
 #define WINNOW_PLAN_OPTIONS_INIT                                                                   \
   {                                                                                                \

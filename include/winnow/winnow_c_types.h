@@ -71,6 +71,9 @@ enum {
 typedef int32_t winnow_scale_mode; /* <winnow/scale.h> */
 enum { WINNOW_SCALE_DEFAULT, WINNOW_AMAX, WINNOW_POW2, WINNOW_POW2_FLOOR_AMAX };
 
+typedef int32_t winnow_precision; /* <winnow/precision.h> */
+enum { WINNOW_PRECISION_FULL, WINNOW_PRECISION_FP8 };
+
 typedef struct winnow_cache { /* all zero: not given */
   void* data;
   winnow_format format;

@@ -29,6 +29,7 @@ nb::object attend_(Call& c) {
   a.plan = c.plan();
   a.part = c.int32("part");
   a.target = c.target();
+  a.precision = precision_of(c);
   // A CPU call without a plan has memory of its own; what the others need is asked of the library,
   // which checks the arguments on the way.
   if (c.given("workspace")) a.workspace = c.workspace(0);
@@ -99,7 +100,7 @@ void bind_attend(nb::module_& m) {
       "empty_lse_negative: "
       "bool = False, plan: Plan | None = None, part: int = 0, workspace: Array | None = None, "
       "kernel: "
-      "str | None = None) -> Any",
+      "str | None = None, precision: str = 'full') -> Any",
       attend_,
       R"(Attention of every query over the cache records that its list names.
 
@@ -115,6 +116,8 @@ scale       of the logits, as the model defines it: V3.2 has 192^-0.5 times its 
 sink        [heads] f32: out *= e^lse / (e^lse + e^sink)
 plan, part  a Plan refilled for this batch, and which of its parts these tokens are
 workspace   uint8, what plan.workspace_bytes says; made for the call if not given
+precision   "full", or "fp8": queries and weights are rounded to e4m3 (winnow/precision.h has the
+            error); fp8 records, and a plan of that precision where one is given
 
 Returns out [tokens, heads, 512] bf16; with lse=True (or an array) and max_logit=True a tuple with
 lse and max_logit [tokens, heads] f32 behind it. A row without a valid entry is 0 with lse +inf

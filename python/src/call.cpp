@@ -135,6 +135,12 @@ void Call::fail(std::string_view name, const std::string& expected,
               what(name) + ": expected " + expected + ", found " + found);
 }
 
+Precision precision_of(const Call& c) {
+  const std::string precision = c.text("precision", "full");
+  if (precision != "full" && precision != "fp8") c.fail("precision", "full or fp8", precision);
+  return precision == "fp8" ? Precision::kFp8 : Precision::kFull;
+}
+
 // In place of what Python says, which does not name the argument.
 void Call::wrong_type(std::string_view name, const char* expected) const {
   PyErr_Clear();

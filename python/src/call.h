@@ -13,6 +13,7 @@
 #include "array.h"
 #include "gil.h"
 #include "winnow/plan.h"
+#include "winnow/precision.h"
 #include "winnow/tensor.h"
 
 namespace winnow::python {
@@ -137,6 +138,9 @@ class Call {
 
 // A str in UTF-8. Throws for a lone surrogate.
 std::string utf8(nb::handle text);
+
+// The argument `precision`: "full" or "fp8".
+Precision precision_of(const Call& c);
 
 using Body = nb::object (*)(Call&);
 void def(nb::module_& m, const char* signature, Body body, const char* doc);

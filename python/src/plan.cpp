@@ -96,6 +96,7 @@ PlanOptions options_of(Call& c) {
   if (!known) c.fail("mode", "auto, bf16, mixed, separate or direct", mode);
   if (split != "balanced" && split != "fixed") c.fail("split", "balanced or fixed", split);
   o.split = split == "fixed" ? SplitPolicy::kFixed : SplitPolicy::kBalanced;
+  o.precision = precision_of(c);
   o.target = {device_of(c), c.target().kernel};  // a plan keeps a copy of the name
   return o;
 }
@@ -122,8 +123,8 @@ constexpr const char* kInit =
     "uniform_decode: bool = False, mode: str = 'auto', mha: bool = False, workspace_rows: int = "
     "0, split: str = 'balanced', "
     "split_size: int = 512, device: object = 'cpu', kernel: str | None = None, comm: object | None "
-    "= None, spread: str = 'none', interleave: int = 1, wire: str = 'f32', sharded: bool = False) "
-    "-> None";
+    "= None, spread: str = 'none', interleave: int = 1, wire: str = 'f32', sharded: bool = False, "
+    "precision: str = 'full') -> None";
 constexpr const char* kRefill =
     "def refill(self, query_starts: Ints, seq_lens: Ints, *, tokens: int = 0) -> None";
 
@@ -240,6 +241,7 @@ comm, spread    a winnow.parallel.Communicator, and what its ranks share out: "h
 interleave      of "context" and "queries": consecutive positions on one rank
 wire            of "context": "f32" or "bf16" outputs
 sharded         of "queries": caches hold this rank's positions, and gather_prefix() brings the others
+precision       of attend: "full" or "fp8", which reads fp8 pages alone
 
 Arrays are read-only NumPy views of the plan's memory: they change with the next refill. Calls of
 several threads may use a plan at once; refill() raises RuntimeError while one does, and they while

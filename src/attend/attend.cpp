@@ -22,36 +22,48 @@ namespace internal::attend {
 
 namespace {
 [[maybe_unused]] size_t no_workspace(const Shape&, int64_t) { return 0; }
+
+// What a kernel that rounds neither queries nor weights to e4m3 says of a shape.
+template <const char* (*kFits)(const Shape&) = nullptr>
+const char* full(const Shape& shape) {
+  if (shape.precision != Precision::kFull) return "Precision::kFull alone";
+  if constexpr (kFits != nullptr) return kFits(shape);
+  return nullptr;
+}
 }  // namespace
 
 std::span<const AttendKernel> kernels() {
   static const AttendKernel table[] = {
 #ifdef WINNOW_WITH_CUDA
     {{{"sm90/wide+decode", DeviceKind::kCuda, false, internal::cuda::missing},
-      wide_then_decode_sm90::fits,
+      full<wide_then_decode_sm90::fits>,
       wide_then_decode_sm90::run,
       wide_sm90::slower},
      decode_sm90::workspace},
     {{{"sm90/wide", DeviceKind::kCuda, false, internal::cuda::missing},
-      wide_sm90::fits,
+      full<wide_sm90::fits>,
       wide_sm90::run,
       wide_sm90::slower},
      no_workspace},
     {{{"sm90/decode", DeviceKind::kCuda, false, internal::cuda::missing},
-      decode_sm90::fits,
+      full<decode_sm90::fits>,
+      decode_sm90::run},
+     decode_sm90::workspace},
+    {{{"sm90/fp8", DeviceKind::kCuda, false, internal::cuda::missing},
+      decode_sm90::fits_fp8,
       decode_sm90::run},
      decode_sm90::workspace},
 #endif
 #if defined(__x86_64__)
-    {{{"amx", DeviceKind::kCpu, false, cpu::amx_machine}, nullptr, cpu::amx}, cpu::amx_workspace},
+    {{{"amx", DeviceKind::kCpu, false, cpu::amx_machine}, full, cpu::amx}, cpu::amx_workspace},
     {{{"avx512bf16", DeviceKind::kCpu, !cpu::bf16_dot_is_fast(), cpu::avx512bf16_machine},
-      nullptr,
+      full,
       cpu::avx512bf16},
      cpu::avx512bf16_workspace},
-    {{{"avx512", DeviceKind::kCpu, false, cpu::avx512_machine}, nullptr, cpu::avx512},
+    {{{"avx512", DeviceKind::kCpu, false, cpu::avx512_machine}, full, cpu::avx512},
      cpu::avx512_workspace},
 #endif
-    {{{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, cpu::simd},
+    {{{"simd", DeviceKind::kCpu, false, detail::any_machine}, full, cpu::simd},
      cpu::simd_workspace},
     {{{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference},
      reference_workspace},
@@ -90,10 +102,13 @@ Shape shape_of(const Params& p) {
           .device = p.device.index,
           .workspace = p.workspace.size(),
           .f32_out = p.out_f32 != nullptr,
-          .likely_width = p.likely_width};
+          .likely_width = p.likely_width,
+          .precision = p.precision};
 }
 
 namespace {
+
+bool is_fp8(CacheFormat format) { return format == kV32.fp8 || format == kV4.fp8; }
 
 const Model& family(CacheFormat format) {
   return format == kV32.fp8 || format == kV32.bf16 ? kV32 : kV4;
@@ -237,6 +252,7 @@ class CheckedCall {
     check_lists(check_, a, p_);
     check_results(check_, a, p_);
     p_.scale = a.scale;
+    p_.precision = checked_precision(a);
     p_.fixed_split = plan_ && plan_->options().split == SplitPolicy::kFixed;
     p_.likely_width = likely_width();
     if (!on_cpu()) {
@@ -281,6 +297,18 @@ class CheckedCall {
   const Check& check() const { return check_; }
 
  private:
+  Precision checked_precision(const AttendArgs& a) const {
+    check_.choice(a.precision, "precision", Precision::kFp8);
+    const Precision precision = plan_ ? plan_->options().precision : a.precision;
+    check_.that(a.precision == Precision::kFull || a.precision == precision, "precision",
+                "kFull or kFp8, as planned", "kFp8 with a plan of kFull");
+    for (int i = 0; i < p_.list_count && precision == Precision::kFp8; ++i)
+      check_.that(is_fp8(p_.lists[i].format), "precision",
+                  "kFull, or fp8 records, which kFp8 multiplies as they are stored",
+                  cat("kFp8 with ", name_of(p_.lists[i].format)));
+    return precision;
+  }
+
   // Hopper's kernels write fp32 in pairs.
   void check_rows_of_8(const Tensor& out) const {
     bool even = reinterpret_cast<uintptr_t>(out.data) % 8 == 0;

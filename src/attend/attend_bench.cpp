@@ -46,12 +46,13 @@ bench::Case case_of(const bench::Sizes& s, const std::string& name) {
 // `gathered`: the bf16 rows are first made from paged fp8 ones. `note` is added to the case's name;
 // what has one is not held against a peer's figure.
 void measure(bench::Runner& runner, bench::Sizes sizes, const char* note = "",
-             bool gathered = false) {
+             bool gathered = false, Precision precision = Precision::kFull) {
   sizes.device = runner.device();
   bench::Case c = case_of(sizes, name_of_case(sizes) + note);
   if (*note) c.topk = 0;  // which every figure of a peer names
   if (!runner.wants(c)) return;
   bench::AttendProblem problem(sizes);
+  problem.args.precision = precision;
   // As the peers' calls: a decode returns output and lse, a prefill the maximum as well.
   if (sizes.s_q < kPrefill) problem.args.max_logit = {};
   c.flops = problem.flops();
@@ -155,6 +156,23 @@ const bench::Suite flashmla("attend", "flashmla", [](bench::Runner& runner) {
   };
   for (const int64_t heads : {128, 64}) from_pages(rows(kV32, heads, 2048, 65536));
   from_pages(rows(kV4, 64, 512, 32768)), from_pages(rows(kV4, 128, 1024, 32768));
+});
+
+// Products of e4m3 beside those of 16 bits: decode, and prefill from fp8 pages.
+const bench::Suite fp8("attend", "fp8", [](bench::Runner& runner) {
+  const auto run = [&](bench::Sizes s) {
+    s.shuffled = true;
+    const bool prefill = s.s_q >= kPrefill;
+    measure(runner, s, prefill ? ", fp8 pages" : "");
+    measure(runner, s, prefill ? ", fp8 pages, e4m3 products" : ", e4m3 products", false,
+            Precision::kFp8);
+  };
+  for (const int64_t heads : {128, 64}) {
+    for (const int64_t batch : {1, 8, 32, 64, 100, 128})
+      run({.heads = heads, .topk = 2048, .batch = batch, .context = 16384});
+    run({.heads = heads, .topk = 2048, .batch = 128, .s_q = 2, .context = 16384});
+    run({.heads = heads, .topk = 2048, .s_q = 4096, .context = 65536});
+  }
 });
 
 // Decode at any batch: what a batch costs that does not fill the machine's multiprocessors evenly.

@@ -210,6 +210,7 @@ TEST_P(AttendEntries, KernelsReadWhatResolveSays) {
   args.out = tensor(out.data(), {entries.tokens(), kHeads, kValues});
   args.lse = tensor(lse.data(), {entries.tokens(), kHeads});
   args.target = testing::target("attend", kernel);
+  args.precision = internal::attend::precision_of(kernel);
   try {
     internal::attend::attend_with_workspace(args);
   } catch (const Error& e) {

@@ -117,6 +117,7 @@ struct Params {
   Device device;
   // CUDA: about how many entries most tokens have, where `lengths` say; 0: all columns.
   int32_t likely_width = 0;
+  Precision precision = Precision::kFull;
 
   // Where a row of `out` and its lse stand.
   int64_t out_at(int64_t token, int64_t head) const {
@@ -145,6 +146,7 @@ struct Shape {
   size_t workspace = 0;      // bytes of the call's workspace
   bool f32_out = false;      // the output stays in fp32
   int32_t likely_width = 0;  // entries of most tokens; 0: `width`
+  Precision precision = Precision::kFull;
 };
 
 struct AttendKernel : Kernel<Shape, Params> {
@@ -169,6 +171,9 @@ namespace decode_sm90 {
 void run(const Params& p) noexcept;
 const char* fits(const Shape& shape);
 size_t workspace(const Shape& shape, int64_t tiles);
+// The same function serves Precision::kFp8: V3.2's fp8 records, whose codes are multiplied as they
+// are stored.
+const char* fits_fp8(const Shape& shape);
 // How many tokens fill the multiprocessors one or more times, where those behind them are faster
 // in splits, in a launch of their own, than as one wave more; else all. `wide`: the first ones are
 // the wide kernel's.

@@ -37,7 +37,8 @@ winnow::AttendArgs attend_args(const winnow_attend_args& a, const In& in) {
           .max_logit = in(a.max_logit, "max_logit"),
           .empty_lse_negative = a.empty_lse_negative,
           .workspace = in.bytes(a.workspace, a.workspace_bytes),
-          .target = in(a.target)};
+          .target = in(a.target),
+          .precision = in.choice(a.precision, "precision", winnow::Precision::kFp8)};
 }
 
 }  // namespace

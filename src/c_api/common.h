@@ -45,7 +45,7 @@ struct Published;
     static type defaults() { return init; }                       \
   }
 // Since 0.1:
-WINNOW_PUBLISHED(winnow_plan_options, WINNOW_PLAN_OPTIONS_INIT, 128, 160, 168);
+WINNOW_PUBLISHED(winnow_plan_options, WINNOW_PLAN_OPTIONS_INIT, 128, 160, 168, 176);
 WINNOW_PUBLISHED(winnow_batch, WINNOW_BATCH_INIT, 48);
 WINNOW_PUBLISHED(winnow_v4_chunk_args, WINNOW_V4_CHUNK_ARGS_INIT, 64);
 WINNOW_PUBLISHED(winnow_compressed_slots_args, WINNOW_COMPRESSED_SLOTS_ARGS_INIT, 376, 392);
@@ -72,7 +72,7 @@ WINNOW_PUBLISHED(winnow_cut_args, WINNOW_CUT_ARGS_INIT, 488);
 WINNOW_PUBLISHED(winnow_combine_args, WINNOW_COMBINE_ARGS_INIT, 472);
 WINNOW_PUBLISHED(winnow_gather_prefix_args, WINNOW_GATHER_PREFIX_ARGS_INIT, 304);
 WINNOW_PUBLISHED(winnow_locate_args, WINNOW_LOCATE_ARGS_INIT, 656);
-WINNOW_PUBLISHED(winnow_attend_args, WINNOW_ATTEND_ARGS_INIT, 1200);
+WINNOW_PUBLISHED(winnow_attend_args, WINNOW_ATTEND_ARGS_INIT, 1200, 1208);
 WINNOW_PUBLISHED(winnow_mha_args, WINNOW_MHA_ARGS_INIT, 1008);
 WINNOW_PUBLISHED(winnow_topk_mask_args, WINNOW_TOPK_MASK_ARGS_INIT, 272);
 WINNOW_PUBLISHED(winnow_merge_args, WINNOW_MERGE_ARGS_INIT, 432);

@@ -18,6 +18,7 @@ static_assert(int(winnow::Mode::kDirect) == WINNOW_DIRECT);
 static_assert(int(winnow::Mode::kBf16) == WINNOW_BF16_CACHE);
 static_assert(int(winnow::SplitPolicy::kFixed) == WINNOW_FIXED);
 static_assert(int(winnow::Stage::kAttend) == WINNOW_ATTEND);
+static_assert(int(winnow::Precision::kFp8) == WINNOW_PRECISION_FP8);
 // Spans of these are given out as they are.
 static_assert(sizeof(Chunk) == sizeof(winnow_chunk) &&
               offsetof(Chunk, last) == offsetof(winnow_chunk, last));
@@ -46,7 +47,8 @@ winnow::PlanOptions plan_options(const winnow_plan_options& o, const In& in) {
           .workspace_rows = o.workspace_rows,
           .split = in.choice(o.split, "split", winnow::SplitPolicy::kFixed),
           .split_size = o.split_size,
-          .target = in(o.target)};
+          .target = in(o.target),
+          .precision = in.choice(o.precision, "precision", winnow::Precision::kFp8)};
 }
 
 winnow_plan_options c_options(const winnow::PlanOptions& o) {
@@ -75,6 +77,7 @@ winnow_plan_options c_options(const winnow::PlanOptions& o) {
   r.interleave = o.parallel.interleave;
   r.wire = static_cast<winnow_wire>(o.parallel.wire);
   r.sharded = o.parallel.sharded;
+  r.precision = static_cast<winnow_precision>(o.precision);
   r.target = {{static_cast<winnow_device_kind>(d.kind), d.index, d.stream}, o.target.kernel};
   return r;
 }

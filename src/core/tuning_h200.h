@@ -19,6 +19,8 @@ namespace decode {
 // recorded.
 inline constexpr double kBlockUsFewHeads = 1.85;
 inline constexpr double kBlockUs = 2.4;
+// us, the same of 64 heads whose products are of e4m3 (Precision::kFp8), by the same measure.
+inline constexpr double kBlockUsOfCodes = 2.0;
 // us, start and end of a CTA: fixed, and for each head. 54fe7a5; no command recorded.
 inline constexpr double kCtaUs = 5;
 inline constexpr double kCtaUsPerHead = 1 / 8.0;

@@ -77,7 +77,8 @@ attend::Shape attend_shape(const PlanOptions& o, bool gathered, int64_t tokens, 
           .width = s.widths[0] + s.widths[1],
           .fixed_split = o.split == SplitPolicy::kFixed,
           .device = o.target.device.index,
-          .workspace = workspace};
+          .workspace = workspace,
+          .precision = o.precision};
 }
 
 // Fills a Choice stage by stage.
@@ -113,6 +114,8 @@ struct Chooser {
 
 bool chooses_routes(const PlanOptions& o) noexcept {
   if (o.mode != Mode::kAuto || o.format != o.model.fp8) return false;
+  // Gathered rows are bf16.
+  if (o.precision == Precision::kFp8) return false;
   // A token's bits may not depend on its batch: not on how many tokens come with it, nor (V4) on
   // the requests before it.
   if (o.split == SplitPolicy::kFixed) return false;
@@ -142,6 +145,7 @@ PlanOptions resolve(PlanOptions o) {
   check_model(check, o.model);
   check.choice(o.mode, "mode", Mode::kDirect);
   check.choice(o.split, "split", SplitPolicy::kFixed);
+  check.choice(o.precision, "precision", Precision::kFp8);
   check.choice(o.target.device.kind, "target.device.kind", DeviceKind::kCuda);
   check.that(o.format == o.model.fp8 || o.format == o.model.bf16, "format",
              cat(name_of(o.model.fp8), " or ", name_of(o.model.bf16), " for model ", o.model.name),
@@ -171,6 +175,9 @@ PlanOptions resolve(PlanOptions o) {
   check.that(o.route != nullptr, "route", "a function", "nothing");
   check.that(!o.mha || !v4, "mha", "false for V4, which has no projections", "true");
   o.mode = resolve_mode(o, check);
+  check.that(o.precision == Precision::kFull || o.mode == Mode::kMixed || o.mode == Mode::kDirect,
+             "precision", "kFull where tokens read bf16 rows", "kFp8");
+  check.that(o.precision == Precision::kFull || !o.mha, "mha", "false with kFp8", "true");
   if (o.mode == Mode::kSeparate && o.workspace_rows == 0) o.workspace_rows = default_rows(o);
   check.range(o.workspace_rows, "workspace_rows", 0, INT32_MAX);  // rows are int32
   check_parallel(o);

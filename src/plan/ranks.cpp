@@ -87,6 +87,7 @@ Ranks::Ranks(const PlanOptions& o, const Choice& choice) : control_(control_of(o
   offer.number("uniform_decode", o.uniform_decode);
   offer.number("split", static_cast<int64_t>(o.split));
   offer.number("split_size", o.split_size);
+  offer.number("precision", static_cast<int64_t>(o.precision));
   offer.number("target.device.kind", static_cast<int64_t>(o.target.device.kind));
   static constexpr const char* kNames[] = {"write",  "score",  "select", "locate",
                                            "attend", "gather", "lists"};

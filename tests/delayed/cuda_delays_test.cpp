@@ -58,6 +58,7 @@ std::vector<std::byte> attend_once(const std::string& kernel, internal::attend::
   AttendArgs args = problem.args();
   results.attach(args);
   args.target = target("attend", kernel);
+  args.precision = internal::attend::precision_of(kernel);
   internal::attend::attend_with_workspace(args);
   if (check) {
     internal::attend::Answer want = problem.expected();
@@ -99,6 +100,8 @@ std::vector<Delayed> attend_cases() {
       {"sm90/decode", two("v4_fp8_h16_splits", 2, 16, window, compressed)},
       {"sm90/decode", one("v32_bf16_h48", 3, 48, v32_rows)},
       {"sm90/decode", two("v4_bf16_h64", 3, 64, v4_rows, v4_states)},
+      {"sm90/fp8", one("v32_fp8_h128_splits", 3, 128, v32)},
+      {"sm90/fp8", one("v32_fp8_h64_alone", 140, 64, v32_short)},
       {"sm90/wide", one("v32_bf16_h64", 150, 64, v32_rows)},
       {"sm90/wide", one("v32_bf16_h128_far", 150, 128, v32_far)},
       {"sm90/wide", two("v4_bf16_h128", 150, 128, v4_rows, v4_states)},

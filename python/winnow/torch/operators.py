@@ -317,7 +317,7 @@ def _(ids, requests, block_table, **rest):
     "scale, Tensor? lengths=None, Tensor? block_table=None, Tensor? extra_cache=None, int? "
     "extra_page=None, Tensor? extra_indices=None, Tensor? extra_lengths=None, Tensor? "
     "extra_block_table=None, Tensor? requests=None, Tensor? q_rope=None, Tensor? sink=None, bool "
-    "empty_lse_negative=False) -> (Tensor, Tensor)"
+    "empty_lse_negative=False, str precision='full') -> (Tensor, Tensor)"
 )
 def _attend(q, cache, indices, format, page=None, *, extra_cache=None, extra_page=None, **rest):
     extra = _cache(extra_cache, format, extra_page)

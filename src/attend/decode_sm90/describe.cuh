@@ -5,6 +5,10 @@
 
 namespace winnow::internal::attend::decode_sm90 {
 
+// The lambda of a record whose scale is 2^67 or more, where scales are in P (codes.cuh): what it
+// says is NaN then.
+constexpr int kUnfit = 61;
+
 // Describes V3.2's scales of two neighbouring rows: lambda, and scales / 2^lambda as fp16. True
 // where fp16 does not carry one of them.
 template <class Row, int kHeads, class Put>
@@ -23,6 +27,8 @@ __device__ __forceinline__ bool describe_fp32_scales(const Smem<Row, kHeads>& sm
     const float least =
         fminf(fminf(fabsf(scale.x), fabsf(scale.y)), fminf(fabsf(scale.z), fabsf(scale.w)));
     lambda[k] = min(max((int)(__float_as_uint(most) >> 23) - 127 - 6, -60), 60);
+    // Weights times such a scale are not in e4m3's range.
+    if (Row::kCodes && !(most < 0x1p67f)) lambda[k] = kUnfit;
     const float inverse = pow2i(-lambda[k]);
     relative[k][0] = scale.x * inverse;
     relative[k][1] = scale.y * inverse;
@@ -85,7 +91,7 @@ __device__ __forceinline__ void describe(Smem<Row, kHeads>& smem, int kv_stage) 
   if constexpr (Row::kFp8) {
     uint16_t* to = &smem.scales[kv_stage][0][scale_position(row)];
     const auto put = [&](int k, uint32_t two) {
-      *reinterpret_cast<uint32_t*>(to + k * Config::kRows) = two;
+      if constexpr (!Row::kCodes) *reinterpret_cast<uint32_t*>(to + k * Config::kRows) = two;
     };
     bool strange = false;
     if constexpr (Row::kSideBytes == 0)
@@ -101,9 +107,12 @@ __device__ __forceinline__ void describe(Smem<Row, kHeads>& smem, int kv_stage) 
             (odd >> (8 * stage_of_block) & 0xff ? kOddRows : 0) | (odd ? kOddBlock : 0);
     }
   }
+  const auto number = [](int lambda) {
+    return Row::kCodes && lambda == kUnfit ? NAN : (float)lambda;
+  };
   *reinterpret_cast<float4*>(&smem.row_lambda[kv_stage][row]) =
-      make_float4(pow2i(lambda[0]), valid & 1 ? (float)lambda[0] : -INFINITY, pow2i(lambda[1]),
-                  valid & 2 ? (float)lambda[1] : -INFINITY);
+      make_float4(pow2i(lambda[0]), valid & 1 ? number(lambda[0]) : -INFINITY, pow2i(lambda[1]),
+                  valid & 2 ? number(lambda[1]) : -INFINITY);
 }
 
 }  // namespace winnow::internal::attend::decode_sm90

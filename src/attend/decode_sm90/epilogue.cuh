@@ -191,15 +191,17 @@ struct Epilogue {
   // Writes the output of the CTA's only token.
   __device__ __forceinline__ void finish_alone() {
     const auto [head, exists] = kept_head();
+    // With weights as e4m3 no register is left to keep it over the loop of blocks.
+    const Span here = Row::kCodes ? span_here<kHeads>(args) : span;
     if (exists) {
       smem.row_sum[head] = row_sum_of(head);
       smem.factor[head] =
-          finish_head(args, span.token, span.head_begin + head, smem.reference[head],
+          finish_head(args, here.token, here.head_begin + head, smem.reference[head],
                       smem.row_sum[head], smem.max_logit[head], true);
     }
     wait_for_peer();
-    if (args.out_f32) return write_out_f32<Row, kHeads>(smem, args, span.token, o);
-    write_out<Row, kHeads, false>(smem, args, span.token, o, warpgroup);
+    if (args.out_f32) return write_out_f32<Row, kHeads>(smem, args, here.token, o);
+    write_out<Row, kHeads, false>(smem, args, here.token, o, warpgroup);
   }
 
   // Sends the sums as bf16 to the CTAs of the cluster that add them up, over their dead Q, P and

@@ -53,17 +53,28 @@ struct Cut {
 // largest Hopper.
 constexpr int kMostCtas = 144;
 constexpr size_t kExchangeAlign = 128;
+// Products of e4m3 are added with some 13 bits below the largest term: the more of them a list has,
+// the more is lost.
+constexpr int32_t kMostCodeColumns = 4096;
+
+// Codes multiplied as they are stored: CTAs of 64 heads alone.
+bool of_codes(const Shape& shape) { return shape.precision == Precision::kFp8; }
+// Heads of a CTA that has `heads` of them.
+int cta_heads_of(const Shape& shape, int heads) {
+  return of_codes(shape) ? 64 : cta_heads_for(heads);
+}
 
 // Blocks of 64 rows of a token.
 int blocks_of(const Shape& shape) {
   return ceil_div(shape.likely_width > 0 ? shape.likely_width : shape.width, 64);
 }
 // What a block takes a CTA, and what a CTA of one split takes without merging, in microseconds.
-double block_us(int cta_heads) {
+double block_us(const Shape& shape, int cta_heads) {
+  if (of_codes(shape)) return tuned::kBlockUsOfCodes;
   return cta_heads <= 32 ? tuned::kBlockUsFewHeads : tuned::kBlockUs;
 }
-double cta_us(int cta_heads, int blocks) {
-  return tuned::kCtaUs + cta_heads * tuned::kCtaUsPerHead + blocks * block_us(cta_heads);
+double cta_us(const Shape& shape, int cta_heads, int blocks) {
+  return tuned::kCtaUs + cta_heads * tuned::kCtaUsPerHead + blocks * block_us(shape, cta_heads);
 }
 
 // The kernel's rows. Two lists of different formats go to the bf16 kernel, which makes bf16 rows of
@@ -87,7 +98,7 @@ Cut cheapest_cut(const Shape& shape, size_t memory) {
   const int blocks = blocks_of(shape);
   Cut best;
   for (int groups = ceil_div(shape.heads, max_heads); groups <= 16; ++groups) {
-    const int heads = cta_heads_for(ceil_div(shape.heads, groups));
+    const int heads = cta_heads_of(shape, ceil_div(shape.heads, groups));
     if (heads > max_heads || heads * (groups - 1) >= shape.heads) continue;
     for (int splits = 1; splits <= std::clamp(blocks, 1, 16); ++splits) {
       const int64_t clusters_needed = fixed ? 1 : shape.tokens * groups;
@@ -95,8 +106,8 @@ Cut cheapest_cut(const Shape& shape, size_t memory) {
       const int64_t waves = ceil_div(clusters_needed, room);
       const int share = ceil_div(blocks, splits);
       const double merge_us = splits > 1 ? tuned::kMergeUs + heads * tuned::kMergeUsPerHead : 0;
-      const double cost =
-          waves * (cta_us(heads, share) + merge_us) + tuned::kUsPerCta * clusters_needed * splits;
+      const double cost = waves * (cta_us(shape, heads, share) + merge_us) +
+                          tuned::kUsPerCta * clusters_needed * splits;
       if (cost < best.cost) best = {groups, splits, heads, false, cost};
       const int most = std::min(cuda::multiprocessors(shape.device), kMostCtas);
       if (fixed || splits == 1 || clusters_needed * splits > most ||
@@ -104,7 +115,7 @@ Cut cheapest_cut(const Shape& shape, size_t memory) {
         continue;
       const double exchange_us = heads == 64 ? tuned::kExchangeUs64Heads : tuned::kExchangeUs;
       const double exchange_cost = tuned::kCtaUs + std::max(heads, 16) * tuned::kCtaUsPerHead +
-                                   share * block_us(heads) + exchange_us;
+                                   share * block_us(shape, heads) + exchange_us;
       if (exchange_cost < best.cost) best = {groups, splits, heads, true, exchange_cost};
     }
     if (fixed) break;
@@ -148,6 +159,7 @@ void cut_and_launch(const Params& params) {
     if (rows <= most_rows) share.tokens = at_once;
   }
   const cudaStream_t stream = cuda::stream_of(params.device);
+  if (of_codes(shape)) return launch_v32_codes(args, share, stream);
   switch (format) {
     case CacheFormat::kV32Fp8: launch_v32_fp8(args, share, stream); break;
     case CacheFormat::kV32Bf16: launch_v32_bf16(args, share, stream); break;
@@ -164,7 +176,7 @@ int32_t first_launch(const Shape& shape, bool wide) {
   if (shape.fixed_split) return tokens;
   const int most = wide ? 64 : most_heads(shape);
   const int groups = ceil_div(shape.heads, most);
-  const int heads = cta_heads_for(ceil_div(shape.heads, groups));
+  const int heads = cta_heads_of(shape, ceil_div(shape.heads, groups));
   const int at_once = cuda::multiprocessors(shape.device) / groups;
   const int32_t waves = tokens / at_once;
   const int32_t full = waves * at_once;
@@ -172,7 +184,7 @@ int32_t first_launch(const Shape& shape, bool wide) {
   const size_t memory = shape.workspace < kExchangeAlign ? 0 : shape.workspace - kExchangeAlign;
   const int blocks = blocks_of(shape);
   const double wave_us =
-      wide ? tuned::kWideTokenUs + blocks * tuned::kWideBlockUs : cta_us(heads, blocks);
+      wide ? tuned::kWideTokenUs + blocks * tuned::kWideBlockUs : cta_us(shape, heads, blocks);
   const Cut all = wide ? Cut{.cost = (waves + 1) * wave_us} : cheapest_cut(shape, memory);
   const bool many =
       !wide && all.splits == 1 && takes_many_tokens(format_of(shape), heads, shape.tables);
@@ -193,6 +205,14 @@ void run(const Params& params) noexcept {
 }
 
 const char* fits(const Shape& shape) { return shape.heads > 128 ? "more than 128 heads" : nullptr; }
+
+const char* fits_fp8(const Shape& shape) {
+  if (!of_codes(shape)) return "Precision::kFp8 alone";
+  for (const CacheFormat format : shape.formats)
+    if (format != CacheFormat::kV32Fp8) return "V3.2's fp8 records alone";
+  if (shape.width > kMostCodeColumns) return "more than 4,096 columns";
+  return fits(shape);
+}
 
 // For any number of tokens up to the shape's: sums of all CTAs, and what is there once for two or
 // more of them.

@@ -15,6 +15,8 @@ struct Share {
 };
 
 void launch_v32_fp8(const Args& args, Share share, cudaStream_t stream);
+// Codes multiplied as they are stored; share.heads is 64.
+void launch_v32_codes(const Args& args, Share share, cudaStream_t stream);
 void launch_v32_bf16(const Args& args, Share share, cudaStream_t stream);
 void launch_v4_fp8(const Args& args, Share share, cudaStream_t stream);
 void launch_v4_bf16(const Args& args, Share share, cudaStream_t stream);

@@ -12,6 +12,7 @@
 #include "core/arithmetic.h"
 #include "cuda/hopper.h"
 #include "cuda/wgmma_f16.h"
+#include "cuda/wgmma_fp8.h"
 #include "model/v32.h"
 #include "model/v4.h"
 
@@ -50,6 +51,8 @@ struct RowTraits {
     if constexpr (kFp8) return kScaleOffset >= kRowBytes ? Record::kScaleBytes : 0;
     return 0;
   }();
+  // Whether Q and P are e4m3, and codes are multiplied as they are stored (codes.cuh).
+  static constexpr bool kCodes = false;
 };
 
 struct Splits {
@@ -127,22 +130,25 @@ struct ConfigOf {
   // An odd multiple of 16 bytes, so that ldmatrix has no bank conflicts.
   static constexpr int kPitch = Row::kRowBytes % 128 == 16 ? Row::kRowBytes : Row::kRowBytes + 16;
   static_assert((kPitch / 16) % 2 == 1);
-  static constexpr int kQTiles = Row::kQk / 64;
-  static constexpr int kNopeTiles = Row::kNope / 64;
+  // Tiles of Q of 128 bytes a head: its NoPE part, and RoPE as the last one.
+  static constexpr int kNopeTiles = Row::kNope / (Row::kCodes ? 128 : 64);
+  static constexpr int kQTiles = kNopeTiles + 1;
   static constexpr int kStageBytes = kRows * kPitch;
   // Whether RoPE's bf16 columns are part of V: one output tile then needs bf16 P beside fp16 P.
   static constexpr bool kRopeInV = Row::kFp8 && Row::kV > Row::kNope;
   // Whether there is a second path for scales that fp16 cannot carry (exact.cuh).
-  static constexpr bool kHasExactPath = Row::kFp8 && !kRopeInV;
-  static constexpr int kPKinds = kRopeInV ? 2 : 1;
+  static constexpr bool kHasExactPath = Row::kFp8 && !kRopeInV && !Row::kCodes;
+  // Tiles of 8 KB of P: one, one more as bf16, or an e4m3 one of half that size for every scale.
+  static constexpr int kPKinds = kRopeInV || Row::kCodes ? 2 : 1;
   // Whether score multiplies sums by scales, and not rows: over all columns of a scale, or the
   // growing sums between the columns of two scales (score.cuh).
   static constexpr bool kScaledSums = Row::kFp8 && kHeads <= 16;
   static constexpr bool kRescaledSums =
       Row::kFp8 && Row::kTile == 128 && kHeads > 16 && kHeads <= 32;
+  static_assert(!Row::kCodes || kHeads == 64);
   // Factors of a row: one a scale, and one for the RoPE part where score or weigh scales it.
   static constexpr bool kRopeFactor = Row::kFp8 && (kRopeInV || !(kScaledSums || kRescaledSums));
-  static constexpr int kFactors = Row::kFp8 ? Row::kScales + kRopeFactor : 1;
+  static constexpr int kFactors = Row::kFp8 && !Row::kCodes ? Row::kScales + kRopeFactor : 1;
   static constexpr int kQBytes = kQTiles * kHeads * 128;
   static constexpr int kPBytes = kPKinds * 64 * 128;
   static constexpr int kLog2PBytes = kHeads * 256;
@@ -200,10 +206,10 @@ __device__ __forceinline__ constexpr int scale_position(int row) {
 }
 // Output tile `tile` (0 to 3) of a warp in a weigh warpgroup: which 16 of the warpgroup's 256
 // columns it has, counted in sixteens. Where a scale covers 128 columns, a warp's tiles are
-// neighbours and share it.
+// neighbours and share it; but where scales are in P, the warps of a product share one.
 template <class Row, int kHeads>
 __device__ __forceinline__ constexpr int sixteen_of(int warp, int tile) {
-  return ConfigOf<Row, kHeads>::kRopeInV ? 4 * tile + warp : 4 * warp + tile;
+  return ConfigOf<Row, kHeads>::kRopeInV || Row::kCodes ? 4 * tile + warp : 4 * warp + tile;
 }
 // Where a row's record is: a page, -1 where the list entry has no token, and the row in the page.
 struct Place {
@@ -375,8 +381,14 @@ __device__ __forceinline__ uint64_t* statistics_reset(Smem<Row, kHeads>& smem) {
 // fp16 does not carry the scales of some row: of this stage, of this block.
 constexpr uint32_t kOddRows = 1;
 constexpr uint32_t kOddBlock = 2;
-// log2 P may be this far above the reference before that moves.
-constexpr float kLag = 12.f;
+// +inf weighs 2^kTop against a reference, which stays finite; a reference that moves becomes the
+// largest log2 P, rounded up, less kTop. log2 P may be up to kLag before the reference moves. A
+// weight times its record's scale over 2^lambda, which is below 2^7, is below 2^8 as e4m3, and the
+// largest one at least 2^3 when the reference has moved.
+template <class Row>
+constexpr float kTop = Row::kCodes ? -2.f : 4.f;
+template <class Row>
+constexpr float kLag = Row::kCodes ? 1.f : 12.f;
 
 // What a CTA works on: a token, the first of its heads and how many of kHeads exist; where the
 // positions of the second list begin; this split's positions [begin, end), in blocks.

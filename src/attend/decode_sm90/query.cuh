@@ -35,12 +35,43 @@ __device__ __forceinline__ void put_shared(uint32_t to, uint32_t x, uint32_t y, 
                : "memory");
 }
 
-// 2^(13 - e) as bf16, twice: what Q is multiplied by, exactly.
-__device__ __forceinline__ uint32_t q_factor(int exponent) { return (140 - exponent) * 0x800080u; }
+// Q's largest value becomes one of this exponent. fp16 leaves room for sums of products; as e4m3
+// the largest value is below 2^8.
+template <class Row>
+constexpr int kQExponent = Row::kCodes ? 7 : 13;
+// 2^(kQExponent - e) as bf16, twice: what Q is multiplied by, exactly.
+template <class Row>
+__device__ __forceinline__ uint32_t q_factor(int exponent) {
+  return (127 + kQExponent<Row> - exponent) * 0x800080u;
+}
 // Two values of Q times the factor, as fp16.
 __device__ __forceinline__ uint32_t convert_q(uint32_t two, uint32_t factor) {
   const uint32_t x = mul_b2(two, factor);
   return pack<false>(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000));
+}
+
+// Two values as e4m3, rounded to the nearest. Values that are not finite become NaN.
+__device__ __forceinline__ uint32_t e4m3_of(float lo, float hi) {
+  uint32_t codes;
+  asm("{\n.reg .b16 x;\ncvt.rn.satfinite.e4m3x2.f32 x,%1,%2;\ncvt.u32.u16 %0,x;\n}"
+      : "=r"(codes)
+      : "f"(fmaf(hi, 0.f, hi)), "f"(fmaf(lo, 0.f, lo)));
+  return codes;
+}
+// Eight columns of a head as e4m3 codes, in their order.
+template <class Row, int kHeads>
+__device__ __forceinline__ void put_codes(Smem<Row, kHeads>& smem, int head, int chunk,
+                                          const uint4& v, uint32_t factor) {
+  const uint32_t x[4] = {v.x, v.y, v.z, v.w};
+  uint32_t codes[4];
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    const uint32_t two = mul_b2(x[k], factor);
+    codes[k] = e4m3_of(__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000));
+  }
+  uint8_t* to = smem.q + (chunk >> 4) * (kHeads * 128) + head * 128 +
+                (((chunk >> 1 & 7) ^ (head & 7)) << 4) + (chunk & 1) * 8;
+  *reinterpret_cast<uint2*>(to) = make_uint2(codes[0] | codes[1] << 16, codes[2] | codes[3] << 16);
 }
 
 // Puts eight columns of Q, times the factor, into shared memory. Columns are permuted to match the
@@ -49,6 +80,8 @@ template <class Row, int kHeads, bool kRopePart>
 __device__ __forceinline__ void put_q(Smem<Row, kHeads>& smem, int head, int chunk, const uint4& v,
                                       uint32_t factor) {
   using Config = ConfigOf<Row, kHeads>;
+  if constexpr (Row::kCodes && !kRopePart)
+    return put_codes<Row, kHeads>(smem, head, chunk, v, factor);
   uint8_t* to =
       smem.q + (kRopePart ? Config::kNopeTiles : chunk >> 3) * (kHeads * 128) + head * 128;
   uint32_t x[4] = {v.x, v.y, v.z, v.w};
@@ -130,8 +163,8 @@ __device__ __forceinline__ float load_q(Smem<Row, kHeads>& smem, const Args& arg
     if (lane == 0) atomicMax(&smem.q_max, most);
     meet<kQueryLoaded, Config::kMathThreads>();
     const int exponent = q_exponent(smem.q_max);
-    factor = q_factor(exponent);
-    q_unit = pow2i(exponent - 13);
+    factor = q_factor<Row>(exponent);
+    q_unit = pow2i(exponent - kQExponent<Row>);
   }
 #pragma unroll
   for (int i = 0; i < kLoads; i++) {
@@ -302,8 +335,8 @@ __device__ __forceinline__ float reload_q(Smem<Row, kHeads>& smem, const Args& a
   QueryReload<Row, kHeads> reload(smem);
   reload.ask(args, token, head_begin);
   const int exponent = reload.find_exponent();
-  reload.convert(q_factor(exponent));
-  return pow2i(exponent - 13);
+  reload.convert(q_factor<Row>(exponent));
+  return pow2i(exponent - kQExponent<Row>);
 }
 
 // Asks the L2 for the next token's Q, long before it is read.

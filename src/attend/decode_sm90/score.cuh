@@ -197,6 +197,13 @@ __device__ __forceinline__ void multiply_codes(const Smem<Row, kHeads>& smem, in
   multiply(std::true_type{}, kGroups);
 }
 
+// The same from the codes as they are stored, in score_codes.cuh. RoPE's products are under way
+// when it returns.
+template <class Row, int kHeads>
+__device__ void multiply_stored_codes(const Smem<Row, kHeads>& smem, int kv_stage,
+                                      uint32_t lane_offset, int row, uint32_t q,
+                                      float (&s)[kHeads / 2]);
+
 // S^T of a warp's 16 rows in a stage, in groups of 64 columns: the next group's fragments are made
 // while this one multiplies. The last products are under way when it returns.
 template <class Row, int kHeads>
@@ -355,7 +362,9 @@ __device__ __forceinline__ void score(Smem<Row, kHeads>& smem, const Args& args,
 #pragma unroll 1
   for (; i < block_end; i += Config::kScoreWarpgroups) {
     mb_wait(&smem.block_ready[i % kReady], (i / kReady) & 1);
-    if constexpr (Config::kScaledSums) scaled_sums<Row, kHeads>(smem, next_stage, unit, s);
+    if constexpr (Row::kCodes)
+      multiply_stored_codes<Row, kHeads>(smem, next_stage, lane_offset, row, q, s);
+    else if constexpr (Config::kScaledSums) scaled_sums<Row, kHeads>(smem, next_stage, unit, s);
     else if constexpr (Config::kRescaledSums)
       multiply_codes<Row, kHeads>(smem, next_stage, lane_offset, row, q, s);
     else multiply_keys<Row, kHeads>(smem, next_stage, lane_offset, row, q, s);
@@ -370,7 +379,7 @@ __device__ __forceinline__ void score(Smem<Row, kHeads>& smem, const Args& args,
     for (int j = 0; j < kHeads / 8; j++)
       reference[j] = *reinterpret_cast<const float2*>(&smem.reference[8 * j + 2 * (lane & 3)]);
     // Sums that have been scaled need no power of two.
-    if constexpr (Config::kRescaledSums) lambda0.x = lambda1.x = 1;
+    if constexpr (Config::kRescaledSums || Row::kCodes) lambda0.x = lambda1.x = 1;
     bool odd_rows = false;
     if constexpr (Config::kHasExactPath) odd_rows = smem.odd_scales[kv_stage] & kOddRows;
     wg_wait<0>();
@@ -396,7 +405,7 @@ __device__ __forceinline__ void score(Smem<Row, kHeads>& smem, const Args& args,
       smem.log2_p[j][thread] = make_float4(s[4 * j], s[4 * j + 1], s[4 * j + 2], s[4 * j + 3]);
     }
     // Too far above the reference: weigh moves it. A NaN asks for it too, and infinities that met.
-    if (!(max_nan(max_nan(most[0], most[1]), max_nan(most[2], most[3])) <= kLag))
+    if (!(max_nan(max_nan(most[0], most[1]), max_nan(most[2], most[3])) <= kLag<Row>))
       smem.outgrown[i & 1] = 1;
     mb_arrive(&smem.log2_p_full);
   }

@@ -8,6 +8,7 @@
 // too.
 #pragma once
 
+#include "attend/decode_sm90/codes.cuh"
 #include "attend/decode_sm90/epilogue.cuh"
 #include "attend/decode_sm90/exact.cuh"
 
@@ -37,8 +38,6 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
   // those of row r + 8.
   using Weights = float[4 * kOwnEights];
 
-  // +inf weighs 2^kTop against a reference, which stays finite.
-  static constexpr float kTop = 4.f;
   // The reference for a largest logit, before kTop. Of fp8 rows it is an integer: the weights that
   // two ranks or two splits of a token give a key then differ by a power of two, and fp16 rounds
   // both by the same part of themselves, so that the ranks' outputs merge to one rank's bits. Of
@@ -127,7 +126,7 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
       // No logit above -inf has been seen yet.
       const bool first = smem.row_sum[head] == 0;
       const float old = smem.reference[head];
-      const float top = reference_at(most) - kTop;
+      const float top = reference_at(most) - kTop<Row>;
       const float up = first ? (most > -INFINITY ? top : 0.f) : fmaxf(0.f, top);
       const float moved = fminf(old + up, FLT_MAX);
       smem.reference[head] = moved;
@@ -149,7 +148,7 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
 #pragma unroll
       for (int e = 0; e < 4; e++) {
         float& v = log2_p[4 * j + e];
-        v = v == INFINITY ? kTop : v - (e & 1 ? up.y : up.x);
+        v = v == INFINITY ? kTop<Row> : v - (e & 1 ? up.y : up.x);
       }
       row_sum[2 * j] *= rescale.x;
       row_sum[2 * j + 1] *= rescale.y;
@@ -170,7 +169,8 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
   }
 
   // Exponentials and row sums of this warpgroup's heads; P goes to shared memory for both.
-  __device__ __forceinline__ void make_weights(int i, const BlockRows& block, Weights& p) {
+  __device__ __forceinline__ void make_weights(int i, int kv_stage, const BlockRows& block,
+                                               Weights& p) {
     // The reference that score reads next is the new one.
     if (!(Staging::kOverLog2P && block.kept)) mb_arrive(&smem.log2_p_empty[i & 1]);
     // 2^-lambda, and 0 for a row without a token: P has 2^lambda, which the row sum must not have.
@@ -196,6 +196,28 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
       row_sum[2 * j + 1] =
           fmaf(p[4 * j + 1], inverse0, fmaf(p[4 * j + 3], inverse1, row_sum[2 * j + 1]));
     }
+    if constexpr (Row::kCodes) {
+      const int stage =
+          kv_stage + warp < Config::kStages ? kv_stage + warp : kv_stage + warp - Config::kStages;
+      float4 scale[2];
+#pragma unroll
+      for (int k = 0; k < 2; k++)
+        scale[k] = *reinterpret_cast<const float4*>(
+            smem.ring[stage] + (row + 8 * k) * Config::kPitch + Row::kScaleOffset);
+      wait_for_last_weights(i);
+      store_code_weights<Row, kHeads>(smem, first_eight, scale, inverse0, inverse1, p);
+    } else {
+      store_weights(i, exact, p);
+    }
+  }
+
+  // Both warpgroups are done with the last block's P.
+  __device__ __forceinline__ void wait_for_last_weights(int i) {
+    if (i >= 1) mb_wait(&smem.p_empty, (i - 1) & 1);
+  }
+
+  // P^T as fp16 or bf16, of rows with RoPE in V as both.
+  __device__ __forceinline__ void store_weights(int i, bool exact, const Weights& p) {
     const int here = thread_here();
     const int p_row = (here >> 1 & 48) + (here & 15);
     // Stores eights j - 1 and j of this warpgroup's heads, or j alone, as P^T.
@@ -216,14 +238,73 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
         stsm2(address, x0, x1);
       }
     };
-    // Both warpgroups are done with the last block's P.
-    if (i >= 1) mb_wait(&smem.p_empty, (i - 1) & 1);
+    wait_for_last_weights(i);
 #pragma unroll
     for (int j = 0; j < kOwnEights; j++)
       if ((j & 1) || j == kOwnEights - 1) {
         if (Config::kRopeInV || !exact) store(std::bool_constant<!Row::kFp8>{}, j, s32(smem.p[0]));
         if (Config::kRopeInV || exact) store(std::true_type{}, j, s32(smem.p[Config::kPKinds - 1]));
       }
+  }
+
+  // The same from V's codes as they are stored: a step is 32 rows, half a step two tiles of 16
+  // columns a warp, which share a scale.
+  __device__ __forceinline__ void multiply_codes_of_values(int i, int block_end,
+                                                           const BlockRows& block,
+                                                           uint32_t fp8_offset, int& kv_stage) {
+    uint32_t raw[2][4];
+    uint32_t a[2][2][4];
+    const auto next = [](int stage) { return stage + 1 == Config::kStages ? 0 : stage + 1; };
+    const auto load = [&](int stage, int half) {
+      ldsm_t(raw[0], s32(smem.ring[stage]) + fp8_offset + 128 * half);
+      ldsm_t(raw[1], s32(smem.ring[next(stage)]) + fp8_offset + 128 * half);
+    };
+    const auto make = [&](int half) {
+#pragma unroll
+      for (int k = 0; k < 2; k++) {
+        uint32_t(&f)[4] = a[half][k];
+        interleave(raw[0][2 * k], raw[0][2 * k + 1], f[0], f[1]);
+        interleave(raw[1][2 * k], raw[1][2 * k + 1], f[2], f[3]);
+      }
+    };
+    load(kv_stage, 0);
+    make(0);
+    load(kv_stage, 1);
+    fence_async();
+    wait_for_peer();
+    // The last block: statistics leave while it is multiplied.
+    if (kWay == Way::kExchange && i + 1 == block_end) this->send_statistics_early();
+    uint32_t p_desc = desc(s32(smem.p) + warpgroup * (2 * kCodePBytes), 16);
+    const auto multiply = [&](int half) {
+      const uint32_t p_here = fresh(p_desc + (half * kCodePBytes >> 4));
+      wg_fence();
+#pragma unroll
+      for (int k = 0; k < 2; k++)
+        wgmma_e4m3(o[2 * half + k], a[half][k], whole_desc<kCodePDescHigh>(p_here), 1);
+      wg_commit();
+    };
+#pragma unroll
+    for (int step = 0; step < 2; step++, p_desc += 32 >> 4) {
+      const int first = kv_stage;
+      const int second = next(first);
+      multiply(0);
+      wg_wait<1>();
+      make(1);
+      kv_stage = next(second);
+      if (step == 0) load(kv_stage, 0);
+      multiply(1);
+      // The stages are free, but not before these products are issued, see multiply_values().
+      __syncwarp();
+      if (lane == 0 && !block.kept) {
+        mb_arrive(&smem.stage_empty[first]);
+        mb_arrive(&smem.stage_empty[second]);
+      }
+      if (step == 0) {
+        wg_wait<1>();
+        make(0);
+        load(kv_stage, 1);
+      }
+    }
   }
 
   // O^T += V^T P^T of a block, and gives its stages back. Half a step is 16 rows and two tiles of
@@ -378,8 +459,10 @@ __device__ __forceinline__ void weigh(Smem<Row, kHeads>& smem, const Args& args,
     if (args.max_logit) weigher.track_max_logit(p, block);
     if (block.outgrown) weigher.move_reference(i, p);
     block.kept = Staging::kUsed && i + 1 == block_end;
-    weigher.make_weights(i, block, p);
-    weigher.multiply_values(i, block_end, block, fp8_offset, bf16_offset, kv_stage);
+    weigher.make_weights(i, kv_stage, block, p);
+    if constexpr (Row::kCodes)
+      weigher.multiply_codes_of_values(i, block_end, block, fp8_offset, kv_stage);
+    else weigher.multiply_values(i, block_end, block, fp8_offset, bf16_offset, kv_stage);
   }
   weigher.drain();
   weigher.epilogue(kv_stage, block_end);
