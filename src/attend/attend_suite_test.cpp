@@ -47,7 +47,7 @@ const Suite kSuites[] = {
     {"v32_fp8_h64", CacheFormat::kV32Fp8, 64},
     // Work that is cut evenly across tokens.
     {"v32_fp8_h128_even", CacheFormat::kV32Fp8, 128, 36, 1600},
-    {"v32_fp8_h128_even_long", CacheFormat::kV32Fp8, 128, 100, 1600, false, true},
+    {"v32_fp8_h128_even_long", CacheFormat::kV32Fp8, 128, 38, 1600, false, true},
     {"v32_fp8_h64_even", CacheFormat::kV32Fp8, 64, 68, 2048, true},
     {"v4_fp8_h64", CacheFormat::kV4Fp8, 64},
     {"v4_fp8_h20", CacheFormat::kV4Fp8, 20},

@@ -181,9 +181,11 @@ EvenCut even_cut(const Shape& shape) {
   const size_t bytes = kEvenFlagBytes + ctas * even_part_bytes(heads) + kExchangeAlign;
   const int64_t blocks = shape.tokens * blocks_of(shape);
   const int64_t share = blocks / (ctas / groups);
-  // A token reaches into kMaxLaterParts later ranges at most.
-  if (shape.workspace < bytes || blocks > INT_MAX / 2 || blocks_of(shape) < tuned::kEvenBlocks ||
-      blocks_of(shape) > kMostEvenBlocks || share * kMaxLaterParts < blocks_of(shape) - 1)
+  // A token reaches into kMaxLaterParts later ranges at most. A range of more than a token's blocks
+  // gains little, and loses where the lists turn out to be short.
+  if (share >= blocks_of(shape) || shape.workspace < bytes || blocks > INT_MAX / 2 ||
+      blocks_of(shape) < tuned::kEvenBlocks || blocks_of(shape) > kMostEvenBlocks ||
+      share * kMaxLaterParts < blocks_of(shape) - 1)
     return cut;
   cut.groups = groups;
   cut.ranges = ctas / groups;
