@@ -67,12 +67,10 @@ inline DeviceParams device_params_of(const Params& params, int groups) {
 }
 
 // How many of a list's `count` entries remain when the invalid ones (-1) at its end are left out:
-// without lengths, the lists of a short context are padded with -1. A whole warp searches, 256
-// entries at a time from the end. This is rare and therefore a function that is called: its code
-// then lies after the kernel's, of which only the first 64 KB come with a launch.
-inline __device__ __noinline__ int length_without_padding(const int32_t* list, int count,
-                                                          int lane) {
-  constexpr int kEntriesPerLane = 8;
+// without lengths, the lists of a short context are padded with -1. A whole warp searches from the
+// end, with kEntriesPerLane loads under way.
+template <int kEntriesPerLane>
+__device__ __forceinline__ int search_end(const int32_t* list, int count, int lane) {
   constexpr int kAtOnce = 32 * kEntriesPerLane;
   const int32_t* last = list + (count - 1 - lane);
 #pragma unroll 1
@@ -90,6 +88,12 @@ inline __device__ __noinline__ int length_without_padding(const int32_t* list, i
     if (nearest < kAtOnce) return count - nearest;
   }
   return 0;
+}
+// The same where it is rare and therefore a function that is called: its code then lies after the
+// kernel's, of which only the first 64 KB come with a launch.
+inline __device__ __noinline__ int length_without_padding(const int32_t* list, int count,
+                                                          int lane) {
+  return search_end<8>(list, count, lane);
 }
 
 }  // namespace winnow::internal::attend

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
     decode(const __grid_constant__ Args args) {
   using Config = ConfigOf<Row, kHeads>;
   using Crew = CrewOf<Row, kHeads, kWay>;
-  constexpr bool kMany = kWay == Way::kMany;
+  constexpr bool kMany = walks(kWay);
   extern __shared__ __align__(1024) uint8_t raw_smem[];
   auto& smem = *reinterpret_cast<Smem<Row, kHeads>*>(raw_smem);
   const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128, 0);
@@ -69,8 +69,8 @@ __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
   int list = 0;
   int last = 0;
   if (warpgroup >= Config::kFirstCopyWarpgroup) {
-    ahead = span_here<kHeads>(args);
-    cut_list<Config>(args, ahead);
+    ahead = span_here<kHeads, kWay>(args);
+    cut<Config, kWay>(args, ahead);
     index = first_index<Config, Crew>(args, ahead, list);
     if constexpr (!kMany) last = last_index(args, ahead);
   }
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
   // The copying warps' code comes out first, next to this: a jump to code that is in no cache takes
   // hundreds of cycles.
   if (warpgroup < 2) {
-    Span span = span_here<kHeads>(args);
+    Span span = span_here<kHeads, kWay>(args);
     load_q<Row, kHeads, false>(smem, args, span);
     take_registers<Crew::kWeighRegisters>();
     count_blocks<kWay>(smem, args, span);
@@ -90,13 +90,14 @@ __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
     for (auto& o : progress.o) hold(o);
 #pragma unroll 1
     do weigh<Row, kHeads, kWay>(smem, args, span, warpgroup, progress);
-    while (kMany && next_token<Config>(args, span));
+    while (kMany && next_token<Config, kWay>(args, span));
+    if constexpr (kWay == Way::kEven) merge_parts<Row, kHeads>(smem, args, span.token);
     if constexpr (kWay == Way::kCluster) merge<Row, kHeads>(smem, args, span, split_here(args));
   } else if (warpgroup < Config::kFirstCopyWarpgroup) {
     // Six warpgroups begin with fewer registers than score needs.
     if constexpr (Crew::kThreads > 640) take_registers<Crew::kScoreRegisters>();
     else give_registers<Crew::kScoreRegisters>();
-    Span span = span_here<kHeads>(args);
+    Span span = span_here<kHeads, kWay>(args);
     float q_unit = load_q<Row, kHeads, true>(smem, args, span);
     count_blocks<kWay>(smem, args, span);
     Progress progress{thread_here() / 32 & 3};
@@ -105,10 +106,10 @@ __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
       // back the token's statistics.
 #pragma unroll 1
       for (uint32_t phase = 0;;) {
-        if (first_scorer()) prefetch_next_q<Row>(args, span);
+        if (first_scorer()) prefetch_next_q<Row, kWay>(args, span);
         score<Row, kHeads>(smem, args, span, q_unit, progress);
         const bool had_blocks = span.blocks > 0;
-        if (!next_token<Config>(args, span)) return;
+        if (!next_token<Config, kWay>(args, span)) return;
         if (span.blocks > 0) q_unit = reload_q(smem, args, span.token, span.head_begin);
         if (had_blocks) {
           mb_wait(statistics_reset(smem), phase);
@@ -212,6 +213,8 @@ cudaError_t launch_way(const Args& args, int tokens_at_once, cudaStream_t stream
   if constexpr (takes_many_tokens(Row::Stored::kFormat, kHeads, false))
     if (tokens_at_once < args.tokens)
       return launch<Row, kHeads, Way::kMany>(args, tokens_at_once, stream);
+  if constexpr (takes_even_ranges(Row::Stored::kFormat, kHeads))
+    if (args.token_blocks > 0) return launch<Row, kHeads, Way::kEven>(args, tokens_at_once, stream);
   if (args.exchange) return launch<Row, kHeads, Way::kExchange>(args, args.tokens, stream);
   if (args.splits > 1) return launch<Row, kHeads, Way::kCluster>(args, args.tokens, stream);
   return launch<Row, kHeads, Way::kAlone>(args, args.tokens, stream);

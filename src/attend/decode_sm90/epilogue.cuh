@@ -2,8 +2,7 @@
 // statistics, and the output or the hand-over to the other splits.
 #pragma once
 
-#include "attend/decode_sm90/exchange.cuh"
-#include "attend/decode_sm90/out.cuh"
+#include "attend/decode_sm90/even.cuh"
 
 namespace winnow::internal::attend::decode_sm90 {
 
@@ -119,6 +118,7 @@ struct Epilogue {
     progress.kv_stage = kv_stage;
     progress.block = block_end;
     if constexpr (kWay == Way::kMany) finish_one_of_many(kv_stage, block_end);
+    else if constexpr (kWay == Way::kEven) finish_part(kv_stage, block_end);
     else if constexpr (kWay == Way::kAlone) finish_alone();
     else send_to_cluster();
   }
@@ -133,6 +133,34 @@ struct Epilogue {
     if (const auto [head, exists] = kept_head(); exists && block_end == progress.block)
       publish_statistics<Row, kHeads>(smem, args, here, head, 0.f);
     collect_units<Row, kHeads>(smem, args, here);
+  }
+
+  // Statistics become what the next token is to find, before its first scores.
+  __device__ __forceinline__ void reset_statistics(int head, int block_end) {
+    if (span.blocks == 0) return;
+    smem.reference[head] = smem.row_sum[head] = 0.f;
+    smem.max_logit[head] = -INFINITY;
+    if (head == 0) smem.outgrown[block_end & 1] = 1;
+    mb_arrive(statistics_reset(smem));
+  }
+
+  // The end of a token's part in this CTA's range, or of the whole token.
+  __device__ __forceinline__ void finish_part(int kv_stage, int block_end) {
+    const int token_begin = span.token * args.token_blocks;
+    if (range_begin(args, range_here()) > token_begin) return hand_over_part(block_end);
+    if (range_begin(args, range_here() + 1) >= token_begin + args.token_blocks)
+      return finish_one_of_many(kv_stage, block_end);
+    // merge_parts() follows.
+    if (const auto [head, exists] = kept_head(); exists) smem.row_sum[head] = row_sum_of(head);
+    store_units<kHeads>(own_units(smem), o);
+  }
+  __device__ __forceinline__ void hand_over_part(int block_end) {
+    if (const auto [head, exists] = kept_head(); exists) {
+      part_of_range<kHeads>(args, range_here()).statistics[head] =
+          make_float4(smem.reference[head], row_sum_of(head), smem.max_logit[head], 0.f);
+      reset_statistics(head, block_end);
+    }
+    hand_over<kHeads>(args, o);
   }
 
   // Writes the output of a token that is not the CTA's only one.
@@ -150,13 +178,7 @@ struct Epilogue {
       max_logit = smem.max_logit[head];
       sum = row_sum_of(head);
       smem.factor[head] = finished(false);
-      // Statistics become what the next token is to find, before its first scores.
-      if (span.blocks > 0) {
-        smem.reference[head] = smem.row_sum[head] = 0.f;
-        smem.max_logit[head] = -INFINITY;
-        if (head == 0) smem.outgrown[block_end & 1] = 1;
-        mb_arrive(statistics_reset(smem));
-      }
+      reset_statistics(head, block_end);
     }
     wait_for_peer();
     if constexpr (Staging::kUsed) {

@@ -5,7 +5,7 @@
 // and values below 448 can need.
 #pragma once
 
-#include "attend/decode_sm90/layout.cuh"
+#include "attend/decode_sm90/span.cuh"
 #include "cuda/mma.h"
 
 namespace winnow::internal::attend::decode_sm90 {

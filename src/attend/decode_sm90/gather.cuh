@@ -239,7 +239,7 @@ __device__ __forceinline__ void copy(Smem<Row, kHeads>& smem, const Args& args, 
                                      int index, int list) {
   using Config = ConfigOf<Row, kHeads>;
   using Crew = CrewOf<Row, kHeads, kWay>;
-  constexpr bool kMany = kWay == Way::kMany;
+  constexpr bool kMany = walks(kWay);
   constexpr bool kEight = Crew::kCopyWarps == 8;
   const int lane = thread_here() & 31;
   // From lane 0, so that the compiler knows it and what follows from it as uniform.
@@ -317,12 +317,13 @@ template <class Row, int kHeads, Way kWay>
 __device__ __forceinline__ void look_ahead(Smem<Row, kHeads>& smem, const Args& args, Span span) {
   using Config = ConfigOf<Row, kHeads>;
   using Crew = CrewOf<Row, kHeads, kWay>;
-  constexpr bool kMany = kWay == Way::kMany;
+  constexpr bool kMany = walks(kWay);
   constexpr bool kApart = Crew::kCopyWarps == 8;
   const int lane = thread_here() & 31;
   const int own = kMany ? own_blocks(span) : 2;
-  // Blocks of the tokens before span's, and with it.
-  int blocks_before = 0;
+  // Blocks of the tokens before span's, and with it. A range that begins in the middle of a token
+  // has fewer.
+  int blocks_before = kWay == Way::kEven ? -(span.begin / Config::kBlock) : 0;
   int block_end = span.blocks;
   // A lane's k-th position in a block. Of several tokens a CTA has all rows.
   const auto position = [&](int block, int k) {
@@ -340,14 +341,15 @@ __device__ __forceinline__ void look_ahead(Smem<Row, kHeads>& smem, const Args& 
   // A lane's two indices of a block.
   const auto load_indices = [&](int block) {
     if constexpr (kMany) {
-      while (block >= block_end && next_token<Config>(args, span)) {
+      while (block >= block_end && next_token<Config, kWay>(args, span)) {
         blocks_before = block_end;
         block_end += span.blocks;
         point_at_token();
       }
     }
     const auto load = [&](int at) {
-      return at < span.end ? __ldg((at < span.first_list_end ? first : second) + at) : -1;
+      const bool in_first = !Crew::kTwoLists || at < span.first_list_end;
+      return at < span.end ? __ldg((in_first ? first : second) + at) : -1;
     };
     return make_int2(load(position(block, 0)), load(position(block, 1)));
   };
@@ -357,7 +359,7 @@ __device__ __forceinline__ void look_ahead(Smem<Row, kHeads>& smem, const Args& 
     if (kMany ? block > block_end + kApart : block >= block_end) return;
     const unsigned entry = (block - first_told<Crew>(own)) % unsigned{Config::kAhead};
     const auto list = [&](int k) {
-      return static_cast<int>(position(block, k) >= span.first_list_end);
+      return static_cast<int>(Crew::kTwoLists && position(block, k) >= span.first_list_end);
     };
     const bool slots = !Crew::kBlockTables || !by_table(args.lists);
     TwoPlaces found;
@@ -389,7 +391,7 @@ __device__ __forceinline__ void look_ahead(Smem<Row, kHeads>& smem, const Args& 
 #pragma unroll 1
     for (int i = 0;; i++) {
       if constexpr (kMany)
-        while (i >= block_end && next_token<Config>(args, span)) block_end += span.blocks;
+        while (i >= block_end && next_token<Config, kWay>(args, span)) block_end += span.blocks;
       if (i >= block_end) return;
       describe_next(i);
     }

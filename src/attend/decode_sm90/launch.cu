@@ -147,7 +147,8 @@ void cut_and_launch(const Params& params) {
   std::byte* const exchange = cut.exchange ? exchange_memory(params).first : nullptr;
   const Args args{{cut.splits, ceil_div(0x80000000u, splits), exchange},
                   device_params_of(params, cut.groups),
-                  wide_output_of(params)};
+                  wide_output_of(params),
+                  {}};
   // Without splits, each multiprocessor has a CTA that goes from token to token. Rows are counted
   // in stages of 16 over all tokens, in an int. Where a token's heads are in groups, these drift
   // apart over many rows, until one no longer finds the other's rows in the L2.
@@ -168,24 +169,80 @@ void cut_and_launch(const Params& params) {
   }
 }
 
-}  // namespace
+// Even ranges of a call's blocks (Way::kEven): 64 heads a CTA, a range for each of its groups of
+// heads and each multiprocessor.
+struct EvenCut {
+  int groups = 1;
+  int ranges = 0;
+  // Blocks of a token, and of the longest range.
+  int token_blocks = 0;
+  int range_blocks = 0;
+  // In microseconds as they are measured, which cheapest_cut() counts higher; without ranges more
+  // than any cut.
+  double cost = 1e30;
+};
+
+EvenCut even_cut(const Shape& shape) {
+  EvenCut cut;
+  const int groups = ceil_div(shape.heads, 64);
+  const int heads = cta_heads_for(ceil_div(shape.heads, groups));
+  if (of_codes(shape) || !takes_even_ranges(format_of(shape), heads) || shape.list_count > 1 ||
+      shape.fixed_split || shape.f32_out || shape.likely_width > 0)
+    return cut;
+  const int ctas = std::min(cuda::multiprocessors(shape.device), kMostCtas) / groups * groups;
+  const size_t bytes = kEvenFlagBytes + ctas * even_part_bytes(heads) + kExchangeAlign;
+  const int64_t blocks = shape.tokens * blocks_of(shape);
+  const int64_t share = blocks / (ctas / groups);
+  // A token reaches into kMaxLaterParts later ranges at most. A range of more than a token's blocks
+  // gains little, and loses where the lists turn out to be short.
+  if (share >= blocks_of(shape) || shape.workspace < bytes || blocks > INT_MAX / 2 ||
+      blocks_of(shape) < tuned::kEvenBlocks || blocks_of(shape) > kMostEvenBlocks ||
+      share * kMaxLaterParts < blocks_of(shape) - 1)
+    return cut;
+  cut.groups = groups;
+  cut.ranges = ctas / groups;
+  cut.token_blocks = blocks_of(shape);
+  cut.range_blocks = static_cast<int>(ceil_div(blocks, int64_t{cut.ranges}));
+  const int tokens = ceil_div(cut.range_blocks - 1, cut.token_blocks) + 1;
+  cut.cost = (groups == 1 ? tuned::kEvenUsOneGroup : tuned::kEvenUs) +
+             cut.range_blocks * tuned::kEvenBlockUs + (tokens - 1) * tuned::kEvenNextTokenUs;
+  return cut;
+}
+
+void launch_even(const Params& params, const EvenCut& cut) {
+  const cudaStream_t stream = cuda::stream_of(params.device);
+  std::byte* const parts = exchange_memory(params).first;
+  const int blocks = params.tokens * cut.token_blocks;
+  keep_error(cudaMemsetAsync(parts, 0, sizeof(uint32_t) * cut.ranges * cut.groups, stream));
+  const Args args{{1, 0x80000000u, parts},
+                  device_params_of(params, cut.groups),
+                  wide_output_of(params),
+                  {blocks / cut.ranges, blocks % cut.ranges, cut.token_blocks}};
+  launch_v32_fp8(args, {64, cut.ranges}, stream);
+}
+
+// How a call is launched: its first tokens, and the rest in a launch of its own. `cost` in
+// microseconds.
+struct Launches {
+  int32_t first;
+  double cost;
+};
 
 // 68 tokens of 128 heads take 90 us with a second launch instead of 134.
-int32_t first_launch(const Shape& shape, bool wide) {
+Launches launches_of(const Shape& shape, bool wide) {
   const auto tokens = static_cast<int32_t>(shape.tokens);
-  if (shape.fixed_split) return tokens;
   const int most = wide ? 64 : most_heads(shape);
   const int groups = ceil_div(shape.heads, most);
   const int heads = cta_heads_of(shape, ceil_div(shape.heads, groups));
   const int at_once = cuda::multiprocessors(shape.device) / groups;
   const int32_t waves = tokens / at_once;
   const int32_t full = waves * at_once;
-  if (full == 0 || full == tokens) return tokens;
   const size_t memory = shape.workspace < kExchangeAlign ? 0 : shape.workspace - kExchangeAlign;
   const int blocks = blocks_of(shape);
   const double wave_us =
       wide ? tuned::kWideTokenUs + blocks * tuned::kWideBlockUs : cta_us(shape, heads, blocks);
   const Cut all = wide ? Cut{.cost = (waves + 1) * wave_us} : cheapest_cut(shape, memory);
+  if (full == 0 || full == tokens || shape.fixed_split) return {tokens, all.cost};
   const bool many =
       !wide && all.splits == 1 && takes_many_tokens(format_of(shape), heads, shape.tables);
   const double launch_us = wide ? tuned::kLaunchUsAfterWide : tuned::kLaunchUsAfterDecode;
@@ -194,12 +251,20 @@ int32_t first_launch(const Shape& shape, bool wide) {
   Shape rest = shape;
   rest.tokens = tokens - full;
   const double apart_us = launch_us + cheapest_cut(rest, memory).cost;
-  return apart_us < tuned::kWorthSecondLaunch * more_us ? full : tokens;
+  if (apart_us >= tuned::kWorthSecondLaunch * more_us) return {tokens, all.cost};
+  return {full, waves * wave_us + apart_us};
 }
+
+}  // namespace
+
+int32_t first_launch(const Shape& shape, bool wide) { return launches_of(shape, wide).first; }
 
 void run(const Params& params) noexcept {
   if (params.tokens == 0) return;
-  const int32_t first = first_launch(shape_of(params), false);
+  const Shape shape = shape_of(params);
+  const auto [first, cost] = launches_of(shape, false);
+  const EvenCut even = even_cut(shape);
+  if (even.cost < tuned::kWorthEven * cost) return launch_even(params, even);
   cut_and_launch(tokens_of(params, 0, first));
   if (first < params.tokens) cut_and_launch(tokens_of(params, first, params.tokens - first));
 }

@@ -1,5 +1,5 @@
-// Decode on Hopper: what the kernel's parts share. Row traits, arguments, the sizes of a CTA, its
-// shared memory, and the part of the work that a CTA takes.
+// Decode on Hopper: what the kernel's parts share. Row traits, arguments, the sizes of a CTA and
+// its shared memory.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -74,7 +74,15 @@ struct WideOutput {
   // 2^16 / heads of a block, rounded up; 0: one block. Exact for up to 128 heads.
   uint32_t block_reciprocal;
 };
-struct Args : Splits, DeviceParams, WideOutput {};
+// Work that is cut evenly across tokens (Way::kEven): the blocks of all tokens, one token after the
+// other, are dealt out in ranges, `share` blocks each and one more to the first `longer` ranges.
+struct EvenRanges {
+  int share;
+  int longer;
+  // Blocks of a token whose lists are full.
+  int token_blocks;
+};
+struct Args : Splits, DeviceParams, WideOutput, EvenRanges {};
 
 __device__ __forceinline__ int64_t block_of(const Args& args, int head) {
   return static_cast<uint32_t>(head) * args.block_reciprocal >> 16;
@@ -85,11 +93,13 @@ __device__ __forceinline__ float* f32_row(const Args& args, int token, int head)
          block_of(args, head) * args.out_block_gap;
 }
 
-// What a CTA takes: one token, one token after the other, or a split of a token's lists. The splits
-// of a token form a cluster or meet in the workspace. Each way is a kernel of its own, because the
-// first 64 KB of code come with a launch and what lies beyond takes 0.3 us a KB where another
-// kernel has run in between.
-enum class Way { kAlone, kMany, kCluster, kExchange };
+// What a CTA takes: one token, one token after the other, a split of a token's lists, or a range of
+// blocks that may begin and end in the middle of a token. The splits of a token form a cluster or
+// meet in the workspace. Each way is a kernel of its own, because the first 64 KB of code come with
+// a launch and what lies beyond takes 0.3 us a KB where another kernel has run in between.
+enum class Way { kAlone, kMany, kCluster, kExchange, kEven };
+// Whether a CTA goes from token to token.
+constexpr bool walks(Way way) { return way == Way::kMany || way == Way::kEven; }
 
 // Whether CTAs of `heads` heads may take several tokens, one after the other. That is one more
 // kernel to compile, so only where it gains 2 % or more. 64 heads of V3.2 gain nothing. With 64
@@ -105,6 +115,21 @@ constexpr int kMaxExchanged = 16;
 constexpr size_t exchange_bytes(int heads, int splits) {
   return kMaxExchanged * (sizeof(uint64_t) + 2 * sizeof(uint64_t) * kMaxExchanged + 128) +
          static_cast<size_t>(heads) * (sizeof(float4) * kMaxExchanged + splits * 1024);
+}
+
+// Whether CTAs of `heads` heads may take even ranges. One more kernel to compile, so only where
+// tokens of many heads leave much of a wave idle.
+constexpr bool takes_even_ranges(CacheFormat format, int heads) {
+  return format == CacheFormat::kV32Fp8 && heads == 64;
+}
+// Ranges after a CTA's own that the last token of its range may reach into, at most.
+constexpr int kMaxLaterParts = 2;
+// Blocks of a list that is cut so, at most: a square fits an int.
+constexpr int kMostEvenBlocks = 32768;
+// The workspace of even ranges: a flag for each, then a part for each.
+constexpr size_t kEvenFlagBytes = 1024;
+constexpr size_t even_part_bytes(int heads) {
+  return static_cast<size_t>(heads) * (1024 + sizeof(float4));
 }
 
 // n / splits. Exact below 2^27. Up to 2^29 it may be one more than the whole part, but not where n
@@ -175,6 +200,7 @@ struct CrewOf {
   static constexpr int kCopyWarps = kHeads <= 16 && Row::kFp8 && kWay == Way::kMany ? 8 : 4;
   static constexpr int kCopiers = kCopyWarps == 8 ? 6 : 3;
   static constexpr int kThreads = Config::kMathThreads + 32 * kCopyWarps;
+  static constexpr bool kTwoLists = kWay != Way::kEven;
   static constexpr bool kBlockTables =
       kWay != Way::kMany || takes_many_tokens(Row::Stored::kFormat, kHeads, true);
   static constexpr bool kWide = Config::kScoreWarpgroups == 1 && Row::kFp8;
@@ -305,7 +331,7 @@ enum BarrierName {
 template <class Row, int kHeads, Way kWay>
 struct BarrierTable {
   using Config = ConfigOf<Row, kHeads>;
-  static constexpr bool kMany = kWay == Way::kMany;
+  static constexpr bool kMany = walks(kWay);
   static constexpr BarrierGroup kGroups[kBarrierGroups] = {
       {kStageFull, Config::kStages, Row::kSideBytes ? 33 : 32,
        "the lanes of the copying warp (lane 0 for all where none wrote itself), once more for the "
@@ -390,90 +416,6 @@ constexpr float kTop = Row::kCodes ? -2.f : 4.f;
 template <class Row>
 constexpr float kLag = Row::kCodes ? 1.f : 12.f;
 
-// What a CTA works on: a token, the first of its heads and how many of kHeads exist; where the
-// positions of the second list begin; this split's positions [begin, end), in blocks.
-struct Span {
-  int token, head_begin, head_count;
-  int first_list_end, positions;
-  int begin, end, blocks;
-};
-
-// The token and heads that a CTA begins with. Clusters take the groups of a token's heads first.
-// The grid is (groups x splits, tokens up to kTokensY, the rest of the tokens), so that no division
-// comes before the first load.
-constexpr int kTokensY = 32768;
-__device__ __forceinline__ int token_here() {
-  return static_cast<int>(blockIdx.z) * kTokensY + static_cast<int>(blockIdx.y);
-}
-// The CTA's split, which is its rank in a cluster.
-__device__ __forceinline__ int split_here(const Args& args) {
-  return static_cast<int>(blockIdx.x - over_splits(args, blockIdx.x) * args.splits);
-}
-template <int kHeads>
-__device__ __forceinline__ Span span_here(const Args& args) {
-  Span span{};
-  span.token = token_here();
-  span.head_begin = static_cast<int>(over_splits(args, blockIdx.x)) * kHeads;
-  span.head_count = min(args.heads - span.head_begin, kHeads);
-  return span;
-}
-
-// This split's part of the token's lists.
-template <class Config>
-__device__ __forceinline__ void cut_list(const Args& args, Span& span) {
-  const unsigned split = split_here(args);
-  span.first_list_end = span.positions = columns(args.lists[0], span.token);
-  if (args.list_count > 1) span.positions += columns(args.lists[1], span.token);
-  // At most 2^25 blocks and 16 splits.
-  const unsigned blocks = ceil_div(static_cast<unsigned>(span.positions), Config::kBlock);
-  const unsigned first = over_splits(args, blocks * split);
-  const unsigned last = over_splits(args, blocks * (split + 1));
-  span.begin = static_cast<int>(first) * Config::kBlock;
-  span.blocks = static_cast<int>(last - first);
-  span.end = min(span.positions, span.begin + span.blocks * Config::kBlock);
-}
-
-// The last index of a split, asked for early. Where lengths end the lists, or there are two lists,
-// nothing is trimmed and 0 stands for an index.
-__device__ __forceinline__ int last_index(const Args& args, const Span& span) {
-  const ListView& list = args.lists[0];
-  if (args.list_count > 1 || list.lengths || span.blocks == 0) return 0;
-  return __ldg(list.indices + span.token * list.index_stride + (span.end - 1));
-}
-// Leaves out the invalid entries at the end of a split.
-template <class Config>
-__device__ __forceinline__ void trim(const Args& args, Span& span, int last) {
-  if (__builtin_expect(last >= 0, 1)) return;
-  const int32_t* list = args.lists[0].indices + span.token * args.lists[0].index_stride;
-  span.end = span.begin +
-             length_without_padding(list + span.begin, span.end - span.begin, thread_here() & 31);
-  span.blocks = ceil_div(span.end - span.begin, Config::kBlock);
-}
-
-// The blocks of a CTA's first token, for the roles that do not copy it.
-template <Way kWay, class Row, int kHeads>
-__device__ __forceinline__ void count_blocks(Smem<Row, kHeads>& smem, const Args& args,
-                                             Span& span) {
-  if constexpr (kWay == Way::kMany) {
-    cut_list<ConfigOf<Row, kHeads>>(args, span);
-  } else {
-    mb_wait(&smem.blocks_counted, 0);
-    // All lanes have the same; the reduction puts it into a uniform register.
-    span.blocks = __reduce_max_sync(~0u, smem.blocks);
-  }
-}
-
-// The next token of a CTA that has several; false after its last one. Every role proceeds on its
-// own: rows, blocks and the phases of barriers are counted over all tokens.
-template <class Config>
-__device__ __forceinline__ bool next_token(const Args& args, Span& span) {
-  if (args.tokens - span.token <= static_cast<int>(gridDim.y)) return false;
-  span.token += static_cast<int>(gridDim.y);
-  cut_list<Config>(args, span);
-  return true;
-}
-// Whether this is the score warpgroup that does what is done once.
-__device__ __forceinline__ bool first_scorer() { return thread_here() / 128 == 2; }
 // How far the score or a weigh warpgroup is: the next block's first stage, and its number.
 struct Progress {
   int kv_stage, block;

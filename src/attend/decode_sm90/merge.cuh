@@ -3,7 +3,7 @@
 
 #include <cfloat>
 
-#include "attend/decode_sm90/layout.cuh"
+#include "attend/decode_sm90/span.cuh"
 
 namespace winnow::internal::attend::decode_sm90 {
 

@@ -1,7 +1,7 @@
 // Decode on Hopper: the output, from registers or, where a CTA has several tokens, by bulk copies.
 #pragma once
 
-#include "attend/decode_sm90/layout.cuh"
+#include "attend/decode_sm90/span.cuh"
 
 namespace winnow::internal::attend::decode_sm90 {
 

@@ -1,7 +1,7 @@
 // Decode on Hopper: Q in shared memory, the first token's and later ones'.
 #pragma once
 
-#include "attend/decode_sm90/layout.cuh"
+#include "attend/decode_sm90/span.cuh"
 
 namespace winnow::internal::attend::decode_sm90 {
 
@@ -340,9 +340,9 @@ __device__ __forceinline__ float reload_q(Smem<Row, kHeads>& smem, const Args& a
 }
 
 // Asks the L2 for the next token's Q, long before it is read.
-template <class Row>
+template <class Row, Way kWay>
 __device__ __forceinline__ void prefetch_next_q(const Args& args, const Span& span) {
-  const int64_t token = int64_t{span.token} + gridDim.y;
+  const int64_t token = int64_t{span.token} + (kWay == Way::kEven ? 1 : gridDim.y);
   if (token >= args.tokens) return;
   const int thread = thread_here() & 127;
   const int line = thread & 7;

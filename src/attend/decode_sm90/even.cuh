@@ -1,0 +1,189 @@
+// Decode on Hopper: tokens whose blocks lie in several CTAs' ranges (Way::kEven).
+//
+// A range may begin and end in the middle of a token. The part of a token that begins in the middle
+// is the first one of its CTA: its sums go to the workspace, and a flag tells that they are there.
+// The part that begins the token is the last one of its CTA, which adds the others' sums to its own
+// and writes the output. By then they are usually there. A CTA waits only for CTAs that were
+// launched before it, and none of these waits before its flag is set, so all of them need not run
+// at once. Flags are cleared before the launch.
+#pragma once
+
+#include "attend/decode_sm90/exchange.cuh"
+#include "attend/decode_sm90/out.cuh"
+
+namespace winnow::internal::attend::decode_sm90 {
+
+// Sums of a part in units, as in Received, and the statistics of its heads.
+template <int kHeads>
+struct EvenPart {
+  uint4 units[kHeads][64];
+  // Reference, row sum, largest logit.
+  float4 statistics[kHeads];
+};
+static_assert(sizeof(EvenPart<8>) == even_part_bytes(8));
+
+__device__ __forceinline__ int part_index(const Args& args, int range) {
+  return range * args.groups + static_cast<int>(blockIdx.x);
+}
+template <int kHeads>
+__device__ __forceinline__ EvenPart<kHeads>& part_of_range(const Args& args, int range) {
+  return reinterpret_cast<EvenPart<kHeads>*>(args.exchange +
+                                             kEvenFlagBytes)[part_index(args, range)];
+}
+__device__ __forceinline__ uint32_t* flag_of_range(const Args& args, int range) {
+  return reinterpret_cast<uint32_t*>(args.exchange) + part_index(args, range);
+}
+
+// Where this thread's first part of a unit goes; the next one is two units further.
+template <int kHeads>
+__device__ __forceinline__ uint4* first_unit(uint4 (*units)[64]) {
+  const int thread = thread_here();
+  return &units[thread / 128 * (kHeads / 2) + (thread / 64 & 1)][thread & 63];
+}
+template <int kHeads>
+__device__ __forceinline__ void store_units(uint4 (*units)[64], const float (&o)[4][kHeads / 2]) {
+  uint4* to = first_unit<kHeads>(units);
+#pragma unroll
+  for (int tile = 0; tile < 4; tile += 2)
+#pragma unroll
+    for (int j = 0; j < kHeads / 8; j++, to += 2 * 64) *to = part_of_unit<kHeads>(o, tile, j);
+}
+
+// The weigh warpgroups store a part's sums, which become zero for the next token. The caller has
+// stored the statistics.
+template <int kHeads>
+__device__ __forceinline__ void hand_over(const Args& args, float (&o)[4][kHeads / 2]) {
+  store_units<kHeads>(part_of_range<kHeads>(args, range_here()).units, o);
+#pragma unroll
+  for (int tile = 0; tile < 4; tile++)
+#pragma unroll
+    for (int c = 0; c < kHeads / 2; c++) o[tile][c] = zero_here();
+  bar<kWeighing, 256>();
+  if (thread_here() == 0) {
+    fence_device();
+    asm volatile("st.relaxed.gpu.global.u32 [%0],%1;" ::"l"(flag_of_range(args, range_here())),
+                 "r"(1)
+                 : "memory");
+  }
+}
+
+// Where the CTA's own sums of its last part are: over the rows, which are all read.
+template <class Row, int kHeads>
+__device__ __forceinline__ auto own_units(Smem<Row, kHeads>& smem) {
+  static_assert(sizeof smem.ring >= kHeads * 1024);
+  return reinterpret_cast<uint4(*)[64]>(smem.ring);
+}
+
+// Ranges after this CTA's that hold parts of the token, where this one holds its beginning; else 0.
+__device__ __forceinline__ int later_parts(const Args& args, int token) {
+  const int token_begin = token * args.token_blocks;
+  const int token_end = token_begin + args.token_blocks;
+  int count = 0;
+  if (range_begin(args, range_here()) > token_begin) return count;
+#pragma unroll
+  for (int k = 1; k <= kMaxLaterParts; k++)
+    count += range_begin(args, range_here() + k) < token_end;
+  return count;
+}
+
+// Waits until the first lanes have seen the flags of the next `count` ranges.
+__device__ __forceinline__ void wait_for_parts(const Args& args, int count) {
+  if ((thread_here() & 31) == 0)
+#pragma unroll 1
+    for (int k = 1; k <= count; k++) {
+      const uint32_t* flag = flag_of_range(args, range_here() + k);
+      uint32_t there;
+      do asm volatile("ld.acquire.gpu.global.u32 %0,[%1];" : "=r"(there) : "l"(flag) : "memory");
+      while (there == 0);
+    }
+  __syncwarp();
+}
+
+// The weights of all parts of a head: own sums times smem.warp_part[0]
+// and the sums of the k-th later part times smem.warp_part[k] are the output.
+template <class Row, int kHeads>
+__device__ __forceinline__ void weigh_parts(Smem<Row, kHeads>& smem, const Args& args,
+                                            const Span& span, int head, int count) {
+  const auto part = [&](int k) {
+    if (k > 0) return get(&part_of_range<kHeads>(args, range_here() + k).statistics[head]);
+    return make_uint4(__float_as_uint(smem.reference[head]), __float_as_uint(smem.row_sum[head]),
+                      __float_as_uint(smem.max_logit[head]), 0);
+  };
+  float largest = -INFINITY;
+  float max_logit = -INFINITY;
+#pragma unroll 1
+  for (int k = 0; k <= count; k++) {
+    const uint4 statistics = part(k);
+    if (__uint_as_float(statistics.y) != 0) largest = fmaxf(largest, __uint_as_float(statistics.x));
+    max_logit = fmaxf(max_logit, __uint_as_float(statistics.z));
+  }
+  float total = 0;
+#pragma unroll 1
+  for (int k = 0; k <= count; k++) {
+    const uint4 statistics = part(k);
+    const float sum = __uint_as_float(statistics.y);
+    const float weight = sum != 0 ? ex2(__uint_as_float(statistics.x) - largest) : 0.f;
+    total = fmaf(sum, weight, total);
+    smem.warp_part[k][head] = weight;
+  }
+  const float factor =
+      finish_head(args, span.token, span.head_begin + head, largest, total, max_logit, true);
+#pragma unroll 1
+  for (int k = 0; k <= count; k++) smem.warp_part[k][head] *= factor;
+}
+
+// Adds up this CTA's sums, which lie over the rows, and those of the next `count` ranges, times
+// their weights, and writes the output.
+template <class Row, int kHeads>
+__device__ __forceinline__ void add_parts(Smem<Row, kHeads>& smem, const Args& args,
+                                          const Span& span, int count) {
+  // Loads under way at a time, 16 bytes each.
+  constexpr int kAtOnce = 8;
+  const int thread = thread_here();
+  const int sender = thread & 63;
+  const auto own = own_units(smem);
+#pragma unroll 1
+  for (int unit = thread / 64; unit < kHeads; unit += 4 * kAtOnce) {
+    float sum[kAtOnce][2][4] = {};
+#pragma unroll 1
+    for (int k = 0; k <= count; k++) {
+      uint4 part[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; i++)
+        part[i] =
+            k == 0
+                ? own[unit + 4 * i][sender]
+                : get(&part_of_range<kHeads>(args, range_here() + k).units[unit + 4 * i][sender]);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; i++) {
+        const int head = 8 * ((unit + 4 * i) / 2 % (kHeads / 8)) + 2 * (sender & 3);
+        const float2 weight = *reinterpret_cast<const float2*>(&smem.warp_part[k][head]);
+        add_part(sum[i][0], part[i].x, part[i].y, weight);
+        add_part(sum[i][1], part[i].z, part[i].w, weight);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; i++)
+#pragma unroll
+      for (int half = 0; half < 2; half++)
+        put_merged<Row, kHeads>(args, span, unit + 4 * i, 2 * sender + half, sum[i][half]);
+  }
+}
+
+// The end of a CTA whose last token goes on in later ranges, by the weigh warpgroups: `token` is
+// that token.
+template <class Row, int kHeads>
+__device__ __forceinline__ void merge_parts(Smem<Row, kHeads>& smem, const Args& args, int token) {
+  const int count = later_parts(args, token);
+  if (count == 0) return;
+  Span span = span_here<kHeads>(args);
+  span.token = token;
+  const int thread = thread_here();
+  wait_for_parts(args, count);
+  bar<kWeighing, 256>();
+  if (thread < kHeads) weigh_parts(smem, args, span, thread, count);
+  bar<kWeighing, 256>();
+  add_parts(smem, args, span, count);
+}
+
+}  // namespace winnow::internal::attend::decode_sm90
