@@ -120,6 +120,25 @@ def test_errors(small, error, text, change, device):
         winnow.attend(**arguments)
 
 
+def test_precision(small):
+    """Products of e4m3, by the reference: a few percent off. Other kernels of the CPU refuse."""
+    operators = pytest.importorskip("winnow.torch").ops
+    q, cache, indices = small
+    want = winnow.attend(q, cache, indices, scale=0.02).float()
+    fp8 = {"scale": 0.02, "precision": "fp8"}
+    got = winnow.attend(q, cache, indices, kernel="reference", **fp8).float()
+    assert 0.005 < (got - want).norm() / want.norm() < 0.1
+    with pytest.raises(NotImplementedError, match="attend: no kernel fits: .*kFull alone"):
+        winnow.attend(q, cache, indices, **fp8)
+    with pytest.raises(NotImplementedError, match="attend: no kernel fits: .*kFull alone"):
+        operators.attend(q, cache.data, indices, "v32_fp8", 16, **fp8)
+    with pytest.raises(ValueError, match="attend: precision: expected full or fp8, found half"):
+        winnow.attend(q, cache, indices, scale=0.02, precision="half")
+    with pytest.raises(ValueError, match="Plan: precision: expected full or fp8, found half"):
+        winnow.Plan(pages=4, precision="half")
+    assert winnow.Plan(pages=4, precision="fp8", kernel="reference").mode == "direct"
+
+
 def test_more_errors(small):
     q, cache, indices = small
     with pytest.raises(TypeError, match="takes 3 positional arguments but 4 were given"):
