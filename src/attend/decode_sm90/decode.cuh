@@ -213,7 +213,7 @@ cudaError_t launch_way(const Args& args, int tokens_at_once, cudaStream_t stream
   if constexpr (takes_many_tokens(Row::Stored::kFormat, kHeads, false))
     if (tokens_at_once < args.tokens)
       return launch<Row, kHeads, Way::kMany>(args, tokens_at_once, stream);
-  if constexpr (takes_even_ranges(Row::Stored::kFormat, kHeads))
+  if constexpr (takes_even_ranges(Row::Stored::kFormat, kHeads) && !Row::kCodes)
     if (args.token_blocks > 0) return launch<Row, kHeads, Way::kEven>(args, tokens_at_once, stream);
   if (args.exchange) return launch<Row, kHeads, Way::kExchange>(args, args.tokens, stream);
   if (args.splits > 1) return launch<Row, kHeads, Way::kCluster>(args, args.tokens, stream);
