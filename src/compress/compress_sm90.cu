@@ -136,24 +136,17 @@ __global__ void __launch_bounds__(kPlainWarps * 32) plain(const __grid_constant_
 }
 
 // What V4.1's layers of ratio 1 ask for: rows of floats, RMS with weights, RoPE over pairs in place
-// last, V4's records in pages of a power of two; all of it found by products of 32 bits, since an
-// eighth of the instructions would be those of 64.
+// last, V4's records in pages of a power of two; all of it found by products of 32 bits.
 using PlainRecord = V4Fp8;
 bool is_usual(const Call& call) {
   const Params& p = call.p;
-  const auto fits = [](int64_t number) { return number >= 0 && number <= INT32_MAX; };
+  const auto fits = cuda::fits_product;
   return p.ratio == 1 && p.cache.data != nullptr && p.cache.format == PlainRecord::kFormat &&
          cuda::is_plain(p.norm) && p.rope.table != nullptr && cuda::is_wide(p.rope) &&
          !p.rope.half && !p.rope.first && !p.hadamard && (p.cache.page & (p.cache.page - 1)) == 0 &&
          (p.latent == nullptr || call.latent_wide) && fits(p.tokens) && fits(p.row_stride) &&
          fits(p.position_stride) && fits(p.slot_stride) && fits(p.rope.positions) &&
          fits(p.rope.position_stride) && fits(p.cache.pages * p.cache.page) && fits(p.cache.stride);
-}
-
-// data[index * stride], both below 2^31.
-template <class T>
-__device__ __forceinline__ T* at_product(T* data, uint32_t index, int64_t stride) {
-  return data + uint64_t{index} * static_cast<uint32_t>(stride);
 }
 
 // A token that is not stored goes through all but the stores: the compiler would move the loads of
@@ -163,10 +156,10 @@ __global__ void __launch_bounds__(kPlainWarps * 32) plain_usual(const __grid_con
   const uint32_t token = blockIdx.x * kPlainWarps + threadIdx.x / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (token >= p.tokens) return;
-  const int32_t position = *at_product(p.positions, token, p.position_stride);
-  const int64_t slot = *at_product(p.slots, token, p.slot_stride);
+  const int32_t position = *cuda::at_product(p.positions, token, p.position_stride);
+  const int64_t slot = *cuda::at_product(p.slots, token, p.slot_stride);
   const auto* rows = static_cast<const float*>(p.rows);
-  const float* row = at_product(rows, token, p.row_stride) + lane * cuda::kPiece;
+  const float* row = cuda::at_product(rows, token, p.row_stride) + lane * cuda::kPiece;
   const float* weights = p.norm.weight + lane * cuda::kPiece;
   float values[kPieces][cuda::kPiece], weight[kPieces][cuda::kPiece];
 #pragma unroll
@@ -182,7 +175,8 @@ __global__ void __launch_bounds__(kPlainWarps * 32) plain_usual(const __grid_con
   float cosine[kPairs] = {}, sine[kPairs] = {};
   if (stored && turns) {
     core::RopeParams rope = p.rope;  // from the position on
-    rope.table = at_product(p.rope.table, static_cast<uint32_t>(position), p.rope.position_stride);
+    rope.table =
+        cuda::at_product(p.rope.table, static_cast<uint32_t>(position), p.rope.position_stride);
     cuda::load_turns<true>(rope, 0, lane % cuda::kRopeLanes * kPairs, cosine, sine);
   }
   const float sum =
@@ -205,7 +199,8 @@ __global__ void __launch_bounds__(kPlainWarps * 32) plain_usual(const __grid_con
   if (!stored) return;
   const auto place = static_cast<uint32_t>(slot);
   const auto size = static_cast<uint32_t>(p.cache.page);
-  std::byte* page = at_product(p.cache.data, place >> (31 - __clz(p.cache.page)), p.cache.stride);
+  std::byte* page =
+      cuda::at_product(p.cache.data, place >> (31 - __clz(p.cache.page)), p.cache.stride);
   cuda::store_record<PlainRecord>(p.quantizer, out, page, place & (size - 1), p.cache.page, lane);
 }
 

@@ -234,7 +234,7 @@ __device__ __forceinline__ void store_record(const Params& p, const Packed& row,
     std::byte* scales = page + R::scales(offset, p.cache.page);
     if (at < R::kNope) {
       uint32_t codes[1];
-      cuda::codes_of(quantizer, scale, row.pairs, codes);
+      cuda::codes_of(quantizer, cuda::scale_inverse(quantizer, scale), row.pairs, codes);
       *reinterpret_cast<uint32_t*>(page + R::row(offset, p.cache.page) + at) = codes[0];
       if (at % R::kTile == 0)
         core::put_scale(reinterpret_cast<typename R::Scale*>(scales) + at / R::kTile, scale);

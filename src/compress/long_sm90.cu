@@ -29,6 +29,14 @@ constexpr int kEach = kWarpRows / kRowsAtOnce;  // rows of a lane
 constexpr int kScores = R::kDim;                // where a row's scores begin
 static_assert(R::kTile == kColumns, "a block finishes a tile");
 
+// How an entry is made: that of a token that is alone in its run, whose own row alone is the
+// call's; of a prefill's window; or of take_any().
+enum class Way : uint8_t { kDecode, kWindow, kAny };
+
+// Pools of a block's values that every warp leaves.
+enum PoolPart : uint8_t { kLargest, kWhole, kSum, kPoolParts };
+using Pools = float4[kPoolParts][kWarps][kLanes];
+
 // kStages: rows of a lane that are on their way.
 template <int kStages>
 struct LongMemory {
@@ -36,11 +44,11 @@ struct LongMemory {
   alignas(16) float pooled[kColumns];
   uint2 squares[kRanks][kColumns / 32];  // of each warp's values: a float, by all blocks
   uint64_t inbox;                        // ... and a barrier that counts their bytes
-  TokensMemory tokens;
+  union {
+    Pools pools;
+    TokensMemory tokens;  // of take_any(), whose pools take the place of rows
+  };
 };
-
-// A pool of four values that every warp leaves, in memory where values were.
-enum PoolPart : uint8_t { kLargest, kWhole, kSum };
 
 // The entry's row that a lane has found for its warp; lanes 16 and more the same once more.
 struct LongRow {
@@ -68,10 +76,9 @@ __device__ __forceinline__ T* of_lane(T* pointer, int lane) {
 }
 
 // The value of column `thread` of the block, from all warps' pools.
-template <int kStages>
-__device__ __forceinline__ float join_warps(const LongMemory<kStages>& shared, int thread) {
+__device__ __forceinline__ float join_warps(const Pools& pools, int thread) {
   const auto part = [&](PoolPart which, int warp) {
-    return reinterpret_cast<const float*>(&shared.values[which][warp * 32])[thread];
+    return reinterpret_cast<const float*>(pools[which][warp])[thread];
   };
   float largest = part(kLargest, 0);
 #pragma unroll
@@ -107,47 +114,33 @@ __device__ __forceinline__ float sum_of_squares(const LongMemory<kStages>& share
                    cuda::joined(sums[4], sums[5], sums[6], sums[7]));
 }
 
-// Brings into L2 what the cluster that may follow this one reads of the state, which is all but its
-// own row: half a line's values or scores a lane.
-__device__ __forceinline__ void ask_ahead(const Call& call, const Place& me, int64_t token) {
-  constexpr int kLine = 32;  // floats of 128 B
-  const Params& p = call.p;
-  if (token >= p.tokens) return;
-  const auto last = static_cast<int32_t>(position_of(p, token));
-  const auto request = static_cast<int32_t>(request_of(p, token));
-  if (last < 0 || (static_cast<uint32_t>(last) + 1) % kWindow != 0) return;
-  const float* from = state_row_of(call, request, last - (kWindow - 1) + found_row(me));
-  if (from == nullptr) return;
-  const int column = me.rank * kColumns + (me.lane < kWarpRows ? 0 : kScores);
-#pragma unroll
-  for (int at = 0; at < kColumns; at += kLine) cuda::prefetch_l2(from + column + at);
-}
-
-// A lane's row i is on its way to the thread's slot.
-template <int kStages>
+// A lane's row i is on its way to the thread's slot. `mine`: the row that the lane has found for
+// its warp.
+template <int kStages, int i>
 __device__ __forceinline__ void ask_row(LongMemory<kStages>& shared, const Place& me,
-                                        const float* mine, int i) {
-  const float* from = of_lane(mine, i * kRowsAtOnce + me.lane / kLanes);
-  if (from != nullptr) {
-    cuda::copy_async<16>(&shared.values[i % kStages][threadIdx.x], from + me.at);
-    cuda::copy_async<16>(&shared.scores[i % kStages][threadIdx.x], from + kScores + me.at);
-  }
+                                        const float* mine) {
+  constexpr int kRowBytes = sizeof(shared.values[0]);
+  constexpr int kSlot = i % kStages * kRowBytes;
+  const float* from = of_lane(mine, i * kRowsAtOnce + me.lane / kLanes) + me.at;
+  const uint32_t slot = cuda::s32(&shared.values[0][threadIdx.x]);
+  cuda::copy_async_behind<kSlot, 0>(slot, from);
+  cuda::copy_async_behind<kStages * kRowBytes + kSlot, kScores * sizeof(float)>(slot, from);
   cuda::copies_commit();
 }
 template <int kStages>
 __device__ __forceinline__ void ask_first(LongMemory<kStages>& shared, const Place& me,
                                           const float* mine) {
-#pragma unroll
-  for (int i = 0; i < kStages; ++i) ask_row(shared, me, mine, i);
+  static_for<kStages>([&](auto i) { ask_row<kStages, i>(shared, me, mine); });
 }
 
 constexpr int kAtOnce = kEach / 2;  // rows of a lane that are pooled at once
 
 // The pool of a lane's rows, for each of its four values. Rows are stored as they come, while later
 // ones are still on their way.
-template <int kStages>
+template <Way kWay, int kStages>
 __device__ __forceinline__ QuadPool pool_rows(const Params& p, LongMemory<kStages>& shared,
                                               const Place& me, const LongRow& mine) {
+  constexpr bool kAlone = kWay == Way::kDecode;
   const auto thread = static_cast<int>(threadIdx.x);
   const int half = me.lane / kLanes;
   const unsigned called = __ballot_sync(~0u, mine.called);
@@ -160,6 +153,7 @@ __device__ __forceinline__ QuadPool pool_rows(const Params& p, LongMemory<kStage
     for (int i = 0; i < kAtOnce; ++i) {
       const int found = (kFirst + i) * kRowsAtOnce + half;
       scores[i] = {};
+      if (kAlone && kFirst + i < kEach - 1) continue;
       if (p.bias != nullptr && (called >> found & 1))
         scores[i] = load_quad<Load::kFloats>(p.bias, false,
                                              (me.warp * kWarpRows + found) * p.bias_stride + me.at);
@@ -170,6 +164,10 @@ __device__ __forceinline__ QuadPool pool_rows(const Params& p, LongMemory<kStage
       const int found = kRow * kRowsAtOnce + half;
       cuda::copies_wait<(kFirst == 0 ? kStages : kEach) - 1 - kRow>();
       const float4 score = shared.scores[kRow % kStages][thread];
+      if (kAlone && kRow < kEach - 1) {
+        scores[i] = {score.x, score.y, score.z, score.w};
+        return;
+      }
       scores[i].v[0] = __fadd_rn(score.x, scores[i].v[0]);
       scores[i].v[1] = __fadd_rn(score.y, scores[i].v[1]);
       scores[i].v[2] = __fadd_rn(score.z, scores[i].v[2]);
@@ -187,9 +185,9 @@ __device__ __forceinline__ QuadPool pool_rows(const Params& p, LongMemory<kStage
       const float4 value = shared.values[(kFirst + i) % kStages][thread];
       values[i] = {value.x, value.y, value.z, value.w};
     }
-    if (kFirst == 0)
-#pragma unroll
-      for (int i = kStages; i < kEach; ++i) ask_row(shared, me, mine.from, i);
+    if constexpr (kFirst == 0)
+      static_for<kEach - kStages>(
+          [&](auto i) { ask_row<kStages, kStages + i>(shared, me, mine.from); });
     const QuadPool pool = pool_of(values, scores, kAtOnce);
 #pragma unroll
     for (int k = 0; k < kQuad; ++k)
@@ -200,13 +198,15 @@ __device__ __forceinline__ QuadPool pool_rows(const Params& p, LongMemory<kStage
 
 // The entry that `token` closes at position `last`, whose first rows are on their way. All threads
 // of the cluster come here, after they have arrived at its barrier. `turn` counts the entries.
-template <int kStages>
+template <Way kWay, int kStages>
 __device__ __forceinline__ void make_of_rows(const Call& call, LongMemory<kStages>& shared,
                                              const Place& me, const LongRow& mine, const Goal& goal,
                                              int64_t token, int64_t last, uint32_t turn) {
   const Params& p = call.p;
   const auto thread = static_cast<int>(threadIdx.x);
-  QuadPool pool = pool_rows(p, shared, me, mine);
+  constexpr bool kApart = kWay != Way::kAny;  // pools have a place of their own
+  Pools& pools = kApart ? shared.pools : *reinterpret_cast<Pools*>(shared.values);
+  QuadPool pool = pool_rows<kWay>(p, shared, me, mine);
   Steps steps;
   const int at = thread < kLanes ? me.at : kMaxWidth;
   if (thread < kLanes) {
@@ -219,17 +219,18 @@ __device__ __forceinline__ void make_of_rows(const Call& call, LongMemory<kStage
                    __shfl_xor_sync(~0u, of.sum, kLanes)};
     of = joined(of, far);  // of the first half's lanes, which are taken
   }
-  __syncwarp();  // the lanes' values are read
+  if (!kApart) __syncthreads();  // the rows of all warps are read
   if (me.lane < kLanes) {
     const Pool(&of)[kQuad] = pool.of;
-    shared.values[kLargest][thread] = {of[0].largest, of[1].largest, of[2].largest, of[3].largest};
-    shared.values[kWhole][thread] = {of[0].whole, of[1].whole, of[2].whole, of[3].whole};
-    shared.values[kSum][thread] = {of[0].sum, of[1].sum, of[2].sum, of[3].sum};
+    pools[kLargest][me.warp][me.lane] = {of[0].largest, of[1].largest, of[2].largest,
+                                         of[3].largest};
+    pools[kWhole][me.warp][me.lane] = {of[0].whole, of[1].whole, of[2].whole, of[3].whole};
+    pools[kSum][me.warp][me.lane] = {of[0].sum, of[1].sum, of[2].sum, of[3].sum};
   }
   __syncthreads();
   float value = 0;
   if (thread < kColumns) {
-    value = join_warps(shared, thread);
+    value = join_warps(pools, thread);
     shared.pooled[thread] = value;
   }
   cuda::cluster_wait();  // all blocks have begun, and have read what they got for the entry before
@@ -272,13 +273,15 @@ __device__ __forceinline__ void make_long_entry(const Call& call, LongMemory<kSt
   if (mine.called) mine.from = static_cast<const float*>(p.rows) + other * p.row_stride;
   else mine.from = state_row(p, request, position);
   if (stores) mine.place = own_state_row(p, other);
+  const bool missing = mine.from == nullptr;  // its own row can be asked for
+  if (missing) mine.from = static_cast<const float*>(p.rows) + token * p.row_stride;
   ask_first(shared, me, mine.from);
-  if (__syncthreads_or(mine.from == nullptr)) {
+  if (__syncthreads_or(missing)) {
     cuda::copies_wait<0>();
     return cuda::cluster_wait();
   }
   if (stores) shared.tokens.stored[other - store_from] = true;
-  make_of_rows(call, shared, me, mine, goal, token, last, turn);
+  make_of_rows<Way::kAny>(call, shared, me, mine, goal, token, last, turn);
   ++turn;
   __syncthreads();  // what the blocks exchanged is read
 }
@@ -339,9 +342,10 @@ __device__ __forceinline__ bool take_alone(const Call& call, LongMemory<kStages>
   float* stored = state_row_of(call, near.request, near.position - (kWindow - 1) + row);
   LongRow mine{stored};
   if (row == kWindow - 1) mine = {own, near.later ? nullptr : stored, true};
+  const bool missing = mine.from == nullptr;
+  if (missing) mine.from = own;  // which can be asked for
   ask_first(shared, me, mine.from);
-  ask_ahead(call, me, token + call.ahead);
-  if (__syncthreads_or(mine.from == nullptr)) {  // the row is stored, and no entry made
+  if (__syncthreads_or(missing)) {  // the row is stored, and no entry made
     cuda::copies_wait<0>();
     if (me.warp == kWarps - 1) {
       float* place = of_lane(mine.place, kWarpRows - 1);
@@ -350,7 +354,7 @@ __device__ __forceinline__ bool take_alone(const Call& call, LongMemory<kStages>
     cuda::cluster_wait();
     return true;
   }
-  make_of_rows(call, shared, me, mine, goal, token, near.position, 0);
+  make_of_rows<Way::kDecode>(call, shared, me, mine, goal, token, near.position, 0);
   return true;
 }
 
@@ -386,7 +390,7 @@ __device__ __forceinline__ bool take_window(const Call& call, LongMemory<kStages
     return false;
   }
   cuda::cluster_arrive();
-  make_of_rows(call, shared, me, mine, goal, token, last, 0);
+  make_of_rows<Way::kWindow>(call, shared, me, mine, goal, token, last, 0);
   return true;
 }
 
@@ -406,8 +410,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) c128a_rows(const __grid_con
 }
 
 template <int kStages, int kBlocks>
-void launch(Call call, int units_at_once) {
-  call.ahead = units_at_once;
+void launch(const Call& call) {
   const auto kernel =
       call.tokens > 1 ? c128a_rows<kStages, kBlocks, true> : c128a_rows<kStages, kBlocks, false>;
   launch_clusters(kernel, call, sizeof(LongMemory<kStages>));
@@ -428,8 +431,8 @@ bool long_rows(const Call& call, Load load) noexcept {
   constexpr int kFew = 3, kMany = 4;  // blocks of a multiprocessor
   const int units = cuda::multiprocessors(p.device.index) / many::kRanks;
   const int64_t needed = ceil_div(p.tokens, int64_t{call.tokens});
-  if (needed <= kFew * units) many::launch<many::kEach, kFew>(call, kFew * units);
-  else many::launch<6, kMany>(call, kMany * units);
+  if (needed <= kFew * units) many::launch<many::kEach, kFew>(call);
+  else many::launch<6, kMany>(call);
   return true;
 }
 

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "compress/kernel.h"
+#include "cuda/prologue.h"
 
 namespace winnow::internal::compress {
 
@@ -44,7 +45,6 @@ struct Call {
   Params p;
   Divisor block;         // of p.block
   int tokens = 1;        // that a team of threads, or a cluster, takes
-  int ahead = 0;         // clusters that run at once
   bool rows = true;      // are stored, too
   bool ordered = false;  // ... and may take places in the ring that entries read
   bool norm_wide = false, latent_wide = false;
@@ -54,7 +54,7 @@ struct Quad {
   float v[kQuad];
 };
 
-// What is asked for here: the compiler would ask for it where it is used, a wait later.
+using cuda::load_now;  // as this one: what is asked for here, not where it is used, a wait later
 __device__ __forceinline__ Quad load_now(const float* from) {
   Quad quad;
   asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -62,17 +62,6 @@ __device__ __forceinline__ Quad load_now(const float* from) {
                : "l"(from));
   return quad;
 }
-__device__ __forceinline__ int64_t load_now(const int64_t* from) {
-  int64_t value;
-  asm volatile("ld.relaxed.gpu.global.s64 %0, [%1];" : "=l"(value) : "l"(from));
-  return value;
-}
-__device__ __forceinline__ int32_t load_now(const int32_t* from) {
-  int32_t value;
-  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(from));
-  return value;
-}
-
 template <Load kLoad>
 __device__ __forceinline__ Quad load_quad(const void* data, bool is_bf16, int64_t at) {
   __builtin_assume(__isGlobal(data));  // or the loads would ask where it is

@@ -26,10 +26,9 @@ WINNOW_HD inline float scale_of(const Quantizer& q, float amax) {
   return q.power_of_two ? from_ue8m0(static_cast<uint8_t>(ceil_log2(s) + 127)) : s;
 }
 
-// x / by for bf16 x, with the inverse of `by` at hand. Where `by` is 448, or the scale of a tile
-// whose largest value is bf16 or the floor, one correction by what the first quotient leaves over
-// gives the quotient's code, and of 448 the quotient itself: quantizer_test tries all mantissas. A
-// zero may lose its sign. For scales from 2^-80 to 2^100.
+// x / by for bf16 x above 2^-80, with the inverse of `by` at hand: where `by` is 448, one
+// correction by what the first quotient leaves over gives the quotient itself (quantizer_test tries
+// all mantissas).
 WINNOW_HD inline float corrected_quotient(float x, float by, float inverse) {
   const float quotient = x * inverse;
   return std::fma(std::fma(-quotient, by, x), inverse, quotient);

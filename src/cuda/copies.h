@@ -16,6 +16,13 @@ __device__ __forceinline__ void copy_async(void* to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0],[%1],%2;" ::"r"(s32(to)), "l"(from), "n"(kBytes)
                  : "memory");
 }
+// Copies 16 B, from and to constant distances behind two addresses.
+template <int kTo, int kFrom>
+__device__ __forceinline__ void copy_async_behind(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0+%2],[%1+%3],16;" ::"r"(to), "l"(from), "n"(kTo),
+               "n"(kFrom)
+               : "memory");
+}
 // The thread's copies since the last call form a group.
 __device__ __forceinline__ void copies_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");

@@ -3,6 +3,7 @@
 
 #include <bit>
 
+#include "cuda/device.h"
 #include "cuda/launch.h"
 
 namespace winnow::internal::cuda {
@@ -27,7 +28,7 @@ bool is_latent(const HeadParams& p) {
          p.norm.bias == nullptr && !p.rope.half && !p.rope.first;
 }
 
-Cut cut_of(const HeadParams& p) {
+Cut cut_of(const HeadParams& p, int most) {
   const bool in_place = p.x == p.out && p.x_token == p.out_token && p.x_head == p.out_head;
   Cut cut;
   cut.first = in_place ? core::rope_begin(p.rope, p.width) : 0;
@@ -36,7 +37,7 @@ Cut cut_of(const HeadParams& p) {
     cut.inverse = static_cast<uint32_t>(((uint64_t{1} << 32) + cut.groups - 1) / cut.groups);
   const int64_t groups = p.heads * cut.groups;  // of a token
   int threads = kRopeLanes;
-  while (threads < kHeadThreads && threads / kRopeLanes * kHeadEach < groups) threads *= 2;
+  while (threads < most && threads / kRopeLanes * kHeadEach < groups) threads *= 2;
   cut.log_threads = std::countr_zero(static_cast<unsigned>(threads));
   cut.blocks = static_cast<uint32_t>(core::ceil_div(groups, threads / kRopeLanes * kHeadEach));
   return cut;
@@ -44,33 +45,42 @@ Cut cut_of(const HeadParams& p) {
 
 }  // namespace
 
-HeadsPlan plan_heads(const HeadParams& p) noexcept {
+// The plan by blocks of `threads`.
+static HeadsPlan plan_by(const HeadParams& p, int threads) {
   HeadsPlan plan;
   plan.p = p;
+  plan.threads = threads;
   const int64_t heads = p.tokens * p.heads;
   if (heads == 0 || p.rope.positions == 0) return plan;
-  plan.blocks = static_cast<unsigned>(core::ceil_div(heads, int64_t{kHeadThreads / 32}));
+  const int64_t warps = threads / 32;
+  plan.blocks = static_cast<unsigned>(core::ceil_div(heads, warps));
   if (!is_even(p)) return plan;
   if (p.norm.kind == NormKind::kNone) {
     plan.way = HeadsWay::kTurn;
-    plan.cut = cut_of(p);
-    const int64_t groups = core::ceil_div(p.tokens, int64_t{kHeadThreads >> plan.cut.log_threads});
+    plan.cut = cut_of(p, threads);
+    const int64_t groups = core::ceil_div(p.tokens, int64_t{threads >> plan.cut.log_threads});
     plan.blocks = static_cast<unsigned>(groups * plan.cut.blocks);
   } else if (p.width <= 2 * kWarpValues) {
     plan.way = is_latent(p)             ? HeadsWay::kNormLatent
                : p.width <= kWarpValues ? HeadsWay::kNormShort
                                         : HeadsWay::kNorm;
     const int64_t groups = p.tokens * core::ceil_div(p.heads, int64_t{kNormHeads});
-    plan.blocks = static_cast<unsigned>(core::ceil_div(groups, int64_t{kHeadThreads / 32}));
+    plan.blocks = static_cast<unsigned>(core::ceil_div(groups, warps));
   }
   return plan;
+}
+
+HeadsPlan plan_heads(const HeadParams& p) noexcept {
+  const HeadsPlan plan = plan_by(p, kHeadThreads);
+  const bool few = plan.blocks < static_cast<unsigned>(multiprocessors(p.device.index));
+  return few ? plan_by(p, kFewHeadThreads) : plan;
 }
 
 void prepare_heads(const HeadParams& p) noexcept {
   const HeadsPlan plan = plan_heads(p);
   if (plan.blocks == 0) return;
   with_way(plan.way, [&](auto way) {
-    heads<decltype(way)::value><<<plan.blocks, kHeadThreads, 0, stream_of(p.device)>>>(plan);
+    heads<decltype(way)::value><<<plan.blocks, plan.threads, 0, stream_of(p.device)>>>(plan);
     keep_error(cudaGetLastError());
   });
 }

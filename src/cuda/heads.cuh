@@ -1,4 +1,5 @@
-// Norm and RoPE of heads, by blocks of 256 threads: four ways over rows of 64 values or more.
+// Norm and RoPE of heads, by blocks of 256 threads, or of 64 where that spreads few heads over more
+// multiprocessors: four ways over rows of 64 values or more.
 //
 // turn_heads   RoPE alone. 8 lanes take 64 values, each thread four such groups at once; in place
 //              only the rotated ones. A token's heads share the angles that a thread has loaded.
@@ -23,7 +24,8 @@
 
 namespace winnow::internal::cuda {
 
-inline constexpr int kHeadThreads = 256;
+inline constexpr int kHeadThreads = 256;  // of a block, at most
+inline constexpr int kFewHeadThreads = 64;
 
 enum class HeadsWay : uint8_t { kTurn, kNormShort, kNorm, kNormLatent, kAny };
 
@@ -41,8 +43,10 @@ struct HeadsPlan {
   HeadParams p;
   Cut cut;
   HeadsWay way = HeadsWay::kAny;
+  int threads = kHeadThreads;  // of a block
   unsigned blocks = 0;
 };
+// By blocks of kHeadThreads, or of fewer if these do not fill the device.
 HeadsPlan plan_heads(const HeadParams& p) noexcept;
 
 // Calls f(std::integral_constant<HeadsWay, way>).
@@ -67,7 +71,7 @@ __device__ __forceinline__ void turn_heads(const HeadParams& p, const Cut& cut, 
     of_token = block - tokens * cut.blocks;
   }
   const int64_t t =
-      int64_t{tokens} * (kHeadThreads >> cut.log_threads) + (threadIdx.x >> cut.log_threads);
+      int64_t{tokens} * (blockDim.x >> cut.log_threads) + (threadIdx.x >> cut.log_threads);
   const int part = threadIdx.x % kRopeLanes;
   const int threads = 1 << cut.log_threads;
   const int rows = threads / kRopeLanes;  // groups that are taken at a time
@@ -106,7 +110,7 @@ struct Head {
 template <int kHeads>
 __device__ __forceinline__ Head head_of(const HeadParams& p, uint32_t block) {
   // In 32 bits, which hold any number of heads that fit into memory.
-  const uint32_t i = block * (kHeadThreads / 32) + threadIdx.x / 32;
+  const uint32_t i = block * (blockDim.x / 32) + threadIdx.x / 32;
   const auto groups = static_cast<uint32_t>(core::ceil_div(p.heads, int64_t{kHeads}));
   const uint32_t token = divided(i, groups);
   Head h{token, (i - token * groups) * int64_t{kHeads}, -1, false};

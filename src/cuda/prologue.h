@@ -27,13 +27,14 @@ inline constexpr int kWarpValues = 32 * kPiece;       // values of a warp with a
 // Where piece c of a lane begins.
 __device__ __forceinline__ int piece_at(int c, int lane) { return (c * 32 + lane) * kPiece; }
 
+__device__ __forceinline__ void unpack_pair(uint32_t pair, float* v) {
+  v[0] = __uint_as_float(pair << 16);
+  v[1] = __uint_as_float(pair & 0xffff0000u);
+}
 __device__ __forceinline__ void unpack(const uint4& piece, float (&v)[kPiece]) {
   const uint32_t pairs[4] = {piece.x, piece.y, piece.z, piece.w};
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    v[2 * i] = __uint_as_float(pairs[i] << 16);
-    v[2 * i + 1] = __uint_as_float(pairs[i] & 0xffff0000u);
-  }
+  for (int i = 0; i < 4; ++i) unpack_pair(pairs[i], v + 2 * i);
 }
 
 // Rounds to bf16.
@@ -55,6 +56,15 @@ inline bool is_plain(const NormParams& n) {
   return n.kind == NormKind::kRms && n.weight != nullptr && n.bias == nullptr && is_wide(n);
 }
 
+// Kernels for usual calls find rows by products of 32 bits: an eighth of their instructions would
+// be those of 64.
+inline bool fits_product(int64_t number) { return number >= 0 && number <= INT32_MAX; }
+// data[index * stride], both of which fit.
+template <class T>
+__device__ __forceinline__ T* at_product(T* data, uint32_t index, int64_t stride) {
+  return data + uint64_t{index} * static_cast<uint32_t>(stride);
+}
+
 // Values [at, at + 8) of a row, zeros behind its end. `wide`: the row is aligned and its width a
 // multiple of 8.
 __device__ __forceinline__ uint4 load_piece(const bf16* row, int64_t at, int64_t width, bool wide) {
@@ -65,6 +75,30 @@ __device__ __forceinline__ uint4 load_piece(const bf16* row, int64_t at, int64_t
   for (int i = 0; i < kPiece; ++i)
     if (at + i < width) pairs[i / 2] |= static_cast<uint32_t>(row[at + i].bits) << (i % 2 * 16);
   return {pairs[0], pairs[1], pairs[2], pairs[3]};
+}
+
+// What is asked for here, in this order: the compiler would ask for it behind a wait for something
+// else.
+__device__ __forceinline__ uint4 load16_now(const void* from) {
+  uint4 piece;
+  asm volatile("ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(piece.x), "=r"(piece.y), "=r"(piece.z), "=r"(piece.w)
+               : "l"(__cvta_generic_to_global(from)));
+  return piece;
+}
+__device__ __forceinline__ int32_t load_now(const int32_t* from) {
+  int32_t value;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];"
+               : "=r"(value)
+               : "l"(__cvta_generic_to_global(from)));
+  return value;
+}
+__device__ __forceinline__ int64_t load_now(const int64_t* from) {
+  int64_t value;
+  asm volatile("ld.relaxed.gpu.global.s64 %0, [%1];"
+               : "=l"(value)
+               : "l"(__cvta_generic_to_global(from)));
+  return value;
 }
 
 // The compiler may cut an assignment of 16 or 8 B into words; these stay whole.

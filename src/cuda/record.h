@@ -7,6 +7,7 @@
 
 #include <cfloat>
 #include <cstdint>
+#include <type_traits>
 
 #include "core/quantizer.h"
 #include "cuda/turn.h"
@@ -31,6 +32,10 @@ __device__ __forceinline__ uint32_t larger_pair(uint32_t a, uint32_t b) {
   uint32_t out;
   asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
   return out;
+}
+// The larger pair of a piece: NaN only where all values are.
+__device__ __forceinline__ uint32_t largest_pair(const uint4& piece) {
+  return larger_pair(larger_pair(piece.x, piece.y), larger_pair(piece.z, piece.w));
 }
 // The largest magnitude of the bf16 values in `pairs`.
 template <int kPairs>
@@ -84,55 +89,67 @@ __device__ __forceinline__ uint32_t codes_of(const float* scaled, uint32_t low, 
       : "=r"(codes)
       : "f"(scaled[0]), "f"(scaled[1]), "f"(scaled[2]), "f"(scaled[3]));
   const uint32_t signs = __byte_perm(low, high, 0x7531);  // the upper bytes of four bf16
-  return (codes & 0x7f7f7f7fu) | (signs & 0x80808080u);
+  // (codes & mask) | (signs & ~mask), which the compiler would spread over two instructions.
+  asm("lop3.b32 %0, %0, %1, 0x7f7f7f7f, 0xe4;" : "+r"(codes) : "r"(signs));
+  return codes;
 }
 
-// The codes of four bf16 values whose tile's scale is far from 1: both are brought nearer; an
-// infinity stays one. Out of line, because no real tile has one.
-__device__ __noinline__ inline uint32_t far_codes_of(float scale, uint32_t low, uint32_t high) {
-  const float by = scale < 1 ? 0x1p64f : 0x1p-64f;
-  const float nearer = __fmul_rn(scale, by);
-  const float inverse = __frcp_rn(nearer);
-  float v[4] = {__uint_as_float(low << 16), __uint_as_float(low & 0xffff0000u),
-                __uint_as_float(high << 16), __uint_as_float(high & 0xffff0000u)};
-#pragma unroll
-  for (float& x : v) x = isinf(x) ? x : core::corrected_quotient(__fmul_rn(x, by), nearer, inverse);
-  return codes_of(v, low, high);
+// How values are divided by a scale: by a product, exact where the scale is a power of two, else
+// by core::TwoPartInverse, which gives the quotient itself. No real tile's scale is so far from 1
+// that both must be brought nearer first.
+struct ScaleInverse {
+  float high, low;
+  float nearer;  // 1, or the power of two that values are multiplied by
+};
+__device__ __forceinline__ ScaleInverse scale_inverse(const Quantizer& q, float scale) {
+  // Between 2^-22 and 2^120: the inverse has the opposite exponent.
+  if (q.power_of_two) return {__uint_as_float((254u << 23) - __float_as_uint(scale)), 0, 1};
+  const float nearer = scale < 0x1p-80f ? 0x1p64f : scale > 0x1p100f ? 0x1p-64f : 1.0f;
+  scale = __fmul_rn(scale, nearer);
+  float near;  // the hardware's inverse needs one correction, and here no branch
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(scale));
+  const float high = __fmaf_rn(near, -__fmaf_rn(near, scale, -1.0f), near);
+  return {high, __fmul_rn(__fmaf_rn(-high, scale, 1.0f), high), nearer};
 }
 
-// The codes of bf16 values, two a word of `pairs`. A division by a power of two is an exact
-// product.
+__device__ __forceinline__ uint32_t multiplied_pair(uint32_t pair, float power_of_two) {
+  const uint32_t both = __byte_perm(__float_as_uint(power_of_two), 0, 0x3232);
+  uint32_t out;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(pair), "r"(both));
+  return out;
+}
+// Both values brought nearer to 1. An infinity becomes the largest finite value, which has the same
+// code.
+__device__ __forceinline__ uint32_t nearer_pair(uint32_t pair, float power_of_two) {
+  uint32_t finite;
+  asm("min.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(finite) : "r"(pair), "r"(0x7f7f7f7fu));
+  return multiplied_pair(finite, power_of_two);
+}
+
+// The codes of bf16 values, two a word of `pairs`.
 template <int kPairs>
-__device__ __forceinline__ void codes_of(const Quantizer& q, float scale,
+__device__ __forceinline__ void codes_of(const Quantizer& q, const ScaleInverse& by,
                                          const uint32_t (&pairs)[kPairs],
                                          uint32_t (&codes)[kPairs / 2]) {
   float v[2 * kPairs];
+  if (q.power_of_two) {
 #pragma unroll
-  for (int i = 0; i < kPairs; ++i) {
-    v[2 * i] = __uint_as_float(pairs[i] << 16);
-    v[2 * i + 1] = __uint_as_float(pairs[i] & 0xffff0000u);
-  }
-  if (q.power_of_two) {  // between 2^-22 and 2^120: the inverse has the opposite exponent
-    const float inverse = __uint_as_float((254u << 23) - __float_as_uint(scale));
-#pragma unroll
-    for (float& x : v) x = __fmul_rn(x, inverse);
-  } else if (scale >= 0x1p-80f && scale <= 0x1p100f) {
-    const float inverse = __frcp_rn(scale);
-#pragma unroll
-    for (float& x : v) x = core::corrected_quotient(x, scale, inverse);
+    for (int i = 0; i < kPairs; ++i) unpack_pair(multiplied_pair(pairs[i], by.high), v + 2 * i);
   } else {
 #pragma unroll
-    for (int i = 0; i < kPairs / 2; ++i)
-      codes[i] = far_codes_of(scale, pairs[2 * i], pairs[2 * i + 1]);
-    return;
+    for (int i = 0; i < kPairs; ++i)
+      unpack_pair(by.nearer == 1 ? pairs[i] : nearer_pair(pairs[i], by.nearer), v + 2 * i);
+#pragma unroll
+    for (float& x : v) x = __fmaf_rn(x, by.high, __fmul_rn(x, by.low));
   }
 #pragma unroll
   for (int i = 0; i < kPairs / 2; ++i)
     codes[i] = codes_of(v + 4 * i, pairs[2 * i], pairs[2 * i + 1]);
 }
-__device__ __forceinline__ uint2 codes_of(const Quantizer& q, float scale, const uint4& piece) {
+__device__ __forceinline__ uint2 codes_of(const Quantizer& q, const ScaleInverse& by,
+                                          const uint4& piece) {
   uint32_t codes[2];
-  codes_of<4>(q, scale, {piece.x, piece.y, piece.z, piece.w}, codes);
+  codes_of<4>(q, by, {piece.x, piece.y, piece.z, piece.w}, codes);
   return {codes[0], codes[1]};
 }
 
@@ -171,44 +188,98 @@ __device__ __forceinline__ Quantizer quantizer_for(Quantizer q) {
   return q;
 }
 
+// Writes codes and scales of rows that share a warp, kLanes lanes each: piece c of a lane begins at
+// value (c * kLanes + lane) * kPiece; RoPE's values behind R::kNope are left out. A lane finds the
+// scale of one tile: the maxima of two pieces share a word, and half of the lanes reduce one word,
+// half the other. `stored`: rows that have a place.
+template <class R, int kLanes, int kPieces>
+__device__ __forceinline__ void store_tiles(const Quantizer& quantizer, const uint4 (&row)[kPieces],
+                                            bool stored, const Spot& spot, int64_t page_size,
+                                            int lane) {
+  static_assert(kPieces == 2 || kPieces == 4);
+  constexpr int kTileLanes = R::kTile / kPiece;
+  constexpr int kPairs = kPieces / 2;
+  constexpr int kPairBit = kPairs == 2 ? kTileLanes / 2 : 0;               // of a lane: which word
+  constexpr int kHalfBit = kPairs == 2 ? kTileLanes / 4 : kTileLanes / 2;  // ... and which half
+  const Quantizer q = quantizer_for<R>(quantizer);
+  uint32_t most[kPairs];
+#pragma unroll
+  for (int j = 0; j < kPairs; ++j) {
+    const uint32_t first = largest_pair(row[2 * j]);
+    const uint32_t second = largest_pair(row[2 * j + 1]);
+    most[j] = larger_pair(__byte_perm(first, second, 0x5410), __byte_perm(first, second, 0x7632));
+  }
+  uint32_t own = most[0];
+  if constexpr (kPairs == 2) {
+    const bool upper = lane & kPairBit;
+    own = upper ? most[1] : most[0];
+    own = larger_pair(own, __shfl_xor_sync(~0u, upper ? most[0] : most[1], kPairBit));
+  }
+#pragma unroll
+  for (int d = kTileLanes / (2 * kPairs); d > 0; d /= 2)
+    own = larger_pair(own, __shfl_xor_sync(~0u, own, d));
+  const bool second = lane & kHalfBit;
+  const float amax = fabsf(__uint_as_float(second ? own & 0xffff0000u : own << 16));
+  const float scale = scale_of_bf16(q, fminf(fmaxf(amax, 0.0f), FLT_MAX));  // not of NaNs alone
+  const ScaleInverse inverse = scale_inverse(q, scale);
+  // Every row has this scale in one lane of kHalfBit.
+  std::byte* scales = spot.page + R::scales(spot.offset, page_size);
+  if (stored && lane % kHalfBit == 0) {
+    const int piece = 2 * ((lane & kPairBit) != 0) + second;
+    const int tile = piece * (kLanes / kTileLanes) + lane / kTileLanes;
+    auto* to = reinterpret_cast<typename R::Scale*>(scales) + tile;
+    if (tile < R::kTiles) core::put_scale(to, scale);
+    else *to = {};  // bytes behind the last scale are zero
+  }
+  std::byte* to = spot.page + R::row(spot.offset, page_size) + lane * kPiece;
+  asm volatile("" : "+l"(to));  // found once
+  const auto store_codes = [&](auto power_of_two) {
+    constexpr Quantizer kOf{0, false, decltype(power_of_two)::value};
+    const bool near = kOf.power_of_two || __all_sync(~0u, inverse.nearer == 1);
+#pragma unroll
+    for (int c = 0; c < kPieces; ++c) {
+      const int holder = c / 2 * kPairBit + c % 2 * kHalfBit;  // of the piece's tile
+      const auto of_tile = [&](float x) { return __shfl_sync(~0u, x, holder, kTileLanes); };
+      ScaleInverse by{of_tile(inverse.high), 0, 1};
+      if (!kOf.power_of_two) by.low = of_tile(inverse.low);
+      if (!near) by.nearer = of_tile(inverse.nearer);
+      uint32_t codes[2];
+      codes_of<4>(kOf, by, {row[c].x, row[c].y, row[c].z, row[c].w}, codes);
+      if (stored && (c * kLanes + lane) * kPiece < R::kNope)
+        store8(to + c * kLanes * kPiece, {codes[0], codes[1]});
+    }
+  };
+  if (q.power_of_two) store_codes(std::true_type());
+  else store_codes(std::false_type());
+}
+
 // Writes the record of a row, by all lanes of a warp: R::kDim values in `row`.
 template <class R, int kPieces>
 __device__ __forceinline__ void store_record(const Quantizer& q, const Held<kPieces>& row,
                                              std::byte* page, int64_t offset, int64_t page_size,
                                              int lane) {
+  if constexpr (R::kFormat == CacheFormat::kIndexKeys) {
+    const float scale = tile_scale<R::kTile / kPiece>(q, largest(row.pieces[0]));
+    const int at = piece_at(0, lane);
+    if (at >= R::kDim) return;
+    const uint2 codes = codes_of(q, scale_inverse(q, scale), row.pieces[0]);
+    auto* to = reinterpret_cast<uint32_t*>(page + R::row(offset, page_size) + at);
+    to[0] = codes.x;  // pages are aligned to 4 B only
+    to[1] = codes.y;
+    if (at == 0)
+      core::put_scale(reinterpret_cast<float*>(page + R::scales(offset, page_size)), scale);
+  } else if constexpr (R::kQuantized) {
+    const uint4 tiles[2] = {row.pieces[0], row.pieces[1]};
+    store_tiles<R, 32>(q, tiles, true, {page, offset}, page_size, lane);
+    constexpr int kLast = R::kNope / kWarpValues;  // the piece that RoPE turns
+    const int in = piece_at(kLast, lane) - R::kNope;
+    if (in >= 0 && in < R::kRope)
+      store16(page + R::rope(offset, page_size) + in * 2, row.pieces[kLast]);
+  } else {
 #pragma unroll
-  for (int c = 0; c < kPieces; ++c) {
-    const int at = piece_at(c, lane);
-    const uint4 piece = row.pieces[c];
-    if constexpr (R::kQuantized) {
-      const Quantizer of = quantizer_for<R>(q);
-      float scale = 0;
-      if (c * kWarpValues < R::kNope) scale = tile_scale<R::kTile / kPiece>(of, largest(piece));
-      if (at < R::kNope) {
-        const uint2 codes = codes_of(of, scale, piece);
-        auto* to = reinterpret_cast<uint32_t*>(page + R::row(offset, page_size) + at);
-        if constexpr (R::kFormat == CacheFormat::kIndexKeys) {  // pages are aligned to 4 B only
-          to[0] = codes.x;
-          to[1] = codes.y;
-        } else {
-          store8(to, codes);
-        }
-      }
-      if (at < R::kNope && at % R::kTile == 0) {
-        std::byte* scales = page + R::scales(offset, page_size);
-        core::put_scale(reinterpret_cast<typename R::Scale*>(scales) + at / R::kTile, scale);
-      }
-      if constexpr (R::kRope > 0)
-        if (at >= R::kNope && at < R::kDim)
-          store16(page + R::rope(offset, page_size) + (at - R::kNope) * 2, piece);
-      if constexpr (R::kScaleBytes > R::kTiles * static_cast<int>(sizeof(typename R::Scale)))
-        if (at == 0) {  // bytes behind the last scale are zero
-          std::byte* scales = page + R::scales(offset, page_size);
-          for (int b = R::kTiles * sizeof(typename R::Scale); b < R::kScaleBytes; ++b)
-            scales[b] = std::byte{0};
-        }
-    } else {
-      if (at < R::kDim) store16(page + R::row(offset, page_size) + at * 2, piece);
+    for (int c = 0; c < kPieces; ++c) {
+      const int at = piece_at(c, lane);
+      if (at < R::kDim) store16(page + R::row(offset, page_size) + at * 2, row.pieces[c]);
     }
   }
 }

@@ -148,8 +148,9 @@ __device__ __forceinline__ void prepare(const Call& call, uint32_t block) {
       cuda::store_piece(out, still_at, kWidth, out_wide, still[i]);
     } else {
       auto* out = static_cast<uint8_t*>(p.out) + to;
-      cuda::store_codes(out + turned_at, out_wide, cuda::codes_of(p.quantizer, scale, turned[i]));
-      cuda::store_codes(out + still_at, out_wide, cuda::codes_of(p.quantizer, scale, still[i]));
+      const cuda::ScaleInverse by = cuda::scale_inverse(p.quantizer, scale);
+      cuda::store_codes(out + turned_at, out_wide, cuda::codes_of(p.quantizer, by, turned[i]));
+      cuda::store_codes(out + still_at, out_wide, cuda::codes_of(p.quantizer, by, still[i]));
     }
     if (lane == 0)
       p.out_weights[t * p.out_weight_token + h * p.out_weight_head] =

@@ -65,12 +65,13 @@ template <class R, int kLong>
 __global__ void __launch_bounds__(kWarps * 32, kLong > 0 ? 8 : 1)
     plain_rows(const __grid_constant__ Call call) {
   const auto [part, block] = part_of(call, blockIdx.x);
-  const int64_t warp = int64_t{block} * kWarps + threadIdx.x / 32;
+  const uint32_t warp = block * kWarps + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   if (part == 0) {
-    write::sm90::write_plain<R, (kLong > 0)>(call.write[0], warp, lane);
+    constexpr bool kMany = kLong > 0;
+    write::sm90::write_plain<R, kMany ? 16 : 32, !kMany>(call.write[0], warp, lane);
   } else if (part == 1) {
-    write::sm90::write_plain_keys(call.write[1], warp, lane);
+    write::sm90::write_plain_keys<(kLong == 0)>(call.write[1], warp, lane);
   } else if constexpr (kLong > 0) {
     norm::norm_many<kLong>(call.norm, block);
   } else {
@@ -108,10 +109,9 @@ void sm90(const Params& p) noexcept {
   if (plain && many) call.norm = norm::call_of(p.norm, true);
   int64_t all = call.norm.blocks[0] + call.norm.blocks[1];
   for (int i = 1; i >= 0; --i) {
-    // Two keys a warp.
-    const int64_t tokens =
-        plain && i == 1 ? ceil_div(p.write[i].tokens, int64_t{2}) : p.write[i].tokens;
-    const int64_t blocks = ceil_div(tokens, int64_t{kWarps});
+    int64_t each = 1;  // tokens of a warp
+    if (plain) each = i == 1 ? write::sm90::kKeysOfWarp : many ? 2 : 1;
+    const int64_t blocks = ceil_div(p.write[i].tokens, each * kWarps);
     all += blocks;
     call.shares[i] = Share::make(blocks, all);
   }

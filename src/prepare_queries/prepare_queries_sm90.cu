@@ -29,7 +29,7 @@ constexpr bool is_common(cuda::HeadsWay way) {
 
 void sm90(const Params& p) noexcept {
   const cuda::HeadsPlan query = cuda::plan_heads(prepare_query::heads_of(p.query));
-  const index_query::Call index = index_query::call_of(p.index, cuda::kHeadThreads);
+  const index_query::Call index = index_query::call_of(p.index, query.threads);
   const unsigned blocks = query.blocks + index_query::blocks_of(index);
   if (blocks == 0) return;
   const index_query::Form wanted =
@@ -40,7 +40,7 @@ void sm90(const Params& p) noexcept {
       constexpr index_query::Form kForm =
           is_common(kWay) ? decltype(form)::value : index_query::Form::kAny;
       prepare_both<kWay, kForm, decltype(each)::value>
-          <<<blocks, cuda::kHeadThreads, 0, cuda::stream_of(p.device)>>>(query, index);
+          <<<blocks, query.threads, 0, cuda::stream_of(p.device)>>>(query, index);
       cuda::keep_error(cudaGetLastError());
     });
   });

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kThreads) fill_table(const __grid_constant__ T
   at[p.sine_stride] = static_cast<float>(sin(double{angle}));
 }
 
-constexpr int kRows = kThreads / cuda::kRopeLanes;  // tiles that a block takes at a time
+constexpr int kWarpHeads = 32 / cuda::kRopeLanes;  // heads whose tiles share a warp
 
 struct Quantized {
   Params p;
@@ -35,69 +35,95 @@ struct Quantized {
   bool wide = false, out_wide = false;
 };
 
-// kEach: tiles of a thread.
-template <int kEach>
-__global__ void __launch_bounds__(kThreads, 3) quantize(const __grid_constant__ Quantized call) {
+// A warp takes the same tile of four heads, so that only the warps of the tile that RoPE turns do
+// so. kEach: such tiles of a warp. kPlain: everything is aligned, and RoPE turns pairs in place,
+// last.
+template <int kEach, bool kPlain>
+__global__ void __launch_bounds__(kThreads, kPlain ? 4 : 3)
+    quantize(const __grid_constant__ Quantized call) {
   constexpr int kHalf = kTile / 2;
   const Params& p = call.p;
-  const int64_t t = blockIdx.x / call.blocks;
+  const uint32_t t = cuda::divided(blockIdx.x, call.blocks);
   const int64_t position = p.positions[t * p.position_stride];
   const int lane = static_cast<int>(threadIdx.x) % cuda::kRopeLanes;
   const int at = lane * cuda::kPiece;
   const auto tiles = static_cast<uint32_t>(p.width / kTile);  // of a head
-  const uint32_t first = blockIdx.x % call.blocks * kRows * kEach + threadIdx.x / cuda::kRopeLanes;
+  const uint32_t warps = blockDim.x / 32;
+  const uint32_t first = (blockIdx.x - t * call.blocks) * warps * kEach + threadIdx.x / 32;
+  struct Spot {
+    uint32_t head, tile;
+  };
+  const auto spot_of = [&](int i) {
+    const uint32_t heads = cuda::divided(first + i * warps, tiles);
+    return Spot{heads * kWarpHeads + threadIdx.x % 32 / cuda::kRopeLanes,
+                first + i * warps - heads * tiles};
+  };
   uint4 low[kEach], high[kEach];
   const auto load = [&](bool wide) {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const uint32_t tile = first + i * kRows;
+      const auto [head, tile] = spot_of(i);
       low[i] = high[i] = {};
-      if (tile / tiles >= p.heads) continue;
-      const bf16* x = p.x + t * p.x_token + tile / tiles * p.x_head + tile % tiles * kTile;
+      if (head >= p.heads) continue;
+      const bf16* x = p.x + t * p.x_token + head * p.x_head + tile * kTile;
       low[i] = cuda::load_piece(x, at, kTile, wide);
       high[i] = cuda::load_piece(x, at + kHalf, kTile, wide);
     }
   };
-  call.wide ? load(true) : load(false);
+  kPlain || call.wide ? load(true) : load(false);
   if (!core::in_table(p.rope, position)) return;
-  const cuda::Turn turn = cuda::turn_of(p.rope, position, lane);
+  const bool first_turns = !kPlain && p.rope.first;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    const uint32_t tile = first + i * kRows;
-    const int64_t head = tile / tiles;
+    const auto [head, tile] = spot_of(i);
     // The first half of the head's first tile turns, or the second of its last.
-    const bool turns = tile % tiles == (p.rope.first ? 0 : tiles - 1);
-    const uint4 turned =
-        cuda::rotated(p.rope.half, turn, cuda::either(p.rope.first, low[i], high[i]));
-    low[i] = cuda::either(turns && p.rope.first, turned, low[i]);
-    high[i] = cuda::either(turns && !p.rope.first, turned, high[i]);
+    const bool turns = tile == (first_turns ? 0 : tiles - 1);
+    if (kPlain && turns) {
+      constexpr int kPairs = cuda::kPiece / 2;
+      float cosine[kPairs], sine[kPairs];
+      cuda::load_turns<true>(p.rope, position, lane * kPairs, cosine, sine);
+      high[i] = cuda::turned_pairs(high[i], p.rope.inverse, cosine, sine);
+    } else if (turns) {
+      const cuda::Turn turn = cuda::turn_of(p.rope, position, lane);
+      const uint4 turned =
+          cuda::rotated(p.rope.half, turn, cuda::either(first_turns, low[i], high[i]));
+      low[i] = cuda::either(first_turns, turned, low[i]);
+      high[i] = cuda::either(first_turns, high[i], turned);
+    }
     const float amax = fmaxf(cuda::largest(low[i]), cuda::largest(high[i]));
     const float scale = cuda::tile_scale<cuda::kRopeLanes>(p.quantizer, amax);
     if (head >= p.heads) continue;
     auto* out = reinterpret_cast<uint8_t*>(p.codes) + t * p.out_token + head * p.out_head +
-                tile % tiles * kTile + at;
-    cuda::store_codes(out, call.out_wide, cuda::codes_of(p.quantizer, scale, low[i]));
-    cuda::store_codes(out + kHalf, call.out_wide, cuda::codes_of(p.quantizer, scale, high[i]));
-    if (lane == 0)
-      p.scales[t * p.scale_token + head * p.scale_head + tile % tiles * p.scale_tile] = scale;
+                tile * kTile + at;
+    const cuda::ScaleInverse by = cuda::scale_inverse(p.quantizer, scale);
+    const bool out_wide = kPlain || call.out_wide;
+    cuda::store_codes(out, out_wide, cuda::codes_of(p.quantizer, by, low[i]));
+    cuda::store_codes(out + kHalf, out_wide, cuda::codes_of(p.quantizer, by, high[i]));
+    if (lane == 0) p.scales[t * p.scale_token + head * p.scale_head + tile * p.scale_tile] = scale;
   }
 }
 
 void launch_quantized(const Params& p) {
-  const int64_t tiles = p.heads * (p.width / kTile);  // of a token
+  // Tiles of a token, four heads at a time.
+  const int64_t tiles = core::ceil_div(p.heads, int64_t{kWarpHeads}) * (p.width / kTile);
   if (p.tokens * tiles == 0) return;
   Quantized call{p};
   // One tile a thread is the shortest wait; four keep the memory busy once all multiprocessors are.
-  constexpr int64_t kFew = 4096;  // tiles of the call
+  constexpr int64_t kFew = 1024;  // such tiles of the call
   constexpr int kMost = 4;
-  const int64_t each = p.tokens * tiles <= kFew ? 1 : kMost;
-  call.blocks = static_cast<uint32_t>(core::ceil_div(tiles, kRows * each));
+  const bool few = p.tokens * tiles <= kFew;
+  const int threads = few ? 64 : kThreads;
+  call.blocks =
+      static_cast<uint32_t>(core::ceil_div(tiles, int64_t{threads / 32} * (few ? 1 : kMost)));
   call.wide = cuda::is_wide(p.x, p.x_token * 2) && p.x_head % cuda::kPiece == 0;
   call.out_wide = reinterpret_cast<uintptr_t>(p.codes) % cuda::kPiece == 0 &&
                   p.out_token % cuda::kPiece == 0 && p.out_head % cuda::kPiece == 0;
   const auto blocks = static_cast<unsigned>(p.tokens * call.blocks);
-  const auto kernel = each == 1 ? quantize<1> : quantize<kMost>;
-  kernel<<<blocks, kThreads, 0, cuda::stream_of(p.device)>>>(call);
+  const bool plain =
+      call.wide && call.out_wide && cuda::is_wide(p.rope) && !p.rope.half && !p.rope.first;
+  const auto kernel = plain ? (few ? quantize<1, true> : quantize<kMost, true>)
+                            : (few ? quantize<1, false> : quantize<kMost, false>);
+  kernel<<<blocks, threads, 0, cuda::stream_of(p.device)>>>(call);
   cuda::keep_error(cudaGetLastError());
 }
 

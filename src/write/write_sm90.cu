@@ -21,15 +21,23 @@ __global__ void __launch_bounds__(kWarps * 32)
   write_token<R>(call, int64_t{blockIdx.x} * kWarps + threadIdx.x / 32, threadIdx.x % 32);
 }
 
-// Plain calls. kMany: of a prefill.
-template <class R, bool kMany>
-__global__ void __launch_bounds__(kWarps * 32, kMany ? 10 : 1)
-    write_plain_records(const __grid_constant__ WriteCall call) {
-  write_plain<R, kMany>(call, int64_t{blockIdx.x} * kWarps + threadIdx.x / 32, threadIdx.x % 32);
+__device__ __forceinline__ uint32_t warp_of_grid() {
+  return blockIdx.x * kWarps + threadIdx.x / 32;
 }
+
+// Plain calls. Two tokens of a prefill share a warp: 8,192 of them run at once.
+template <class R>
+__global__ void __launch_bounds__(kWarps * 32, 8)
+    write_plain_pairs(const __grid_constant__ WriteCall call) {
+  write_plain<R, 16, false>(call, warp_of_grid(), threadIdx.x % 32);
+}
+template <class R>
 __global__ void __launch_bounds__(kWarps * 32)
-    write_key_pairs(const __grid_constant__ WriteCall call) {
-  write_plain_keys(call, int64_t{blockIdx.x} * kWarps + threadIdx.x / 32, threadIdx.x % 32);
+    write_plain_records(const __grid_constant__ WriteCall call) {
+  write_plain<R, 32, true>(call, warp_of_grid(), threadIdx.x % 32);
+}
+__global__ void __launch_bounds__(kWarps * 32) write_keys(const __grid_constant__ WriteCall call) {
+  write_plain_keys<true>(call, warp_of_grid(), threadIdx.x % 32);
 }
 
 // The kernel of a call, and how many tokens a warp takes.
@@ -40,10 +48,12 @@ auto kernel_of(const WriteCall& call, int64_t& each) {
   if (!is_plain(call)) return kernel;
   constexpr int64_t kMany = 1024;  // tokens
   if constexpr (R::kFormat == CacheFormat::kIndexKeys) {
-    each = 2;
-    kernel = write_key_pairs;
+    each = kKeysOfWarp;
+    kernel = write_keys;
   } else if constexpr (R::kQuantized && R::kDim > kIndexDim) {
-    kernel = call.p.tokens >= kMany ? write_plain_records<R, true> : write_plain_records<R, false>;
+    const bool many = call.p.tokens >= kMany;
+    each = many ? 2 : 1;
+    kernel = many ? write_plain_pairs<R> : write_plain_records<R>;
   }
   return kernel;
 }

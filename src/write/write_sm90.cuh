@@ -1,6 +1,6 @@
-// write on the device: a warp per token holds its row in registers, 16 B a lane and piece, through
-// norm, RoPE and Hadamard (cuda/prologue.h); the maximum of a tile by shuffles. Bytes are the
-// budget: 1,152 in and 656 out per token of V3.2.
+// write on the device: a warp per token (or two) holds its row in registers, 16 B a lane and piece,
+// through norm, RoPE and Hadamard (cuda/prologue.h); the maximum of a tile by shuffles. Bytes are
+// the budget: 1,152 in and 656 out per token of V3.2.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -81,112 +81,192 @@ __device__ __forceinline__ void write_token(const WriteCall& call, int64_t t, in
   cuda::store_record<R>(p.quantizer, row, spot.page, spot.offset, p.cache.page, lane);
 }
 
-// Whether write_plain() or write_plain_keys() takes the call: aligned rows, weights and angles;
-// latents have RMS without a bias and RoPE over pairs in place last, keys LayerNorm.
+// Whether write_plain() or write_plain_keys() takes the call: rows, weights, angles and pages are
+// aligned, pages have a power of two of records, and all is found by products of 32 bits; latents
+// have RMS without a bias and RoPE over pairs in place last, keys LayerNorm.
 inline bool is_plain(const WriteCall& call) {
   const Params& p = call.p;
+  const auto fits = cuda::fits_product;
   if (!call.wide || !p.prologue || p.rope.table == nullptr || !cuda::is_wide(p.rope)) return false;
+  if ((p.cache.page & (p.cache.page - 1)) != 0 || !cuda::is_wide(p.cache.data, p.cache.stride))
+    return false;
+  if (!fits(p.tokens) || !fits(p.kv_stride) || !fits(p.rope_stride) || !fits(p.slot_stride) ||
+      !fits(p.position_stride) || !fits(p.rope.positions) || !fits(p.rope.position_stride) ||
+      !fits(p.cache.stride) || !fits(p.cache.pages * p.cache.page))
+    return false;
   if (p.cache.format == CacheFormat::kIndexKeys)
     return p.norm.kind == NormKind::kLayer && p.norm.weight != nullptr && call.norm_wide;
   return cuda::is_plain(p.norm) && !p.rope.half && !p.rope.first;
 }
 
-// write_token() for a plain call of latents, in fewer registers and instructions. kMany: weights
-// come from L1 when they are due; else they are asked for with the row.
-template <class R, bool kMany>
-__device__ __forceinline__ void write_plain(const WriteCall& call, int64_t t, int lane) {
-  constexpr int kPieces = ceil_div(R::kDim, cuda::kWarpValues);
-  constexpr int kNormedPieces = kNormed<R> / cuda::kWarpValues;
-  constexpr int kTurned = R::kDim - kRopeDim;  // where RoPE begins
-  constexpr int kTurnedPiece = kTurned / cuda::kWarpValues;
-  constexpr int kTurnedLane = kTurned % cuda::kWarpValues / cuda::kPiece;
-  const Params& p = call.p;
-  if (t >= p.tokens) return;
-  const int64_t position = p.positions[t * p.position_stride];
-  const int64_t slot = p.slots[t * p.slot_stride];
-  cuda::Held<kPieces> row;
-  load_values<R>(p, t, true, lane, row);
-  const float* weights = p.norm.weight + lane * cuda::kPiece;
-  float weight[kNormedPieces][cuda::kPiece];
-  const auto load_weights = [&] {
-#pragma unroll
-    for (int c = 0; c < kNormedPieces; ++c)
-      cuda::load_floats(weights + c * cuda::kWarpValues, 0, cuda::kPiece, true, weight[c]);
-  };
-  if (!kMany) load_weights();
-  if (!in_table(p.rope, position) || slot < 0 || slot >= p.cache.pages * p.cache.page) return;
-  const bool turns = lane >= kTurnedLane && lane < kTurnedLane + cuda::kRopeLanes;
-  float cosine[cuda::kPiece / 2], sine[cuda::kPiece / 2];
-  if (turns)
-    cuda::load_turns<true>(p.rope, position, (lane - kTurnedLane) * (cuda::kPiece / 2), cosine,
-                           sine);
-  float squares[kNormedPieces];
-#pragma unroll
-  for (int c = 0; c < kNormedPieces; ++c) {
-    float v[cuda::kPiece];
-    row.values(c, v);
-    squares[c] = cuda::add_squares(0, v);
+// What a lane of a plain call knows of its token. Those behind the last are the last one, and not
+// stored.
+struct PlainToken {
+  uint32_t token, position, slot;
+  bool in_call;
+
+  __device__ __forceinline__ PlainToken(const Params& p, uint32_t wanted) {
+    const auto tokens = static_cast<uint32_t>(p.tokens);
+    in_call = wanted < tokens;
+    token = in_call ? wanted : tokens - 1;
   }
-  const float sum = cuda::warp_sum(__fadd_rn(squares[0], squares[1]));
-  const float inverse = cuda::inverse_of(p.norm, sum, kNormed<R>);
-  if (kMany) load_weights();
+  __device__ __forceinline__ void ask(const Params& p) {
+    const int32_t* from = cuda::at_product(p.positions, token, p.position_stride);
+    position = static_cast<uint32_t>(cuda::load_now(from));
+    const int64_t any = cuda::load_now(cuda::at_product(p.slots, token, p.slot_stride));
+    slot = in_call && any >> 31 == 0 ? static_cast<uint32_t>(any) : UINT32_MAX;
+  }
+  __device__ __forceinline__ bool in_table(const Params& p) const {
+    return position < static_cast<uint32_t>(p.rope.positions);
+  }
+  __device__ __forceinline__ bool is_stored(const Params& p) const {
+    return in_table(p) && slot < static_cast<uint32_t>(p.cache.pages) * p.cache.page;
+  }
+  // The angles of its position alone, or of the first one if it has none.
+  __device__ __forceinline__ core::RopeParams angles(const Params& p) const {
+    core::RopeParams rope = p.rope;
+    rope.table = cuda::at_product(p.rope.table, in_table(p) ? position : 0, p.rope.position_stride);
+    rope.pair_stride = 1;
+    return rope;
+  }
+  __device__ __forceinline__ cuda::Spot spot(const Params& p) const {
+    const uint32_t page = slot >> (31 - __clz(p.cache.page));
+    return {cuda::at_product(p.cache.data, page, p.cache.stride),
+            static_cast<int32_t>(slot & (static_cast<uint32_t>(p.cache.page) - 1))};
+  }
+};
+
+// write_token() for tokens of a plain call of latents that share warp `warp`, kLanes lanes each, in
+// fewer registers and instructions: of many tokens two share a warp. No token leaves early, because
+// the compiler would move the loads of its row behind that. kWeightsFirst: weights are asked for
+// with the row; else they come from L1 when they are due.
+template <class R, int kLanes, bool kWeightsFirst>
+__device__ __forceinline__ void write_plain(const WriteCall& call, uint32_t warp, int warp_lane) {
+  constexpr int kTokens = 32 / kLanes;
+  constexpr int kStep = kLanes * cuda::kPiece;
+  constexpr int kPieces = kNormed<R> / kStep;
+  constexpr bool kApart = R::kDim > kNormed<R>;  // what RoPE turns is not normalised
+  constexpr int kTurnedLane = kApart ? 0 : kLanes - cuda::kRopeLanes;
+  const Params& p = call.p;
+  if (warp * kTokens >= static_cast<uint32_t>(p.tokens)) return;
+  const int lane = warp_lane % kLanes;
+  PlainToken of(p, warp * kTokens + warp_lane / kLanes);
+  const bool turns = lane >= kTurnedLane && lane < kTurnedLane + cuda::kRopeLanes;
+  const bf16* from = cuda::at_product(p.kv, of.token, p.kv_stride) + lane * cuda::kPiece;
+  const int part = lane % cuda::kRopeLanes;  // of what RoPE turns, and asked for by all lanes
+  const bf16* turned_from =
+      cuda::at_product(p.rope_part, of.token, p.rope_stride) + part * cuda::kPiece;
+  uint4 row[kPieces], apart{};
+  if (kApart) apart = cuda::load16_now(turned_from);
+  of.ask(p);
 #pragma unroll
-  for (int c = 0; c < kNormedPieces; ++c)
-    row.pieces[c] = cuda::normed(inverse, row.pieces[c], weight[c]);
-  if (turns)
-    row.pieces[kTurnedPiece] =
-        cuda::turned_pairs(row.pieces[kTurnedPiece], p.rope.inverse, cosine, sine);
-  const cuda::Spot spot = cuda::spot_of(p.cache, slot);
-  cuda::store_record<R>(p.quantizer, row, spot.page, spot.offset, p.cache.page, lane);
+  for (int c = 0; c < kPieces; ++c) {
+    const bool here = !kApart && c == kPieces - 1 && turns;
+    row[c] = *reinterpret_cast<const uint4*>(here ? turned_from : from + c * kStep);
+  }
+  const float* weights = p.norm.weight + lane * cuda::kPiece;
+  float weight[kPieces][cuda::kPiece];
+  const auto load_weights = [&](int c) {
+    cuda::load_floats(weights + c * kStep, 0, cuda::kPiece, true, weight[c]);
+  };
+  if (kWeightsFirst)
+#pragma unroll
+    for (int c = 0; c < kPieces; ++c) load_weights(c);
+  float cosine[cuda::kPiece / 2], sine[cuda::kPiece / 2];
+  cuda::load_turns<true>(of.angles(p), 0, part * (cuda::kPiece / 2), cosine, sine);
+  float squares[kPieces];
+#pragma unroll
+  for (int c = 0; c < kPieces; ++c) {
+    float v[cuda::kPiece];
+    cuda::unpack(row[c], v);
+    squares[c] = cuda::add_squares(0, v);
+    // Unpacked once more below: values of two tokens do not fit into the registers.
+    if (kPieces == 4)
+      asm volatile("" : "+r"(row[c].x), "+r"(row[c].y), "+r"(row[c].z), "+r"(row[c].w));
+  }
+  // In the order of a warp a token, whose lanes have the pieces of two of these.
+  float sum = __fadd_rn(squares[0], squares[kPieces / 2]);
+  if (kPieces == 4) sum = __fadd_rn(sum, __fadd_rn(squares[1], squares[3]));
+#pragma unroll
+  for (int d = kLanes / 2; d > 0; d /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, d));
+  const float inverse = cuda::inverse_of(p.norm, sum, kNormed<R>);
+#pragma unroll
+  for (int c = 0; c < kPieces; ++c) {
+    if (!kWeightsFirst) asm volatile("" ::: "memory");  // no loads before
+    if (!kWeightsFirst) load_weights(c);
+    row[c] = cuda::normed(inverse, row[c], weight[c]);
+  }
+  uint4& turned = kApart ? apart : row[kPieces - 1];
+  if (turns) turned = cuda::turned_pairs(turned, p.rope.inverse, cosine, sine);
+  const bool stored = of.is_stored(p);
+  const cuda::Spot spot = of.spot(p);
+  cuda::store_tiles<R, kLanes>(p.quantizer, row, stored, spot, p.cache.page, lane);
+  if (stored && turns)
+    cuda::store16(spot.page + R::rope(spot.offset, p.cache.page) + part * sizeof(turned), turned);
 }
 
-// write_token() for a plain call of index keys: a warp takes tokens 2 * pair and the next one, 16
-// lanes each.
-__device__ __forceinline__ void write_plain_keys(const WriteCall& call, int64_t pair, int lane) {
+// write_token() for a plain call of index keys: four keys share warp `warp`, 8 lanes each. A lane
+// has 8 values of the half that RoPE turns and 8 of the other. kEarly: weights and angles are asked
+// for as soon as they can be; else when they are due, in fewer registers.
+inline constexpr int kKeyLanes = cuda::kRopeLanes;
+inline constexpr int kKeysOfWarp = 32 / kKeyLanes;
+template <bool kEarly>
+__device__ __forceinline__ void write_plain_keys(const WriteCall& call, uint32_t warp,
+                                                 int warp_lane) {
   using R = IndexKeys;
-  constexpr int kLanes = R::kDim / cuda::kPiece;
+  constexpr int kHalf = R::kDim / 2;
   const Params& p = call.p;
-  const int64_t t = 2 * pair + lane / kLanes;
-  const int at = lane % kLanes * cuda::kPiece;
-  int64_t position = -1, slot = -1;
-  uint4 row{};
-  if (t < p.tokens) {
-    position = p.positions[t * p.position_stride];
-    slot = p.slots[t * p.slot_stride];
-    row = *reinterpret_cast<const uint4*>(p.kv + t * p.kv_stride + at);
-  }
-  float weight[cuda::kPiece], bias[cuda::kPiece] = {};
-  cuda::load_floats(p.norm.weight, at, R::kDim, true, weight);
-  if (p.norm.bias != nullptr) cuda::load_floats(p.norm.bias, at, R::kDim, true, bias);
-  const bool inside = in_table(p.rope, position);
-  const bool stored = inside && slot >= 0 && slot < p.cache.pages * p.cache.page;
-  const cuda::Turn turn =
-      cuda::turn_of<true>(p.rope, inside ? position : 0, lane % cuda::kRopeLanes);
-  // The zero is what a warp's other half adds in write_token().
-  const auto sum = [](float x) {
-    x = __fadd_rn(x, 0.0f);
+  if (warp * kKeysOfWarp >= static_cast<uint32_t>(p.tokens)) return;
+  const int lane = warp_lane % kKeyLanes;
+  PlainToken of(p, warp * kKeysOfWarp + warp_lane / kKeyLanes);
+  const bf16* from = cuda::at_product(p.kv, of.token, p.kv_stride) + lane * cuda::kPiece;
+  uint4 row[2] = {cuda::load16_now(from), cuda::load16_now(from + kHalf)};
+  of.ask(p);
+  float v[2][cuda::kPiece], weight[2][cuda::kPiece], bias[2][cuda::kPiece] = {};
+  const auto load_weights = [&](int c) {
+    const int at = c * kHalf + lane * cuda::kPiece;
+    cuda::load_floats(p.norm.weight, at, R::kDim, true, weight[c]);
+    if (p.norm.bias != nullptr) cuda::load_floats(p.norm.bias, at, R::kDim, true, bias[c]);
+  };
+  if (kEarly) load_weights(0);
+  if (kEarly) load_weights(1);
+  cuda::Turn turn;
+  if (kEarly) turn = cuda::turn_of<true>(of.angles(p), 0, lane);
+  // Of both pieces, in the order of write_token(), where other lanes have the second one.
+  const auto sum = [](float first, float second) {
+    float x = __fadd_rn(first, second);
 #pragma unroll
-    for (int d = kLanes / 2; d > 0; d /= 2) x = __fadd_rn(x, __shfl_xor_sync(~0u, x, d));
+    for (int d = kKeyLanes / 2; d > 0; d /= 2) x = __fadd_rn(x, __shfl_xor_sync(~0u, x, d));
     return x;
   };
-  float v[cuda::kPiece];
-  cuda::unpack(row, v);
+  cuda::unpack(row[0], v[0]);
+  cuda::unpack(row[1], v[1]);
   cuda::NormFactors f;
-  f.mean = cuda::mean_of(sum(cuda::add_values(0, v)), R::kDim);
-  f.inverse = cuda::inverse_of(p.norm, sum(cuda::add_squares(0, v, f.mean, cuda::kPiece)), R::kDim);
-  row = cuda::normed(f, v, weight, p.norm.bias != nullptr, bias);
-  const int begin = p.rope.first ? 0 : R::kDim - kRopeDim;
-  const uint4 turned = cuda::rotated(p.rope.half, turn, row);
-  row = cuda::either(at >= begin && at < begin + kRopeDim, turned, row);
-  if (p.hadamard) row = cuda::hadamard(row, lane);
-  const float scale = cuda::tile_scale<kLanes>(p.quantizer, cuda::largest(row));
-  if (!stored) return;
-  const cuda::Spot spot = cuda::spot_of(p.cache, slot);
-  const uint2 codes = cuda::codes_of(p.quantizer, scale, row);
-  auto* to = reinterpret_cast<uint32_t*>(spot.page + R::row(spot.offset, p.cache.page) + at);
-  to[0] = codes.x;  // pages are aligned to 4 B only
-  to[1] = codes.y;
-  if (at == 0)
+  f.mean = cuda::mean_of(sum(cuda::add_values(0, v[0]), cuda::add_values(0, v[1])), R::kDim);
+  const float squares = sum(cuda::add_squares(0, v[0], f.mean, cuda::kPiece),
+                            cuda::add_squares(0, v[1], f.mean, cuda::kPiece));
+  f.inverse = cuda::inverse_of(p.norm, squares, R::kDim);
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    if (!kEarly) asm volatile("" ::: "memory");  // no loads before
+    if (!kEarly) load_weights(c);
+    row[c] = cuda::normed(f, v[c], weight[c], p.norm.bias != nullptr, bias[c]);
+  }
+  if (!kEarly) asm volatile("" ::: "memory");
+  if (!kEarly) turn = cuda::turn_of<true>(of.angles(p), 0, lane);
+  const uint4 turned = cuda::rotated(p.rope.half, turn, cuda::either(p.rope.first, row[0], row[1]));
+  row[0] = cuda::either(p.rope.first, turned, row[0]);
+  row[1] = cuda::either(p.rope.first, row[1], turned);
+  if (p.hadamard) cuda::hadamard(row[0], row[1], lane);
+  const float amax = fmaxf(cuda::largest(row[0]), cuda::largest(row[1]));
+  const float scale = cuda::tile_scale<kKeyLanes>(p.quantizer, amax);
+  if (!of.is_stored(p)) return;
+  const cuda::Spot spot = of.spot(p);
+  std::byte* to = spot.page + R::row(spot.offset, p.cache.page) + lane * cuda::kPiece;
+  const cuda::ScaleInverse by = cuda::scale_inverse(p.quantizer, scale);
+#pragma unroll
+  for (int c = 0; c < 2; ++c) cuda::store8(to + c * kHalf, cuda::codes_of(p.quantizer, by, row[c]));
+  if (lane == 0)
     core::put_scale(reinterpret_cast<float*>(spot.page + R::scales(spot.offset, p.cache.page)),
                     scale);
 }
