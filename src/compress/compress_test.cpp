@@ -3,6 +3,7 @@
 #include "winnow/compress.h"
 
 #include <cstring>
+#include <limits>
 
 #include "compress/compress_problem.h"
 #include "winnow/error.h"
@@ -248,6 +249,30 @@ TEST_P(CompressTest, HostileValuesTouchNothing) {
     run(p, m, {{0, p.c.window() - 1}}, kernel());
     ASSERT_EQ(bytes(m.state.values()), bytes(state));
     ASSERT_EQ(m.cache.values(), cache);
+  }
+}
+
+// A score that is NaN, wherever it stands in the window, makes its entry NaN, and no other.
+TEST(CompressOnCpu, NanScoresStay) {
+  for (const Case& c : internal::compress::cases()) {
+    if (!c.gate || c.overlap || c.bf16_rows || c.lengths[0] < 2 * c.ratio) continue;
+    for (const int32_t at : {0, c.ratio - 1})
+      for (const char* kernel : {"simd", "reference"}) {
+        Problem p(c);
+        p.rows[0][at * p.columns + c.width()] = std::numeric_limits<float>::quiet_NaN();
+        Memory m(p, StateKind::kPaged);
+        Step step(p, m, p.whole());
+        Guarded<bf16> latent(step.slots.size() * c.width());
+        step.args.latent =
+            tensor(latent.data(), {static_cast<int64_t>(step.slots.size()), c.width()});
+        step.args.target.kernel = kernel;
+        compress(step.args);
+        const auto entry = [&](int64_t token) { return latent.data() + token * c.width(); };
+        for (int64_t i = 0; i < c.width(); ++i) {
+          ASSERT_TRUE(std::isnan(to_float(entry(c.ratio - 1)[i]))) << c.name << kernel << i;
+          ASSERT_FALSE(std::isnan(to_float(entry(2 * c.ratio - 1)[i]))) << c.name << kernel << i;
+        }
+      }
   }
 }
 

@@ -43,9 +43,10 @@ HWY_INLINE hn::VFromD<D> load_scores(D d, const Row& row, int64_t i) {
 
 constexpr int64_t kEntries = 8;  // that go through each step together
 
-// exp(x) for x <= 0, off by 2 units in the last place at most; 0 below -87, and for NaN, which the
-// sum of the weights turns into NaN again. 2^n e^r: adding 1.5 * 2^23 rounds x / ln 2 to n, which
-// then stands in the low bits; e^r by a polynomial whose own error is 0.06 units.
+// exp(x) for x <= 0, off by 2 units in the last place at most; 0 below -87; NaN for NaN, if the low
+// nine bits are zeros, as those of bf16 and of arithmetic are. 2^n e^r: adding 1.5 * 2^23 rounds
+// x / ln 2 to n, which then stands in the low bits; e^r by a polynomial whose own error is 0.06
+// units.
 template <class D>
 HWY_INLINE hn::VFromD<D> exp_below_zero(D d, hn::VFromD<D> x) {
   const hn::RebindToUnsigned<D> du;
@@ -62,7 +63,7 @@ HWY_INLINE hn::VFromD<D> exp_below_zero(D d, hn::VFromD<D> x) {
   const auto power = hn::Add(hn::MulAdd(r2, hn::MulAdd(r2, high, low), r), hn::Set(d, 1.0f));
   const auto exponent = hn::ShiftLeft<23>(hn::BitCast(du, shifted));
   const auto y = hn::BitCast(d, hn::Add(hn::BitCast(du, power), exponent));
-  return hn::IfThenElseZero(hn::Ge(x, hn::Set(d, -87.0f)), y);
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.0f)), y);
 }
 
 // The weights' sum and that of the weighted values so far, by the largest score so far.
