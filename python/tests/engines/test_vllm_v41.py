@@ -2,11 +2,12 @@
 
 VLLM_TESTS names the folder of vLLM 0.32's source archive, whose functions these are. They ask for a
 GPU and run on the CPU here, in every case but those of CUDA graphs and of records that winnow does
-not have (528, 288 and 68 bytes). Of the tests that name V4.1, these are not run: those of such
-records alone, of vLLM's own metadata and of its expanded block lists, for which winnow has no call;
-`test_candidate_kernels_preserve_packed_bounds_and_padding`, which wants blocks in torch.topk's
-order, with NaN first; `test_fused_indexer_q_rope_quant_matches_unfused`, whose reference is a
-compiled operator (test_vllm_v4_kernels.py has that kernel).
+not have (528, 288 and 68 bytes, rows of e4m3 with one scale). Of the tests that name V4.1, these
+are not run: those of such records alone, of vLLM's own metadata and of its expanded block lists,
+for which winnow has no call; `test_dspark_context_kv_matches_query_insert`, which compares two
+compiled operators; `test_candidate_kernels_preserve_packed_bounds_and_padding`, which wants blocks
+in torch.topk's order, with NaN first; `test_fused_indexer_q_rope_quant_matches_unfused`, whose
+reference is a compiled operator (test_vllm_v4_kernels.py has that kernel).
 """
 
 import importlib
@@ -64,14 +65,13 @@ def theirs(module, name):
     cases = [
         {k: v for part in parts for k, v in part.items()} for parts in itertools.product(*axes)
     ]
-    return function, [
-        c for c in cases if not (c.get("use_graph") or c.get("use_fp4") or c.get("kv_mxfp8"))
-    ]
+    left_out = ("use_graph", "use_fp4", "kv_mxfp8", "store_fp8")
+    return function, [c for c in cases if not any(c.get(option) for option in left_out)]
 
 
 def pages_of(cache, record):
     """A strided [pages, page, bytes] (or [pages, bytes]) cache of vLLM's as winnow takes it."""
-    width = {"v4_fp8": 584, "index_keys": 132}[record]
+    width = {"v4_fp8": 584, "v4_bf16": 512, "index_keys": 132}[record]
     page = cache.shape[1] if cache.dim() == 3 else cache.shape[1] // width
     flat = cache.as_strided((cache.shape[0], page * width), (cache.stride(0), 1))
     return winnow.Cache(flat, record, page)
@@ -113,13 +113,14 @@ def save_compress_norm(
 
 def rope_insert(latent, positions, cos_sin, cache, slots, ratio, fp8_scale=None):
     slots, first = closing(positions, slots, ratio)
+    quantised = cache.dtype == torch.uint8
     winnow.write(
         latent,
         slots,
-        pages_of(cache, "v4_fp8"),
+        pages_of(cache, "v4_fp8" if quantised else "v4_bf16"),
         positions=first,
         table=table_of(cos_sin),
-        scale="pow2_floor_amax",
+        scale="pow2_floor_amax" if quantised else "default",
     )
 
 
@@ -187,6 +188,11 @@ RUNS = [
             f"{V41}.fused_compress_quant_cache.fused_save_compress_norm": save_compress_norm,
             f"{V41}.fused_compress_quant_cache.rope_quant_insert": rope_insert,
         },
+    ),
+    (
+        COMPRESSOR,
+        "test_v41_rope_insert_plain_row",
+        {f"{V41}.fused_compress_quant_cache.rope_quant_insert": rope_insert},
     ),
     (
         COMPRESSOR,
