@@ -11,7 +11,7 @@ namespace winnow {
 namespace {
 
 std::string path_of(const std::string& name) {
-  return std::string(WINNOW_TEST_DATA) + "/golden/" + name + ".safetensors";
+  return WINNOW_TEST_DATA "/golden/" + name + ".safetensors";
 }
 
 class GoldenTest : public ::testing::TestWithParam<const char*> {};

@@ -139,9 +139,8 @@ class RowNorm {
     const bool any_nan = weights_have_nan_ || std::isnan(factors.inverse) ||
                          (norm_.kind == NormKind::kNone && sizeof(T) == 4);
     const bool simple = !norm_.bias && norm_.kind != NormKind::kLayer;  // most are
-    if (any_nan) finish_any(factors, x, out);
-    else if (parted_ && sizeof(T) == 2) finish_parted(factors, x, out);
-    else if (simple && norm_.weight) finish_whole<Nans::kOfBf16, true>(factors, x, out);
+    if (!any_nan && parted_ && sizeof(T) == 2) finish_parted(factors, x, out);
+    else if (!any_nan && simple && norm_.weight) finish_whole<Nans::kOfBf16, true>(factors, x, out);
     else finish_any(factors, x, out);
   }
 
