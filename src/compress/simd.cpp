@@ -195,7 +195,7 @@ HWY_INLINE void prefetch_token(const Params& p, int64_t token) {
 void finish_entries(const Params& p, const hs::RowNorm& norm, Entries& e) {
   const auto row = [&](int64_t r) { return e.rows + r * kMaxWidth; };
   hs::RowNorm::Factors factors[kEntries];
-  norm.factors(e.values, e.count, factors);
+  for (int64_t r = 0; r < e.count; ++r) factors[r] = norm.factors(e.values[r]);
   for (int64_t r = 0; r < e.count; ++r) {
     if (!p.gate) prefetch_token(p, e.tokens[r] + kEntries);
     norm.finish(factors[r], e.values[r], row(r));

@@ -82,7 +82,6 @@ class RowNorm {
   struct Factors {
     float mean, inverse;  // a row less the mean, times the inverse
   };
-  static constexpr int64_t kMostRows = 8;  // of one call
 
   RowNorm(const core::NormParams& norm, int64_t width)
       : norm_(norm), width_(width), weights_have_nan_(has_nan(norm.weight) || has_nan(norm.bias)) {
@@ -93,43 +92,24 @@ class RowNorm {
     if (norm.bias) part(norm.bias, bias_parts_);
   }
 
-  // Of several rows: sums first, since what follows waits for them.
-  template <class T>
-  HWY_INLINE void factors(const T* const* rows, int64_t count, Factors* out) const {
-    HWY_ALIGN float means[kMostRows] = {};
-    HWY_ALIGN float squares[kMostRows] = {};
-    const hn::CappedTag<float, kMostRows> df;
-    const auto lanes = static_cast<int64_t>(hn::Lanes(df));
-    const auto width = hn::Set(df, static_cast<float>(width_));
-    if (norm_.kind == NormKind::kLayer) {
-      for (int64_t r = 0; r < count; ++r)
-        means[r] = sum_row(rows[r], width_,
-                           [](auto, auto sum, auto v) HWY_ATTR { return hn::Add(sum, v); });
-      for (int64_t r = 0; r < count; r += lanes)
-        hn::Store(hn::Div(hn::Load(df, means + r), width), df, means + r);
-      for (int64_t r = 0; r < count; ++r)
-        squares[r] = sum_row(rows[r], width_, [mean = means[r]](auto d, auto sum, auto v) HWY_ATTR {
-          const auto centred = hn::Sub(v, hn::Set(d, mean));
-          return hn::MulAdd(centred, centred, sum);
-        });
-    } else {
-      for (int64_t r = 0; r < count; ++r)
-        squares[r] = sum_row(rows[r], width_,
-                             [](auto, auto sum, auto v) HWY_ATTR { return hn::MulAdd(v, v, sum); });
-    }
-    for (int64_t r = 0; r < count; r += lanes) {
-      const auto mean_square =
-          hn::Add(hn::Div(hn::Load(df, squares + r), width), hn::Set(df, norm_.eps));
-      hn::Store(hn::Div(hn::Set(df, 1.0f), hn::Sqrt(mean_square)), df, squares + r);
-    }
-    for (int64_t r = 0; r < count; ++r) out[r] = {means[r], squares[r]};
-  }
-
   template <class T>
   HWY_INLINE Factors factors(const T* x) const {
-    Factors out{0, 1};
-    if (norm_.kind != NormKind::kNone) factors(&x, 1, &out);
-    return out;
+    if (norm_.kind == NormKind::kNone) return {0, 1};
+    const auto count = static_cast<float>(width_);
+    float mean = 0;
+    float squares;
+    if (norm_.kind == NormKind::kLayer) {
+      mean = sum_row(x, width_, [](auto, auto sum, auto v) HWY_ATTR { return hn::Add(sum, v); }) /
+             count;
+      squares = sum_row(x, width_, [mean](auto d, auto sum, auto v) HWY_ATTR {
+        const auto centred = hn::Sub(v, hn::Set(d, mean));
+        return hn::MulAdd(centred, centred, sum);
+      });
+    } else {
+      squares =
+          sum_row(x, width_, [](auto, auto sum, auto v) HWY_ATTR { return hn::MulAdd(v, v, sum); });
+    }
+    return {mean, 1 / std::sqrt(squares / count + norm_.eps)};
   }
 
   // Out may be x.
@@ -138,10 +118,12 @@ class RowNorm {
     // A NaN of an fp32 row is in its sum of squares.
     const bool any_nan = weights_have_nan_ || std::isnan(factors.inverse) ||
                          (norm_.kind == NormKind::kNone && sizeof(T) == 4);
-    const bool simple = !norm_.bias && norm_.kind != NormKind::kLayer;  // most are
-    if (!any_nan && parted_ && sizeof(T) == 2) finish_parted(factors, x, out);
-    else if (!any_nan && simple && norm_.weight) finish_whole<Nans::kOfBf16, true>(factors, x, out);
-    else finish_any(factors, x, out);
+    const bool centred = norm_.kind == NormKind::kLayer;
+    const bool plain = norm_.weight && !norm_.bias && !centred;  // most are
+    if (any_nan) finish_whole<Nans::kAny, false>(factors, x, out);
+    else if (parted_ && sizeof(T) == 2) finish_parted(factors, x, out);
+    else if (plain) finish_whole<Nans::kOfBf16, true>(factors, x, out);
+    else finish_whole<Nans::kOfBf16, false>(factors, x, out);
   }
 
   template <class T>
@@ -208,11 +190,6 @@ class RowNorm {
   }
   HWY_INLINE void finish_parted(const Factors& /*factors*/, const float* /*x*/,
                                 bf16* /*out*/) const {}
-
-  template <class T>
-  HWY_NOINLINE void finish_any(const Factors& factors, const T* x, bf16* out) const {
-    finish_whole<Nans::kAny, false>(factors, x, out);
-  }
 
   // kPlain: weights, and nothing else.
   template <Nans kNans, bool kPlain, class T>
@@ -383,7 +360,7 @@ HWY_INLINE void copy_64(const bf16* from, bf16* to) {
 
 // Seven steps of sums and differences over 128 floats, the first ones inside vectors of four by
 // plain loops that the compiler vectorises; everything stays in L1.
-HWY_NOINLINE inline void hadamard_row(const bf16* x, bf16* out) {
+HWY_INLINE void hadamard_row(const bf16* x, bf16* out) {
   constexpr int kSize = 128;
   const hn::CappedTag<float, 16> df;
   const int lanes = static_cast<int>(hn::Lanes(df));

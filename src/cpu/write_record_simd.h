@@ -64,162 +64,153 @@ HWY_INLINE uint16_t largest_magnitude(const bf16* x) {
   return static_cast<uint16_t>(0x7fff - smallest_lane(dh, below));
 }
 
-#if HWY_TARGET != HWY_SCALAR  // has no lane for two values
-
-// Codes of two vectors, one in the low byte of each lane, side by side.
-template <class D>
-HWY_INLINE void store_low_bytes(D /*dh*/, hn::VFromD<D> first, hn::VFromD<D> second, uint8_t* to) {
-  const hn::Repartition<uint8_t, D> db;
-  hn::StoreU(hn::ConcatEven(db, hn::BitCast(db, second), hn::BitCast(db, first)), db, to);
-}
-
-// The codes of values, three bits of whose mantissa are kept: `rounded` has them in bits 4 to 10 of
-// each lane, and zeros above them.
-template <class D>
-HWY_INLINE hn::VFromD<D> codes_of(D dh, hn::VFromD<D> values, hn::VFromD<D> rounded) {
-  return hn::OrAnd(hn::ShiftRight<4>(rounded), hn::ShiftRight<8>(values),
-                   hn::Set(dh, uint16_t{0x80}));
-}
-
-// kTile codes, two vectors at a time: round(vector of bf16 bits) gives what codes_of() takes. False
-// if a value is too small for a normal code: write_small_codes() is to follow.
+// Writes the codes of a tile again where a value below `least` (bits of bf16) is among a vector's:
+// those become zeros or subnormal codes. quotient(vector of values) gives what is rounded.
 template <int kTile, class F>
-HWY_INLINE bool write_normal_codes(const bf16* x, uint8_t* codes, F&& round) {
-  const hn::CappedTag<uint16_t, kTile / 2> dh;
-  const hn::RebindToSigned<decltype(dh)> di;
-  constexpr int16_t kLeast = 0x80;  // of the first normal code
-  const int lanes = static_cast<int>(hn::Lanes(dh));
-  auto smallest = hn::Set(di, int16_t{0x7fff});
-  for (int i = 0; i < kTile; i += 2 * lanes) {
-    const auto first = hn::LoadU(dh, reinterpret_cast<const uint16_t*>(x + i));
-    const auto second = hn::LoadU(dh, reinterpret_cast<const uint16_t*>(x + i + lanes));
-    const auto first_rounded = round(dh, first);
-    const auto second_rounded = round(dh, second);
-    smallest =
-        hn::Min(smallest, hn::Min(hn::BitCast(di, first_rounded), hn::BitCast(di, second_rounded)));
-    store_low_bytes(dh, codes_of(dh, first, first_rounded), codes_of(dh, second, second_rounded),
-                    codes + i);
-  }
-  return hn::AllFalse(di, hn::Lt(smallest, hn::Set(di, kLeast)));
-}
-
-// Codes of x / 2^(exponent - 127). `offset` rounds, and takes the scale and the difference of the
-// biases from the exponent, all in the 16 bits of a bf16.
-template <int kTile>
-HWY_INLINE bool write_powers(uint16_t offset, const bf16* x, uint8_t* codes) {
-  return write_normal_codes<kTile>(x, codes, [offset](auto dh, auto bits) HWY_ATTR {
-    const auto magnitude = hn::And(bits, hn::Set(dh, uint16_t{0x7fff}));
-    const auto odd = hn::And(hn::ShiftRight<4>(bits), hn::Set(dh, uint16_t{1}));
-    return hn::Add(hn::Add(magnitude, hn::Set(dh, offset)), odd);
-  });
-}
-
-// Codes of quotients: rounded(vector of floats) gives their bits, rounded at bit 20.
-template <int kTile, class F>
-HWY_INLINE bool write_floats(const bf16* x, uint8_t* codes, F&& rounded) {
-  return write_normal_codes<kTile>(x, codes, [&](auto dh, auto bits) HWY_ATTR {
-    const hn::RepartitionToWide<decltype(dh)> du;
-    const hn::RebindToFloat<decltype(du)> df;
-    const auto offset = hn::Set(du, static_cast<uint32_t>(-120) << 23);  // of the exponents
-    const auto upper = hn::Set(du, 0xffff0000u);
-    // Neighbours share a lane of 32 bits: the even one is its low half.
-    const auto both = hn::BitCast(du, hn::And(bits, hn::Set(dh, uint16_t{0x7fff})));
-    const auto even = rounded(df, hn::BitCast(df, hn::ShiftLeft<16>(both)), offset);
-    const auto odd = rounded(df, hn::BitCast(df, hn::And(both, upper)), offset);
-    return hn::BitCast(dh, hn::OrAnd(hn::ShiftRight<16>(even), odd, upper));
-  });
-}
-
-// By products with one factor, ties down: core::ties_round_down() says when.
-template <int kTile>
-HWY_INLINE bool write_products(float factor, const bf16* x, uint8_t* codes) {
-  return write_floats<kTile>(x, codes, [factor](auto df, auto v, auto offset) HWY_ATTR {
-    const hn::RebindToUnsigned<decltype(df)> du;
-    const auto round = hn::Add(offset, hn::Set(du, 0x7ffffu));
-    return hn::Add(hn::BitCast(du, hn::Mul(v, hn::Set(df, factor))), round);
-  });
-}
-
-// By quotients, ties to even, for scales from 2^-80 to 2^100. The inverse has two parts, by which
-// fused products are the quotients (quantizer_test).
-template <int kTile>
-HWY_NOINLINE bool write_quotients(float scale, const bf16* x, uint8_t* codes) {
-  const core::TwoPartInverse inverse(scale);
-  return write_floats<kTile>(x, codes, [&](auto df, auto v, auto offset) HWY_ATTR {
-    const hn::RebindToUnsigned<decltype(df)> du;
-#if HWY_NATIVE_FMA
-    const auto quotient =
-        hn::MulAdd(v, hn::Set(df, inverse.high), hn::Mul(v, hn::Set(df, inverse.low)));
-#else
-    const auto quotient = hn::Div(v, hn::Set(df, scale));
-#endif
-    const auto u = hn::BitCast(du, quotient);
-    const auto odd = hn::And(hn::ShiftRight<20>(u), hn::Set(du, 1u));
-    return hn::Add(hn::Add(hn::Add(u, offset), hn::Set(du, 0x7ffffu)), odd);
-  });
-}
-
-#endif  // HWY_SCALAR
-
-// Writes the codes of a tile again where a value below 2^-6 scales is among a vector's: those
-// become zeros or subnormal codes.
-template <int kTile>
-HWY_NOINLINE void write_small_codes(float scale, const bf16* x, uint8_t* codes) {
+HWY_INLINE void write_small_codes(uint16_t least, const bf16* x, uint8_t* codes, F&& quotient) {
   const hn::CappedTag<float, kTile> df;
+  const hn::Rebind<uint16_t, decltype(df)> dh;
   const int lanes = static_cast<int>(hn::Lanes(df));
   for (int i = 0; i < kTile; i += lanes) {
-    const auto v = load_bf16(df, x + i);
-    if (hn::AllFalse(df, hn::Lt(hn::Abs(v), hn::Set(df, scale * 0x1p-6f)))) continue;
-    store_e4m3(df, hn::Div(v, hn::Set(df, scale)), codes + i);
+    const auto bits = hn::LoadU(dh, reinterpret_cast<const uint16_t*>(x + i));
+    const auto magnitude = hn::And(bits, hn::Set(dh, uint16_t{0x7fff}));
+    if (hn::AllFalse(dh, hn::Lt(magnitude, hn::Set(dh, least)))) continue;
+    store_e4m3(df, quotient(df, load_bf16(df, x + i)), codes + i);
   }
 }
 
-// Any tile. NaN does not count as the largest value, an infinity counts as the largest float.
+// Codes of x / 2^(exponent - 127): three bits of the mantissa are kept, in the 16 bits of a bf16.
+// For exponents above 6, whose smallest normal code is a normal bf16.
 template <int kTile>
-HWY_NOINLINE float write_any_tile(const core::Quantizer& q, const bf16* x, uint8_t* codes) {
+HWY_INLINE void write_codes(int exponent, const bf16* x, uint8_t* codes) {
+  const auto least = static_cast<uint16_t>((exponent - 6) * 128);  // that code's value, as bits
+  const hn::CappedTag<uint16_t, kTile> dh;
+  const hn::RebindToSigned<decltype(dh)> di;
+  const hn::Rebind<uint8_t, decltype(di)> db;
+  const int lanes = static_cast<int>(hn::Lanes(dh));
+  // Rounds, and takes the scale and the difference of the biases from the exponent.
+  const auto round = hn::Set(dh, static_cast<uint16_t>(7 - (exponent - 7) * 128));
+  const auto one = hn::Set(dh, uint16_t{1});
+  auto smallest = hn::Set(dh, uint16_t{0x7fff});
+  for (int i = 0; i < kTile; i += lanes) {
+    const auto bits = hn::LoadU(dh, reinterpret_cast<const uint16_t*>(x + i));
+    const auto magnitude = hn::And(bits, hn::Set(dh, uint16_t{0x7fff}));
+    smallest = hn::Min(smallest, magnitude);
+    const auto odd = hn::And(hn::ShiftRight<4>(bits), one);
+    const auto code = hn::ShiftRight<4>(hn::Add(hn::Add(magnitude, round), odd));
+    const auto sign = hn::And(hn::ShiftRight<8>(bits), hn::Set(dh, uint16_t{0x80}));
+    hn::StoreU(hn::DemoteTo(db, hn::BitCast(di, hn::Or(code, sign))), db, codes + i);
+  }
+  if (hn::AllFalse(dh, hn::Lt(smallest, hn::Set(dh, least)))) return;
+  const float factor = std::bit_cast<float>(static_cast<uint32_t>(254 - exponent) << 23);
+  write_small_codes<kTile>(least, x, codes, [&](auto d, auto v) HWY_ATTR {
+    return hn::Mul(v, hn::Set(d, factor));  // x / s = x * (1 / s) exactly
+  });
+}
+
+// The same with a scale that is no power of two, from 2^-80 to 2^100. The inverse has two parts, by
+// which fused products are the quotients (quantizer_test). kTiesDown: of one product by less, as
+// core::ties_round_down() has it.
+template <int kTile, bool kTiesDown>
+HWY_INLINE void write_quotients(float scale, const bf16* x, uint8_t* codes) {
+#if HWY_NATIVE_FMA
+  const core::TwoPartInverse inverse(scale);
+  const auto quotient = [&](auto d, auto v) HWY_ATTR {
+    return hn::MulAdd(v, hn::Set(d, inverse.high), hn::Mul(v, hn::Set(d, inverse.low)));
+  };
+#else
+  const auto quotient = [&](auto d, auto v) HWY_ATTR { return hn::Div(v, hn::Set(d, scale)); };
+#endif
+  const auto signed_quotient = [&](auto d, auto v) HWY_ATTR {  // a zero keeps its sign
+    return hn::CopySign(quotient(d, v), v);
+  };
+#if HWY_TARGET == HWY_SCALAR  // has no lane for two values
+  write_small_codes<kTile>(0x8000, x, codes, signed_quotient);
+#else
+  const hn::CappedTag<uint16_t, kTile> dh;
+  const hn::RepartitionToWide<decltype(dh)> du;
+  const hn::RebindToFloat<decltype(du)> df;
+  const hn::RebindToSigned<decltype(dh)> di;
+  const hn::Rebind<uint8_t, decltype(di)> db;
+  const int lanes = static_cast<int>(hn::Lanes(dh));
+  const auto upper = hn::Set(du, 0xffff0000u);
+  // Rounds at bit 20 and takes 120 from the exponent; no carry reaches the sign.
+  const auto round = hn::Set(du, 0xc407ffffu);
+  const float below = core::factor_below(scale);
+  const auto rounded = [&](auto v) HWY_ATTR {
+    if constexpr (kTiesDown) return hn::Add(hn::BitCast(du, hn::Mul(v, hn::Set(df, below))), round);
+    const auto u = hn::BitCast(du, quotient(df, v));
+    const auto odd = hn::And(hn::ShiftRight<20>(u), hn::Set(du, 1u));
+    return hn::Add(hn::Add(u, round), odd);
+  };
+  auto smallest = hn::Set(dh, uint16_t{0x7fff});
+  for (int i = 0; i < kTile; i += lanes) {
+    const auto bits = hn::LoadU(dh, reinterpret_cast<const uint16_t*>(x + i));
+    smallest = hn::Min(smallest, hn::And(bits, hn::Set(dh, uint16_t{0x7fff})));
+    // Neighbours share a lane of 32 bits: the even one is its low half.
+    const auto both = hn::BitCast(du, bits);
+    const auto even = rounded(hn::BitCast(df, hn::ShiftLeft<16>(both)));
+    const auto odd = rounded(hn::BitCast(df, hn::And(both, upper)));
+    const auto halves = hn::BitCast(dh, hn::Or(hn::ShiftRight<16>(even), hn::And(odd, upper)));
+    const auto code = hn::And(hn::ShiftRight<4>(halves), hn::Set(dh, uint16_t{0x7f}));
+    const auto sign = hn::And(hn::ShiftRight<8>(halves), hn::Set(dh, uint16_t{0x80}));
+    hn::StoreU(hn::DemoteTo(db, hn::BitCast(di, hn::Or(code, sign))), db, codes + i);
+  }
+  // The first value whose quotient is 2^-6 or more.
+  const uint32_t limit = std::bit_cast<uint32_t>(scale * 0x1p-6f);
+  const auto least = static_cast<uint16_t>((limit >> 16) + ((limit & 0xffff) != 0));
+  if (hn::AllFalse(dh, hn::Lt(smallest, hn::Set(dh, least)))) return;
+  write_small_codes<kTile>(least, x, codes, signed_quotient);
+#endif
+}
+
+// Any tile: NaN and infinities, too.
+template <int kTile>
+HWY_INLINE float write_any_tile(const core::Quantizer& q, const bf16* x, uint8_t* codes) {
   const hn::CappedTag<float, kTile> df;
   const int lanes = static_cast<int>(hn::Lanes(df));
   auto amax = hn::Zero(df);
   for (int i = 0; i < kTile; i += lanes) amax = max_magnitude(df, amax, load_bf16(df, x + i));
   const float s = core::scale_of(q, hn::GetLane(hn::MaxOfLanes(df, amax)));
-  for (int i = 0; i < kTile; i += lanes)
-    store_e4m3(df, hn::Div(load_bf16(df, x + i), hn::Set(df, s)), codes + i);
+  if (q.power_of_two) {  // x / s = x * (1 / s) exactly
+    const auto factor = hn::Set(df, 1 / s);
+    for (int i = 0; i < kTile; i += lanes)
+      store_e4m3(df, hn::Mul(load_bf16(df, x + i), factor), codes + i);
+  } else {
+    const auto scale = hn::Set(df, s);
+    for (int i = 0; i < kTile; i += lanes)
+      store_e4m3(df, hn::Div(load_bf16(df, x + i), scale), codes + i);
+  }
   return s;
 }
 
 // Encodes one tile, whose largest magnitude is known, and gives its scale. Values of a tile seldom
-// lie 2^14 apart: then all codes are normal, which takes a third of the instructions or, with a
-// power of two, a quarter.
+// lie 2^14 apart: then all codes are normal, which takes half the instructions or, with a power of
+// two, a quarter.
 template <int kTile>
-HWY_INLINE float write_tile(const TileQuantizer& quantizer, [[maybe_unused]] uint16_t most,
-                            const bf16* x, uint8_t* codes) {
-#if HWY_TARGET != HWY_SCALAR
-  constexpr uint16_t kInfinity = 0x7f80;
-  const core::Quantizer& q = quantizer.q;
-  float scale;
-  bool normal;
-  if (q.power_of_two) {
+HWY_INLINE float write_tile(const TileQuantizer& quantizer, uint16_t most, const bf16* x,
+                            uint8_t* codes) {
+  constexpr float kLeastScale = 0x1p-80f;
+  constexpr float kMostScale = 0x1p100f;
+  const bool finite = most < 0x7f80;
+  if (finite && quantizer.q.power_of_two) {
     const int exponent = quantizer.exponent_of(most);
-    // From 7 on the smallest normal code is that of a normal bf16.
-    if (most >= kInfinity || exponent <= 6) return write_any_tile<kTile>(q, x, codes);
-    scale = std::bit_cast<float>(static_cast<uint32_t>(exponent) << 23);
-    normal = write_powers<kTile>(static_cast<uint16_t>(7 - (exponent - 7) * 128), x, codes);
-  } else {
+    if (exponent > 6) {
+      write_codes<kTile>(exponent, x, codes);
+      return std::bit_cast<float>(static_cast<uint32_t>(exponent) << 23);
+    }
+  } else if (finite) {
+    const core::Quantizer& q = quantizer.q;
     const float amax = core::to_float(bf16{most});
-    scale = core::scale_of(q, amax);
-    // Outside of this range quotients cannot be made of products.
-    if (most >= kInfinity || scale < 0x1p-80f || scale > 0x1p100f)
-      return write_any_tile<kTile>(q, x, codes);
-    const bool floored = q.floor_amax ? amax < q.floor : scale <= q.floor;
-    normal = !floored && core::ties_round_down(most)
-                 ? write_products<kTile>(core::factor_below(scale), x, codes)
-                 : write_quotients<kTile>(scale, x, codes);
+    const float s = core::scale_of(q, amax);
+    if (s >= kLeastScale && s <= kMostScale) {
+      const bool floored = q.floor_amax ? amax < q.floor : s <= q.floor;
+      if (!floored && core::ties_round_down(most)) write_quotients<kTile, true>(s, x, codes);
+      else write_quotients<kTile, false>(s, x, codes);
+      return s;
+    }
   }
-  if (!normal) write_small_codes<kTile>(scale, x, codes);
-  return scale;
-#else
   return write_any_tile<kTile>(quantizer.q, x, codes);
-#endif
 }
 template <int kTile>
 HWY_INLINE float write_tile(const TileQuantizer& quantizer, const bf16* x, uint8_t* codes) {

@@ -90,14 +90,13 @@ HWY_INLINE void prepare(const Params& p, const hs::RowNorm& norm, const Block& b
   }
   if (normed) {
     hs::RowNorm::Factors factors[kRows];
-    const bf16* from[kRows];
-    for (int64_t r = 0; r < block.count; ++r) from[r] = whole ? given(r) : row(r);
-    norm.factors(from, block.count, factors);
+    for (int64_t r = 0; r < block.count; ++r) factors[r] = norm.factors(whole ? given(r) : row(r));
     for (int64_t r = 0; r < block.count; ++r) {
       prefetch_row<R>(p, behind, r);
-      norm.finish(factors[r], from[r], row(r));
+      const bf16* from = whole ? given(r) : row(r);
+      norm.finish(factors[r], from, row(r));
       if (whole)
-        std::memcpy(row(r) + p.norm_width, from[r] + p.norm_width,
+        std::memcpy(row(r) + p.norm_width, from + p.norm_width,
                     (R::kDim - p.norm_width) * sizeof(bf16));
     }
   }
