@@ -17,6 +17,10 @@ if(WINNOW_SANITIZE)
   add_link_options(-fsanitize=${WINNOW_SANITIZE})
 endif()
 
+# Kernels in portable vectors, which are compiled for every vector set; and all kernels for CPUs.
+set(winnow_portable_kernels "/(.*simd|rows|topk)\\.cpp$")
+set(winnow_cpu_kernels "/(.*simd|rows|topk|reference|.*_(avx2|avx512|avx512bf16|amx))\\.cpp$")
+
 # The last word of a kernel's file name is its instruction set; such a file is compiled for that set
 # alone and entered only after the CPU was asked. Files elsewhere are built for any x86-64.
 function(winnow_isa_flags)

@@ -100,7 +100,7 @@ install_tools() {
 asked=${1:-}
 lack=$(missing "$@")
 if [ -n "$lack" ]; then
-  install_packages "$lack"
+  install_packages "$lack" || true  # what is still missing is reported
   lack=$(missing "$@")
   [ -z "$lack" ] || report "$lack" "$(sed 's/ .*//' <<<"$lack" | xargs)"
 fi

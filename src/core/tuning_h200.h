@@ -63,9 +63,10 @@ inline constexpr double kWorthSecondLaunch = 0.9;
 // parts, where a token has two groups of heads, which share the rows that are read, and where it
 // has one (27.7 measured, less the 4 by which the model below counts too little there); us of a
 // block; us of a change of token. Then the part of the other cuts' cost by their own model, which
-// counts about a quarter too much, below which ranges are taken: they then gained 1 to 12 %; and
-// the blocks that a token must have: with 16 and fewer ranges were slower. 500d225 and 3ccf36a in
-// turns, 1 to 256 tokens, top-k 2,048 (docs/journal/decode-sm90.md, "even ranges by choice").
+// counts about a quarter too much, below which ranges are taken: they then gained 4 to 12 % where a
+// range has less than a token's blocks; and the blocks that a token must have: with 16 and fewer
+// ranges were slower. 500d225 and 3ccf36a in turns, 1 to 256 tokens, top-k 2,048
+// (docs/journal/decode-sm90.md, "even ranges by choice").
 inline constexpr double kEvenUs = 22.4;
 inline constexpr double kEvenUsOneGroup = 24;
 inline constexpr double kEvenBlockUs = 2.13;
