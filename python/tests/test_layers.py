@@ -243,6 +243,107 @@ def test_states_reach_as_far_as_they_say():
         LayerCaches([layer], dtype="fp4")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_requests_begin_anew(kind):
+    """After truncate(0), or a step that was never committed, a request is as good as a new one."""
+    layer = layer_of(kind)
+    x = random(300, 64, seed=1).bfloat16()
+    for back in ("truncate", "abandon"):
+        caches = LayerCaches([layer], page=16)
+        fresh, request = caches.add(), caches.add()
+        want = run(caches, layer, {fresh: x}, [(fresh, 0, 150)])[0]
+        other = {request: random(300, 64, seed=2).bfloat16()}
+        if back == "truncate":
+            run(caches, layer, other, [(request, 0, 300)])
+            caches.truncate(request, 0)
+        else:
+            layer(other[request], caches.begin([(request, 300)]))
+        for a, b in ((0, 5), (5, 6), (6, 150)):
+            close(run(caches, layer, {request: x}, [(request, a, b)])[0], want[a:b])
+
+
+def test_rings_begin_anew():
+    """Behind what a ring holds, a request goes on where an entry begins, and not before that."""
+    layer = layer_of("v4-128")
+    caches = LayerCaches([layer], page=1024)
+    request = caches.add()
+    x = {request: random(700, 64, seed=1).bfloat16()}
+    want = run(caches, layer, x, [(request, 0, 700)])[0]
+    caches.truncate(request, 256)
+    close(run(caches, layer, x, [(request, 256, 261)])[0], want[256:261])
+    with pytest.raises(ValueError, match="state of request 0 begins at token 256, 250 would need"):
+        caches.truncate(request, 250)
+    close(run(caches, layer, x, [(request, 261, 700)])[0], want[261:])
+
+
+def test_steps_are_used_once():
+    """A step ends with commit(), or when a request of it changes: its pages may be another's."""
+    layer = layer_of("v4-4")
+    caches, x = LayerCaches([layer], page=16), random(5, 64).bfloat16()
+
+    def refused(step, also=caches):
+        with pytest.raises(ValueError, match="caches: step: expected one of begin"):
+            also.commit(step)
+
+    request, other = caches.add(), caches.add()
+    step = caches.begin([(request, 5)])
+    layer(x, step)
+    refused(step, LayerCaches([layer]))
+    caches.commit(step)
+    refused(step)
+    assert caches.length(request) == 5
+    first = caches.begin([(request, 5)])
+    second = caches.begin([(request, 5), (other, 0)])
+    refused(first)
+    caches.truncate(request, 4)
+    refused(second)
+    step = caches.begin([(other, 5)])
+    caches.free(other)
+    refused(step)
+    with pytest.raises(ValueError, match="layers: step: it is committed, or one of its requests"):
+        layer(x, step)
+    assert caches.length(request) == 4
+
+
+def test_layers_of_several_caches():
+    """A layer's place is a matter of the caches."""
+    one, two = layer_of("mla"), layer_of("v4-4")
+    both, alone = LayerCaches([one, two]), LayerCaches([two])
+    step = both.begin([(both.add(), 5)])
+    x = random(5, 64).bfloat16()
+    for layer in (one, two):
+        assert layer(x, step).shape == (5, 64)
+    with pytest.raises(ValueError, match="expected one of caches that were made for this layer"):
+        one(x, alone.begin([(alone.add(), 5)]))
+    with pytest.raises(ValueError, match="layers: expected every layer once"):
+        LayerCaches([one, one])
+    with pytest.raises(ValueError, match="layers: expected one or more"):
+        LayerCaches([])
+    with pytest.raises(ValueError, match="drafts: expected 0 or more, found -1"):
+        LayerCaches([one], drafts=-1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_layer_takes(kind):
+    layer = layer_of(kind)
+    caches = LayerCaches([layer], page=16)
+    request = caches.add()
+    for parts in ([], [(request, 0)]):
+        step = caches.begin(parts)
+        assert layer(torch.empty(0, 64), step).shape == (0, 64)
+        caches.commit(step)
+    step = caches.begin([(request, 5)])
+    for shape in ((4, 64), (6, 64), (64,), (1, 5, 64), (5, 32)):
+        with pytest.raises(ValueError, match=r"layers: x: expected \[5, 64\], found"):
+            layer(torch.zeros(shape), step)
+    with pytest.raises(ValueError, match="layers: x: expected floating point"):
+        layer(torch.zeros(5, 64, dtype=torch.int32), step)
+    with pytest.raises(NotImplementedError, match="inference only"):
+        layer(torch.zeros(5, 64, requires_grad=True), step)
+    with pytest.raises(TypeError):
+        caches.begin([(request, 1.5)])
+
+
 def test_many_requests_grow():
     """Requests come and go; pages and rows of tables grow and are used again."""
     layer = layer_of("v4-4")

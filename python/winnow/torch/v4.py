@@ -169,11 +169,8 @@ class WindowLayer(Layer):
         """Stores the entries that the batch closes; gives attend()'s second list."""
         raise NotImplementedError
 
-    @torch.no_grad()
-    def forward(self, x: Tensor, step: Step) -> Tensor:
+    def attend(self, x: Tensor, step: Step) -> Tensor:
         c = self.config
-        x = x.bfloat16()
-        tokens = x.shape[0]
         q_a, kv = functional.linear(x, self.qkv_a).split([c.q_lora, HEAD], 1)
         table = step.rope(c.rope)
         q_c = _winnow.norm(q_a, self.q_a_norm, eps=c.eps)
@@ -189,7 +186,7 @@ class WindowLayer(Layer):
             table=table,
         )
         indices, lengths = step.window(pages)
-        q = functional.linear(q_c, self.q_b).view(tokens, c.heads, HEAD)
+        q = functional.linear(q_c, self.q_b).view(-1, c.heads, HEAD)
         attended = _winnow.attend(
             _winnow.prepare_query(q, step.positions, table, norm=self.q_norm, eps=c.eps),
             cache,
@@ -200,8 +197,8 @@ class WindowLayer(Layer):
             **self.compressed(x, q_c, step, table),
         )
         _winnow.rotate(attended, step.positions, table, inverse=True, out=attended)
-        groups = attended.view(tokens, c.groups, -1).transpose(0, 1)
-        low_rank = torch.bmm(groups, self.o_a).transpose(0, 1).reshape(tokens, c.groups * c.rank)
+        groups = attended.view(-1, c.groups, self.o_a.shape[1]).transpose(0, 1)
+        low_rank = torch.bmm(groups, self.o_a).transpose(0, 1).reshape(-1, c.groups * c.rank)
         return functional.linear(low_rank, self.o_b)
 
 
@@ -234,10 +231,11 @@ class V4Layer(WindowLayer):
         c = self.config
         if not c.ratio:
             return {}
-        self.entries(x, step, self.number)
+        number = step.caches.number(self)
+        self.entries(x, step, number)
         cache, pages = self.cache_of("entries", step)
         if c.ratio == 4:
-            self.index_entries(x, step, self.number)
+            self.index_entries(x, step, number)
             slots, lengths = step.locate(self.choose(x, q_c, step, table), pages)
         else:
             slots, lengths = step.every_entry(pages)

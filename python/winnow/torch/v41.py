@@ -133,7 +133,7 @@ class V41Layer(WindowLayer):
             return {}
         if c.stores:
             self._store(x, step, table)
-            step.entry_source = self.number
+            step.entry_source = step.caches.number(self)
         elif step.entry_source is None:
             raise ValueError("layers: step: a layer without entries needs one with them before")
         cache, pages = self.cache_of("entries", step, step.entry_source)
@@ -156,7 +156,7 @@ class V41Layer(WindowLayer):
         latent = torch.zeros(x.shape[0], HEAD, dtype=torch.bfloat16, device=x.device)
         state = {}
         if c.ratio > 1:
-            state = {"state": step.caches.state(self.number, "entries"), "ring": True}
+            state = {"state": step.caches.state(step.caches.number(self), "entries"), "ring": True}
         _winnow.compress(
             rows,
             step.positions,
