@@ -6,6 +6,7 @@ A step is begin(), every layer once, commit(). docs/layers.md has an example.
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -95,7 +96,8 @@ class LayerCaches:
         self.free_rows: list[int] = []
         self._records: dict[tuple[int, str], tuple[Pages, int]] = {}
         self._states: dict[tuple[int, str], tuple[State, Tensor]] = {}
-        self._numbers = {layer: number for number, layer in enumerate(layers)}
+        # Weak, so that a deep copy of the caches (a prompt's, to be used again) serves them too.
+        self._numbers = weakref.WeakKeyDictionary(zip(layers, range(len(layers)), strict=True))
         if len(self._numbers) != len(layers):
             raise ValueError("caches: layers: expected every layer once")
         for layer, number in self._numbers.items():
@@ -110,6 +112,9 @@ class LayerCaches:
                 pages = self.pages[key]
                 index = pages.add_layer(FORMATS[store.kind, dtype])
                 self._records[number, store.name] = (pages, index)
+        for pages in self.pages.values():
+            # A cache has pages, also before the first entry of a context closes.
+            pages.reserve(1)
 
     # ---- requests
 

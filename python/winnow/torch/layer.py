@@ -13,6 +13,31 @@ from winnow.torch.paging import Pages
 INDEX_DIM = 128
 
 
+class FloatLinear(nn.Module):
+    """x [tokens, columns] bf16 -> x · weightᵀ in fp32, as DeepSeek's code and vLLM have V4's rows.
+
+    The CPU has no such product of bf16 matrices: there, the same values are held in fp32.
+    """
+
+    def __init__(self, weight: Tensor):
+        super().__init__()
+        self.register_buffer("weight", weight, persistent=False)
+        self._choose_dtype()
+
+    def _choose_dtype(self) -> None:
+        self.weight = self.weight.bfloat16() if self.weight.is_cuda else self.weight.float()
+
+    def _apply(self, fn, recurse: bool = True):
+        super()._apply(fn, recurse)
+        self._choose_dtype()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda:
+            return torch.mm(x, self.weight.T, out_dtype=torch.float32)
+        return x.float() @ self.weight.T
+
+
 class Layer(nn.Module):
     """Weights as buffers, and a place among the layers of LayerCaches.
 
@@ -45,6 +70,15 @@ class Layer(nn.Module):
     def keep(self, name: str, tensor: Tensor) -> None:
         """Weights follow .to(device), and stay out of state_dict(): they are made of others."""
         self.register_buffer(name, tensor, persistent=False)
+
+    def _apply(self, fn, recurse: bool = True):
+        """.to(dtype) of a model around it leaves the dtypes that the verbs take."""
+
+        def moved(tensor: Tensor) -> Tensor:
+            there = fn(tensor)
+            return there if there.dtype == tensor.dtype else tensor.to(there.device)
+
+        return super()._apply(moved, recurse)
 
     @property
     def device(self) -> torch.device:

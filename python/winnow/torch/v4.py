@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from winnow import _winnow
 from winnow.torch.caches import Records, State, Step
-from winnow.torch.layer import INDEX_DIM, Layer
+from winnow.torch.layer import INDEX_DIM, FloatLinear, Layer
 from winnow.torch.rope import Rope
 from winnow.torch.weights import Weights
 
@@ -105,10 +105,8 @@ class Compressor(nn.Module):
             weights.matrix(f"{module}.{half}", width, config.hidden)
             for half in ("kv_proj", "gate_proj")
         ]
-        # Its rows stay in fp32, as DeepSeek's code and vLLM have them.
-        weight = torch.cat(rows)
-        weight = weight if weight.is_cuda else weight.float()
-        self.register_buffer("weight", weight, persistent=False)
+        # [tokens, values and scores]
+        self.rows = FloatLinear(torch.cat(rows))
         bias = weights.tensor(f"{module}.position_bias")
         self.register_buffer("bias", bias, persistent=False)
         norm = weights.tensor(f"{module}.kv_norm.weight")
@@ -117,12 +115,6 @@ class Compressor(nn.Module):
             Records(name, "v4" if dim == HEAD else "index", ratio=config.ratio),
             State(name, config.ratio, self.overlap, 2 * width),
         ]
-
-    def rows(self, x: Tensor) -> Tensor:
-        """[tokens, values and scores] f32."""
-        if x.is_cuda:
-            return torch.mm(x, self.weight.T, out_dtype=torch.float32)
-        return x.float() @ self.weight.T
 
     def forward(self, x: Tensor, step: Step, layer: int) -> None:
         pages = step.caches.pages_of(layer, self.name)
