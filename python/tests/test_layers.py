@@ -429,6 +429,23 @@ def test_weights_that_do_not_fit():
             MlaLayer(MLA, damaged, "p.")
 
 
+def test_weights_of_other_kinds():
+    """Codes of another quantisation are not taken for values."""
+    good = mla_weights(MLA)
+    for dtype in (torch.int8, torch.float8_e5m2):
+        tensors = {**good, "o_proj.weight": good["o_proj.weight"].to(dtype)}
+        with pytest.raises(NotImplementedError, match=f"o_proj.weight: expected bf16.*{dtype}"):
+            MlaLayer(MLA, tensors)
+    codes = good["o_proj.weight"].to(torch.float8_e4m3fn)
+    for scale, words in (
+        (torch.ones(()), r"expected \[row blocks, column blocks\], found \[\]"),
+        (torch.ones(1, 3), r"expected ceil\(512 / 128\) blocks, found 3"),
+    ):
+        tensors = {**good, "o_proj.weight": codes, "o_proj.weight_scale_inv": scale}
+        with pytest.raises(ValueError, match=f"weights: scale: {words}"):
+            MlaLayer(MLA, tensors)
+
+
 def test_rope_parameters():
     yarn = {
         "rope_type": "yarn",
