@@ -120,15 +120,18 @@ class LayerCaches:
 
     def add(self) -> int:
         """A new, empty request; the number stands for it."""
-        request = self.free_rows.pop() if self.free_rows else len(self.requests)
-        self.requests[request] = Request()
-        for pages in self.pages.values():
-            pages.add_request(request)
+        request = self.free_rows[-1] if self.free_rows else len(self.requests)
+        # What may find no memory comes first: it leaves the requests as they are.
         for key, (state, rows) in self._states.items():
             if request >= rows.shape[0]:
                 bigger = rows.new_empty(max(1, 2 * rows.shape[0]), *rows.shape[1:])
                 bigger[: rows.shape[0]] = rows
                 self._states[key] = (state, bigger)
+        for pages in self.pages.values():
+            pages.add_request(request)
+        self.requests[request] = Request()
+        if self.free_rows:
+            self.free_rows.pop()
         return request
 
     def length(self, request: int) -> int:
@@ -238,6 +241,7 @@ class LayerCaches:
         for pages in self.pages.values():
             missing = [pages.missing(r, self.requests[r].length, n) for r, n in parts]
             pages.reserve(sum(missing))
+        for pages in self.pages.values():
             for request, tokens in parts:
                 pages.extend(request, self.requests[request].length, tokens)
         ends = [self.requests[request].length + tokens for request, tokens in parts]
