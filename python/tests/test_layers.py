@@ -364,6 +364,20 @@ def test_many_requests_grow():
     assert all(p.count < 9 * 3 * 2 for p in caches.pages.values())
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_inference_mode_of_some_steps(kind):
+    layer = layer_of(kind)
+    x = random(300, 64, seed=1).bfloat16()
+    with torch.inference_mode():
+        caches = LayerCaches([layer], page=16)
+        request = caches.add()
+        run(caches, layer, {request: x}, [(request, 0, 100)])
+    run(caches, layer, {request: x}, [(request, 100, 200)])
+    with torch.no_grad():
+        other = caches.copy(request)
+        run(caches, layer, {request: x, other: x}, [(other, 200, 201), (request, 200, 220)])
+
+
 def test_without_memory(monkeypatch):
     """What finds no memory leaves requests and pages as they were."""
     layer = layer_of("v4-4")

@@ -69,12 +69,18 @@ class Request:
     step: Step | None = None
 
 
+# What lives from step to step is no inference tensor: later steps may run outside of that mode, and
+# write to it.
+_makes_lasting_tensors = torch.inference_mode(False)
+
+
 class LayerCaches:
     """Memory for the records and states that `layers` name in their attribute `stores`.
 
     Windows and compressor states reach back far enough that `drafts` tokens may be rejected.
     """
 
+    @_makes_lasting_tensors
     def __init__(self, layers: Iterable, *, dtype: str = "fp8", page: int = 64, drafts: int = 8):
         if dtype not in ("fp8", "bf16"):
             raise ValueError(f"caches: dtype: expected fp8 or bf16, found {dtype}")
@@ -118,6 +124,7 @@ class LayerCaches:
 
     # ---- requests
 
+    @_makes_lasting_tensors
     def add(self) -> int:
         """A new, empty request; the number stands for it."""
         request = self.free_rows[-1] if self.free_rows else len(self.requests)
@@ -226,6 +233,7 @@ class LayerCaches:
 
     # ---- steps
 
+    @_makes_lasting_tensors
     def begin(self, parts: Iterable[tuple[int, int]]) -> Step:
         """Pages for a batch of (request, new tokens), in the order of the rows of x.
 
