@@ -84,7 +84,8 @@ class PagedCache(Cache):
         if past and not torch.equal(mask[:, :past], self.mask):
             raise NotImplementedError(
                 "winnow.hf: attention_mask: it must keep what it said of earlier columns: what a "
-                "cache has stored cannot be masked later"
+                "cache has stored cannot be masked later (where none is given, generate() masks "
+                "pad tokens, those that it made itself too: give one)"
             )
         return mask[:, past:]
 
