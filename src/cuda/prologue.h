@@ -329,6 +329,20 @@ __device__ __forceinline__ uint4 normed(float inverse, const uint4& piece,
   return packed(v);
 }
 
+// A piece of weights as it was loaded.
+struct PieceFloats {
+  float values[kPiece];
+};
+__device__ __forceinline__ PieceFloats as_floats(const uint4& low, const uint4& high) {
+  return {{__uint_as_float(low.x), __uint_as_float(low.y), __uint_as_float(low.z),
+           __uint_as_float(low.w), __uint_as_float(high.x), __uint_as_float(high.y),
+           __uint_as_float(high.z), __uint_as_float(high.w)}};
+}
+__device__ __forceinline__ uint4 normed(float inverse, const uint4& piece,
+                                        const PieceFloats& weight) {
+  return normed(inverse, piece, weight.values);
+}
+
 // Weights, or 1 where there are none, of a piece.
 __device__ __forceinline__ void load_weights(const NormParams& n, int64_t at, int64_t width,
                                              bool wide, float (&v)[kPiece]) {

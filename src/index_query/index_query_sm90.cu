@@ -2,18 +2,24 @@
 #include "index_query/index_query_sm90.cuh"
 
 #include "cuda/launch.h"
+#include "index_query/few_sm90.cuh"
 
 namespace winnow::internal::index_query {
 
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kFewThreads = 64;  // of threads with one head: spread over more multiprocessors
 
 template <Form kForm, int kEach>
 __global__ void __launch_bounds__(kThreads, kForm == Form::kAny ? 1 : 5)
     prepare_tokens(const __grid_constant__ Call call) {
   prepare<kForm, kEach>(call, blockIdx.x);
+}
+
+// A token in the grid's second dimension.
+template <bool kHalf>
+__global__ void __launch_bounds__(kFewThreads) prepare_few_heads(const __grid_constant__ FewIndexed call) {
+  prepare_few<kHalf>(call, blockIdx.y, blockIdx.x);
 }
 
 }  // namespace
@@ -26,6 +32,12 @@ void sm90(const Params& p) noexcept {
   const int64_t warps = core::ceil_div(p.heads, int64_t{32 / kLanes * each});
   const int threads = static_cast<int>(warps < most / 32 ? warps * 32 : most);
   const Call call = call_of(p, threads);
+  if (is_few(call)) {
+    const dim3 grid(few_blocks(p.heads), static_cast<unsigned>(p.tokens));
+    const auto kernel = p.rope.half ? prepare_few_heads<true> : prepare_few_heads<false>;
+    kernel<<<grid, kFewThreads, 0, cuda::stream_of(p.device)>>>(few_of(p));
+    return cuda::keep_error(cudaGetLastError());
+  }
   with_form(form_of(call), call, [&](auto form, auto each) {
     prepare_tokens<decltype(form)::value, decltype(each)::value>
         <<<blocks_of(call), threads, 0, cuda::stream_of(p.device)>>>(call);

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "cuda/record.h"
+#include "index_query/few_sm90.cuh"
 #include "index_query/kernel.h"
 
 namespace winnow::internal::index_query {
@@ -56,6 +57,10 @@ inline Form form_of(const Call& call) {
   if (!call.q_wide || !call.out_wide || p.out_is_bf16 || p.hadamard || !cuda::is_wide(p.rope))
     return Form::kAny;
   return p.rope.half ? Form::kHalves : Form::kPairs;
+}
+// Whether prepare_few() takes the call.
+inline bool is_few(const Call& call) {
+  return call.each == 1 && call.p.heads > 0 && form_of(call) != Form::kAny && fits(call.p);
 }
 // Calls f(std::integral_constant<Form, form>, std::integral_constant<int, call.each>).
 template <class F>

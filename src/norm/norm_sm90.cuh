@@ -38,16 +38,10 @@ __device__ __forceinline__ float sum_of_warps(float (&sums)[kWarps][32], float o
   return cuda::warp_sum(cuda::joined(sums[0][lane], sums[1][lane], sums[2][lane], sums[3][lane]));
 }
 
-// A row by four warps: warp k has the pieces c with c % 4 = k. kPlain: the norm is.
-template <bool kPlain>
+// A row by four warps: warp k has the pieces c with c % 4 = k.
 __device__ __forceinline__ void norm_shared(const Rows& rows, const bf16* x, bf16* out, bool wide,
                                             int warp, int lane, Sums& sums) {
-  core::NormParams n = rows.norm;
-  if (kPlain) {
-    n.kind = NormKind::kRms;
-    n.bias = nullptr;
-    wide = true;
-  }
+  const core::NormParams& n = rows.norm;
   const auto count = static_cast<float>(rows.width);
   int at[kPieces];
   cuda::Held<kPieces> row;
@@ -94,6 +88,65 @@ __device__ __forceinline__ void norm_shared(const Rows& rows, const bf16* x, bf1
   }
 #pragma unroll
   for (int m = 0; m < kPieces; ++m) cuda::store_piece(out, at[m], rows.width, wide, row.pieces[m]);
+}
+
+// The same where the norm is plain. Weights and row are asked for in this order and at once: behind
+// a question whether there are weights, they would be asked for when the row has come.
+__device__ __forceinline__ void norm_shared_plain(const Rows& rows, const bf16* x, bf16* out,
+                                                  int warp, int lane, Sums& sums) {
+  const auto width = static_cast<int>(rows.width);
+  const int first = cuda::piece_at(warp, lane);
+  constexpr int kStep = kWarps * cuda::kWarpValues;  // from a piece to the next
+  const float* weights = rows.norm.weight + first;
+  uint4 row[kPieces], low[kPieces], high[kPieces];  // of a piece and of its weights
+#pragma unroll
+  for (int m = 0; m < kPieces; ++m) {
+    row[m] = low[m] = high[m] = {};
+    if (first + m * kStep >= width) continue;
+    row[m] = cuda::load16_now(x + first + m * kStep);
+    low[m] = cuda::load16_now(weights + m * kStep);
+    high[m] = cuda::load16_now(weights + m * kStep + 4);
+  }
+  float chain = 0;
+#pragma unroll
+  for (int m = 0; m < kPieces; ++m) {
+    float v[cuda::kPiece];
+    cuda::unpack(row[m], v);
+    chain = cuda::add_squares(chain, v);
+  }
+  const float inverse = cuda::inverse_of(
+      rows.norm, sum_of_warps(sums.squares, chain, warp, lane), static_cast<float>(width));
+#pragma unroll
+  for (int m = 0; m < kPieces; ++m) {
+    if (first + m * kStep >= width) continue;
+    cuda::store16(out + first + m * kStep,
+                  cuda::normed(inverse, row[m], cuda::as_floats(low[m], high[m])));
+  }
+}
+
+// A row of up to kPieces pieces a lane by a warp, of few: weights and row at once.
+__device__ __forceinline__ void norm_plain_few(const Rows& rows, const bf16* x, bf16* out,
+                                               int lane) {
+  const auto width = static_cast<int>(rows.width);
+  const int first = cuda::piece_at(0, lane);
+  const float* weights = rows.norm.weight + first;
+  cuda::Held<kPieces> row;
+  uint4 low[kPieces], high[kPieces];
+#pragma unroll
+  for (int c = 0; c < kPieces; ++c) {
+    row.pieces[c] = low[c] = high[c] = {};
+    if (cuda::piece_at(c, lane) >= width) continue;
+    row.pieces[c] = cuda::load16_now(x + first + c * cuda::kWarpValues);
+    low[c] = cuda::load16_now(weights + c * cuda::kWarpValues);
+    high[c] = cuda::load16_now(weights + c * cuda::kWarpValues + 4);
+  }
+  const float inverse = cuda::rms_factors(rows.norm, row, width).inverse;
+#pragma unroll
+  for (int c = 0; c < kPieces; ++c) {
+    if (cuda::piece_at(c, lane) >= width) continue;
+    cuda::store16(out + first + c * cuda::kWarpValues,
+                  cuda::normed(inverse, row.pieces[c], cuda::as_floats(low[c], high[c])));
+  }
 }
 
 // Rows of up to kLong pieces a lane whose norm is plain (cuda/prologue.h), a warp per row: loads
@@ -148,8 +201,9 @@ __device__ __forceinline__ void norm_block(const Call& call, int64_t block, Sums
   const bf16* x = rows.x + i * rows.x_stride;
   bf16* out = rows.out + i * rows.out_stride;
   const bool wide = call.wide[set];
-  if (call.shared[set]) norm_shared<kPlain>(rows, x, out, wide, warp, lane, sums);
-  else if (kPlain) norm_plain<kPieces>(rows, x, out, lane);
+  if (kPlain && call.shared[set]) norm_shared_plain(rows, x, out, warp, lane, sums);
+  else if (kPlain) norm_plain_few(rows, x, out, lane);
+  else if (call.shared[set]) norm_shared(rows, x, out, wide, warp, lane, sums);
   else if (rows.width <= kPieces * cuda::kWarpValues) norm_held(rows, x, out, wide, lane);
   else norm_streamed(rows, x, out, wide, lane);
 }
