@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "cuda/device.h"
+#include "cuda/few.cuh"
 #include "cuda/launch.h"
 
 namespace winnow::internal::cuda {
@@ -14,6 +15,11 @@ template <HeadsWay kWay>
 __global__ void __launch_bounds__(kHeadThreads, kWay == HeadsWay::kTurn ? 4 : 1)
     heads(const __grid_constant__ HeadsPlan plan) {
   prepare_heads<kWay>(plan, blockIdx.x);
+}
+
+// A token in the grid's second dimension.
+__global__ void __launch_bounds__(kFewThreads) few_heads(const __grid_constant__ FewTurned call) {
+  turn_few(call, blockIdx.y, blockIdx.x);
 }
 
 // A head is whole groups of 64 aligned values.
@@ -79,6 +85,11 @@ HeadsPlan plan_heads(const HeadParams& p) noexcept {
 void prepare_heads(const HeadParams& p) noexcept {
   const HeadsPlan plan = plan_heads(p);
   if (plan.blocks == 0) return;
+  if (plan.way == HeadsWay::kTurn && fits_few(p)) {
+    const dim3 grid(few_blocks(p.heads), static_cast<unsigned>(p.tokens));
+    few_heads<<<grid, kFewThreads, 0, stream_of(p.device)>>>(few_of(p));
+    return keep_error(cudaGetLastError());
+  }
   with_way(plan.way, [&](auto way) {
     heads<decltype(way)::value><<<plan.blocks, plan.threads, 0, stream_of(p.device)>>>(plan);
     keep_error(cudaGetLastError());

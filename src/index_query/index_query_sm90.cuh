@@ -60,7 +60,7 @@ inline Form form_of(const Call& call) {
 }
 // Whether prepare_few() takes the call.
 inline bool is_few(const Call& call) {
-  return call.each == 1 && call.p.heads > 0 && form_of(call) != Form::kAny && fits(call.p);
+  return call.each == 1 && form_of(call) != Form::kAny && fits_few(call.p);
 }
 // Calls f(std::integral_constant<Form, form>, std::integral_constant<int, call.each>).
 template <class F>

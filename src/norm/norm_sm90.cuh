@@ -104,8 +104,8 @@ __device__ __forceinline__ void norm_shared_plain(const Rows& rows, const bf16* 
     row[m] = low[m] = high[m] = {};
     if (first + m * kStep >= width) continue;
     row[m] = cuda::load16_now(x + first + m * kStep);
-    low[m] = cuda::load16_now(weights + m * kStep);
-    high[m] = cuda::load16_now(weights + m * kStep + 4);
+    low[m] = *reinterpret_cast<const uint4*>(weights + m * kStep);
+    high[m] = *reinterpret_cast<const uint4*>(weights + m * kStep + 4);
   }
   float chain = 0;
 #pragma unroll
@@ -137,8 +137,8 @@ __device__ __forceinline__ void norm_plain_few(const Rows& rows, const bf16* x, 
     row.pieces[c] = low[c] = high[c] = {};
     if (cuda::piece_at(c, lane) >= width) continue;
     row.pieces[c] = cuda::load16_now(x + first + c * cuda::kWarpValues);
-    low[c] = cuda::load16_now(weights + c * cuda::kWarpValues);
-    high[c] = cuda::load16_now(weights + c * cuda::kWarpValues + 4);
+    low[c] = *reinterpret_cast<const uint4*>(weights + c * cuda::kWarpValues);
+    high[c] = *reinterpret_cast<const uint4*>(weights + c * cuda::kWarpValues + 4);
   }
   const float inverse = cuda::rms_factors(rows.norm, row, width).inverse;
 #pragma unroll
