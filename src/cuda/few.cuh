@@ -71,8 +71,7 @@ WINNOW_HD inline unsigned few_blocks(int64_t heads) {
 }
 
 __device__ __forceinline__ uint32_t ask_position(const FewTurns& turns, uint32_t token) {
-  return static_cast<uint32_t>(
-      load_now(at_product(turns.positions, token, turns.position_stride)));
+  return static_cast<uint32_t>(load_now(at_product(turns.positions, token, turns.position_stride)));
 }
 __device__ __forceinline__ RopeParams rope_of(const FewTurns& turns, bool half, bool inverse) {
   RopeParams rope;

@@ -69,15 +69,13 @@ __device__ __forceinline__ void prepare_few(const FewIndexed& p, uint32_t token,
   const bf16* q = cuda::at_product(cuda::at_product(p.q, token, p.q_token), head, p.q_head);
   uint4 turned = cuda::load16_now(q + turned_at);
   const uint4 still = cuda::load16_now(q + still_at);
-  const uint64_t weight_at =
-      uint64_t{token} * p.weight_token + uint64_t{head} * p.weight_head;
+  const uint64_t weight_at = uint64_t{token} * p.weight_token + uint64_t{head} * p.weight_head;
   const uint32_t weight = p.weights_are_bf16 ? static_cast<const uint16_t*>(p.weights)[weight_at]
                                              : static_cast<const uint32_t*>(p.weights)[weight_at];
   __syncwarp();  // what is above is asked for first
   const bool inside = position < p.turns.table_positions;
   const core::RopeParams rope = cuda::rope_of(p.turns, kHalf, p.inverse);
-  turned =
-      cuda::rotated(kHalf, cuda::turn_of<true>(rope, inside ? position : 0, lane), turned);
+  turned = cuda::rotated(kHalf, cuda::turn_of<true>(rope, inside ? position : 0, lane), turned);
   core::Quantizer quantizer = p.quantizer;
   quantizer.power_of_two = kPowerOfTwo;
   const float amax = fmaxf(cuda::largest(turned), cuda::largest(still));

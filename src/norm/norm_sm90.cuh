@@ -114,8 +114,8 @@ __device__ __forceinline__ void norm_shared_plain(const Rows& rows, const bf16* 
     cuda::unpack(row[m], v);
     chain = cuda::add_squares(chain, v);
   }
-  const float inverse = cuda::inverse_of(
-      rows.norm, sum_of_warps(sums.squares, chain, warp, lane), static_cast<float>(width));
+  const float inverse = cuda::inverse_of(rows.norm, sum_of_warps(sums.squares, chain, warp, lane),
+                                         static_cast<float>(width));
 #pragma unroll
   for (int m = 0; m < kPieces; ++m) {
     if (first + m * kStep >= width) continue;

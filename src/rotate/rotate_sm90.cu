@@ -117,9 +117,7 @@ constexpr uint32_t kRowsOfGrid = 32768;  // tokens in the grid's second dimensio
 // The scales of four tiles, which lie in the same 8 lanes: those of tile i are in lane
 // holder_of(i). Maxima of two tiles share a word, and half of the lanes reduce one word, half the
 // other.
-__device__ __forceinline__ constexpr int holder_of(int tile) {
-  return tile / 2 * 4 + tile % 2 * 2;
-}
+__device__ __forceinline__ constexpr int holder_of(int tile) { return tile / 2 * 4 + tile % 2 * 2; }
 template <bool kPowerOfTwo>
 __device__ __forceinline__ float four_scales(core::Quantizer q, const uint32_t (&most)[4],
                                              int lane) {
@@ -214,8 +212,8 @@ __global__ void __launch_bounds__(kThreads, 4)
       store(i, by);
     }
   } else {
-    const float amax = fmaxf(fabsf(__uint_as_float(most[0] << 16)),
-                             fabsf(__uint_as_float(most[0] & 0xffff0000u)));
+    const float amax =
+        fmaxf(fabsf(__uint_as_float(most[0] << 16)), fabsf(__uint_as_float(most[0] & 0xffff0000u)));
     const float scale = cuda::tile_scale<cuda::kRopeLanes>(q, amax);
     store(0, cuda::scale_inverse(q, scale));
     if (lane == 0 && first < call.heads) scales[0] = scale;
@@ -227,10 +225,9 @@ bool are_latents(const Params& p, const Quantized& call) {
   if (p.width != kLatentTiles * kTile || !call.wide || !call.out_wide || !cuda::is_wide(p.rope) ||
       p.rope.half || p.rope.first)
     return false;
-  for (const int64_t stride :
-       {p.position_stride, p.x_token, p.x_head, p.rope.position_stride, p.rope.sine_stride,
-        p.rope.positions, p.out_token, p.out_head, p.scale_token, p.scale_head, p.scale_tile,
-        p.tokens, p.heads})
+  for (const int64_t stride : {p.position_stride, p.x_token, p.x_head, p.rope.position_stride,
+                               p.rope.sine_stride, p.rope.positions, p.out_token, p.out_head,
+                               p.scale_token, p.scale_head, p.scale_tile, p.tokens, p.heads})
     if (!cuda::fits_product(stride)) return false;
   return true;
 }
@@ -276,9 +273,9 @@ void launch_quantized(const Params& p) {
                           .inverse = p.rope.inverse};
     const uint32_t rows = latents.tokens < kRowsOfGrid ? latents.tokens : kRowsOfGrid;
     const dim3 grid(call.blocks, rows, core::ceil_div(latents.tokens, kRowsOfGrid));
-    const auto kernel =
-        p.quantizer.power_of_two ? (few ? quantize_latents<1, true> : quantize_latents<kMost, true>)
-                                 : (few ? quantize_latents<1, false> : quantize_latents<kMost, false>);
+    const auto kernel = p.quantizer.power_of_two
+                            ? (few ? quantize_latents<1, true> : quantize_latents<kMost, true>)
+                            : (few ? quantize_latents<1, false> : quantize_latents<kMost, false>);
     kernel<<<grid, threads, 0, stream>>>(latents);
   } else {
     const auto blocks = static_cast<unsigned>(p.tokens * call.blocks);

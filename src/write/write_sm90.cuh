@@ -207,8 +207,8 @@ __device__ __forceinline__ void write_plain(const WriteCall& call, uint32_t warp
 
 // write_token() for a plain call of index keys: four keys share warp `warp`, 8 lanes each. A lane
 // has 8 values of the half that RoPE turns and 8 of the other. kEarly: weights and angles are asked
-// for as soon as they can be; else when they are due, in fewer registers. kV32: RoPE turns the first
-// 64 values, in halves, and there is no Hadamard.
+// for as soon as they can be; else when they are due, in fewer registers. kV32: RoPE turns the
+// first 64 values, in halves, and there is no Hadamard.
 inline constexpr int kKeyLanes = cuda::kRopeLanes;
 inline constexpr int kKeysOfWarp = 32 / kKeyLanes;
 inline bool are_v32_keys(const Params& p) { return p.rope.half && p.rope.first && !p.hadamard; }
