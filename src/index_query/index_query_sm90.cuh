@@ -59,9 +59,7 @@ inline Form form_of(const Call& call) {
   return p.rope.half ? Form::kHalves : Form::kPairs;
 }
 // Whether prepare_few() takes the call.
-inline bool is_few(const Call& call) {
-  return call.each == 1 && form_of(call) != Form::kAny && fits_few(call.p);
-}
+inline bool is_few(const Call& call) { return form_of(call) != Form::kAny && fits_few(call.p); }
 // Calls f(std::integral_constant<Form, form>, std::integral_constant<int, call.each>).
 template <class F>
 void with_form(Form form, const Call& call, F&& f) {
