@@ -1,13 +1,15 @@
 // Few heads on the device: index_query()'s (index_query/few_sm90.cuh), and those that
-// prepare_query() and rotate() turn in place. Such a call is a chain of waits, a position and then
+// prepare_query() and rotate() turn. Such a call is a chain of waits, a position and then
 // its angles, with the rows beside them, and of instructions that nothing hides. So a head has a
-// warp, a pair of RoPE's values a lane, its token and head are found without a division, and all
-// that the kernel knows lies in two or three cache lines of its parameters. No thread leaves early:
+// warp, a pair of RoPE's values a lane (16 B where more than these is moved), its token and head
+// are found without a division, and all that the kernel knows lies in two or three cache lines of
+// its parameters. No thread leaves early:
 // the compiler would move the loads behind that.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include <bit>
 #include <cstdint>
 
 #include "cuda/heads.h"
@@ -34,6 +36,17 @@ struct FewTurned {
   bool inverse;
 };
 
+// Heads of a power of two of pieces, of which RoPE turns eight.
+struct FewCopied {
+  FewTurns turns;
+  const bf16* x;
+  bf16* out;
+  uint32_t x_token, x_head, out_token, out_head;
+  uint32_t pieces, log_pieces;  // of a token, of a head
+  uint32_t first_turned;
+  bool inverse;
+};
+
 template <class... T>
 bool fit_products(T... numbers) {
   return (fits_product(numbers) && ...);
@@ -51,18 +64,37 @@ inline FewTurns few_turns(const RopeParams& r, const int32_t* positions, int64_t
           static_cast<uint32_t>(r.positions)};
 }
 
-// Whether turn_few() takes a call that HeadsWay::kTurn would: in place, pairs that lie in place.
-inline bool fits_few(const HeadParams& p) {
-  const bool in_place = p.x == p.out && p.x_token == p.out_token && p.x_head == p.out_head;
-  return in_place && !p.rope.half && p.heads > 0 && p.tokens * p.heads <= kMostFew &&
-         fits_few(p.rope, p.position_stride) && fit_products(p.x_token, p.x_head);
+inline bool is_in_place(const HeadParams& p) {
+  return p.x == p.out && p.x_token == p.out_token && p.x_head == p.out_head;
 }
-inline FewTurned few_of(const HeadParams& p) {
+// Whether turn_few() takes a call that HeadsWay::kTurn would, or copy_few() one that is not in
+// place: pairs lie in place.
+inline bool fits_few(const HeadParams& p) {
+  const int64_t pieces = p.width / kPiece;
+  return (is_in_place(p) || (pieces & (pieces - 1)) == 0) && !p.rope.half && p.heads > 0 &&
+         p.tokens * p.heads <= kMostFew && fits_few(p.rope, p.position_stride) &&
+         fit_products(p.x_token, p.x_head, p.out_token, p.out_head, p.heads * pieces);
+}
+inline FewTurned few_turned(const HeadParams& p) {
   return {few_turns(p.rope, p.positions, p.position_stride),
           p.out + core::rope_begin(p.rope, p.width),
           static_cast<uint32_t>(p.x_token),
           static_cast<uint32_t>(p.x_head),
           static_cast<uint32_t>(p.heads),
+          p.rope.inverse};
+}
+inline FewCopied few_copied(const HeadParams& p) {
+  const auto pieces = static_cast<uint32_t>(p.width / kPiece);
+  return {few_turns(p.rope, p.positions, p.position_stride),
+          p.x,
+          p.out,
+          static_cast<uint32_t>(p.x_token),
+          static_cast<uint32_t>(p.x_head),
+          static_cast<uint32_t>(p.out_token),
+          static_cast<uint32_t>(p.out_head),
+          static_cast<uint32_t>(p.heads) * pieces,
+          static_cast<uint32_t>(std::countr_zero(pieces)),
+          static_cast<uint32_t>(core::rope_begin(p.rope, p.width) / kPiece),
           p.rope.inverse};
 }
 // Blocks of a token's heads.
@@ -122,6 +154,30 @@ __device__ __forceinline__ void turn_few(const FewTurned& p, uint32_t token, uin
   __syncwarp();  // what is above is asked for first
   const uint32_t turned = turn_pair<false>(p.turns, position, p.inverse, values, lane);
   if (position < p.turns.table_positions && wanted < p.heads) *x = turned;
+}
+
+// Block `block` of a token's pieces, turned or as they are, to another place.
+__device__ __forceinline__ void copy_few(const FewCopied& p, uint32_t token, uint32_t block) {
+  constexpr int kPairs = kPiece / 2;
+  const uint32_t wanted = block * kFewThreads + threadIdx.x;
+  const uint32_t at = wanted < p.pieces ? wanted : p.pieces - 1;  // and not stored
+  const uint32_t head = at >> p.log_pieces;
+  const uint32_t piece = at - (head << p.log_pieces);
+  const uint32_t position = ask_position(p.turns, token);
+  const bf16* x = at_product(at_product(p.x, token, p.x_token), head, p.x_head);
+  uint4 values = load16_now(x + piece * kPiece);
+  const bool inside = position < p.turns.table_positions;
+  const uint32_t part = piece - p.first_turned;
+  if (part < kRopeLanes && inside) {
+    const float* cosines = at_product(p.turns.table, position, p.turns.angles) + part * kPairs;
+    const float4 c = *reinterpret_cast<const float4*>(cosines);
+    const float4 s = *reinterpret_cast<const float4*>(cosines + p.turns.sines);
+    const float cosine[kPairs] = {c.x, c.y, c.z, c.w};
+    const float sine[kPairs] = {s.x, s.y, s.z, s.w};
+    values = turned_pairs(values, p.inverse, cosine, sine);
+  }
+  bf16* out = at_product(at_product(p.out, token, p.out_token), head, p.out_head);
+  if (inside && wanted < p.pieces) store16(out + piece * kPiece, values);
 }
 
 }  // namespace winnow::internal::cuda

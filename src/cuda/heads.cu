@@ -18,8 +18,24 @@ __global__ void __launch_bounds__(kHeadThreads, kWay == HeadsWay::kTurn ? 4 : 1)
 }
 
 // A token in the grid's second dimension.
-__global__ void __launch_bounds__(kFewThreads) few_heads(const __grid_constant__ FewTurned call) {
+__global__ void __launch_bounds__(kFewThreads) turn_heads(const __grid_constant__ FewTurned call) {
   turn_few(call, blockIdx.y, blockIdx.x);
+}
+__global__ void __launch_bounds__(kFewThreads) copy_heads(const __grid_constant__ FewCopied call) {
+  copy_few(call, blockIdx.y, blockIdx.x);
+}
+
+void prepare_few(const HeadParams& p) {
+  const auto tokens = static_cast<unsigned>(p.tokens);
+  const cudaStream_t stream = stream_of(p.device);
+  if (is_in_place(p)) {
+    turn_heads<<<dim3(few_blocks(p.heads), tokens), kFewThreads, 0, stream>>>(few_turned(p));
+  } else {
+    const FewCopied call = few_copied(p);
+    const auto blocks = static_cast<unsigned>(core::ceil_div(call.pieces, uint32_t{kFewThreads}));
+    copy_heads<<<dim3(blocks, tokens), kFewThreads, 0, stream>>>(call);
+  }
+  keep_error(cudaGetLastError());
 }
 
 // A head is whole groups of 64 aligned values.
@@ -85,11 +101,7 @@ HeadsPlan plan_heads(const HeadParams& p) noexcept {
 void prepare_heads(const HeadParams& p) noexcept {
   const HeadsPlan plan = plan_heads(p);
   if (plan.blocks == 0) return;
-  if (plan.way == HeadsWay::kTurn && fits_few(p)) {
-    const dim3 grid(few_blocks(p.heads), static_cast<unsigned>(p.tokens));
-    few_heads<<<grid, kFewThreads, 0, stream_of(p.device)>>>(few_of(p));
-    return keep_error(cudaGetLastError());
-  }
+  if (plan.way == HeadsWay::kTurn && fits_few(p)) return prepare_few(p);
   with_way(plan.way, [&](auto way) {
     heads<decltype(way)::value><<<plan.blocks, plan.threads, 0, stream_of(p.device)>>>(plan);
     keep_error(cudaGetLastError());

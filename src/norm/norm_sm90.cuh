@@ -90,20 +90,24 @@ __device__ __forceinline__ void norm_shared(const Rows& rows, const bf16* x, bf1
   for (int m = 0; m < kPieces; ++m) cuda::store_piece(out, at[m], rows.width, wide, row.pieces[m]);
 }
 
-// The same where the norm is plain. Weights and row are asked for in this order and at once: behind
-// a question whether there are weights, they would be asked for when the row has come.
-__device__ __forceinline__ void norm_shared_plain(const Rows& rows, const bf16* x, bf16* out,
-                                                  int warp, int lane, Sums& sums) {
-  const auto width = static_cast<int>(rows.width);
-  const int first = cuda::piece_at(warp, lane);
+// The same where the norm is plain, with inverse_of(sum of the squares). Weights and row are asked
+// for at once: behind a question whether there are weights, they would be asked for when the row
+// has come.
+template <class InverseOf>
+__device__ __forceinline__ void norm_shared_plain(const bf16* x, bf16* out, const float* weights,
+                                                  int width, int warp, int lane, Sums& sums,
+                                                  InverseOf inverse_of) {
   constexpr int kStep = kWarps * cuda::kWarpValues;  // from a piece to the next
-  const float* weights = rows.norm.weight + first;
+  const int first = cuda::piece_at(warp, lane);
+  x += first;
+  out += first;
+  weights += first;
   uint4 row[kPieces], low[kPieces], high[kPieces];  // of a piece and of its weights
 #pragma unroll
   for (int m = 0; m < kPieces; ++m) {
     row[m] = low[m] = high[m] = {};
     if (first + m * kStep >= width) continue;
-    row[m] = cuda::load16_now(x + first + m * kStep);
+    row[m] = cuda::load16_now(x + m * kStep);
     low[m] = *reinterpret_cast<const uint4*>(weights + m * kStep);
     high[m] = *reinterpret_cast<const uint4*>(weights + m * kStep + 4);
   }
@@ -114,13 +118,11 @@ __device__ __forceinline__ void norm_shared_plain(const Rows& rows, const bf16* 
     cuda::unpack(row[m], v);
     chain = cuda::add_squares(chain, v);
   }
-  const float inverse = cuda::inverse_of(rows.norm, sum_of_warps(sums.squares, chain, warp, lane),
-                                         static_cast<float>(width));
+  const float inverse = inverse_of(sum_of_warps(sums.squares, chain, warp, lane));
 #pragma unroll
   for (int m = 0; m < kPieces; ++m) {
     if (first + m * kStep >= width) continue;
-    cuda::store16(out + first + m * kStep,
-                  cuda::normed(inverse, row[m], cuda::as_floats(low[m], high[m])));
+    cuda::store16(out + m * kStep, cuda::normed(inverse, row[m], cuda::as_floats(low[m], high[m])));
   }
 }
 
@@ -188,6 +190,32 @@ __device__ __forceinline__ void norm_streamed(const Rows& rows, const bf16* x, b
   }
 }
 
+// Few rows whose norm is plain: a block each, rows in the grid's first dimension, sets in the
+// second.
+struct FewRows {
+  const bf16* x;
+  bf16* out;
+  const float* weights;
+  uint32_t x_stride, out_stride, count;
+  int width;
+  float of_width;  // 1 / width
+  float eps;
+};
+struct FewCall {
+  FewRows rows[2];
+};
+
+__device__ __forceinline__ void norm_few(const FewRows& rows, uint32_t row, Sums& sums) {
+  if (row >= rows.count) return;
+  norm_shared_plain(cuda::at_product(rows.x, row, rows.x_stride),
+                    cuda::at_product(rows.out, row, rows.out_stride), rows.weights, rows.width,
+                    static_cast<int>(threadIdx.x / 32), static_cast<int>(threadIdx.x % 32), sums,
+                    [&](float squares) {
+                      return cuda::inverse_of(rows.eps, squares, static_cast<float>(rows.width),
+                                              rows.of_width);
+                    });
+}
+
 // Block `block` of the call, by all of its threads.
 template <bool kPlain>
 __device__ __forceinline__ void norm_block(const Call& call, int64_t block, Sums& sums) {
@@ -201,7 +229,12 @@ __device__ __forceinline__ void norm_block(const Call& call, int64_t block, Sums
   const bf16* x = rows.x + i * rows.x_stride;
   bf16* out = rows.out + i * rows.out_stride;
   const bool wide = call.wide[set];
-  if (kPlain && call.shared[set]) norm_shared_plain(rows, x, out, warp, lane, sums);
+  const auto inverse_of = [&](float squares) {
+    return cuda::inverse_of(rows.norm, squares, static_cast<float>(rows.width));
+  };
+  if (kPlain && call.shared[set])
+    norm_shared_plain(x, out, rows.norm.weight, static_cast<int>(rows.width), warp, lane, sums,
+                      inverse_of);
   else if (kPlain) norm_plain_few(rows, x, out, lane);
   else if (call.shared[set]) norm_shared(rows, x, out, wide, warp, lane, sums);
   else if (rows.width <= kPieces * cuda::kWarpValues) norm_held(rows, x, out, wide, lane);
@@ -244,6 +277,32 @@ inline int plain_pieces(const Params& p) {
 }
 inline bool is_many(const Params& p, int pieces) {
   return pieces <= kManyPieces && p.rows[0].count + p.rows[1].count >= kMany;
+}
+
+// Whether norm_few() takes a call whose norms are plain.
+inline bool is_few(const Params& p) {
+  constexpr int64_t kFew = 256;  // rows
+  if (p.rows[0].count + p.rows[1].count > kFew) return false;
+  for (const Rows& rows : p.rows)
+    if (!cuda::fits_product(rows.x_stride) || !cuda::fits_product(rows.out_stride)) return false;
+  return true;
+}
+inline FewCall few_of(const Params& p) {
+  FewCall call{};
+  for (int i = 0; i < 2; ++i) {
+    const Rows& rows = p.rows[i];
+    if (rows.count == 0) continue;
+    call.rows[i] = {.x = rows.x,
+                    .out = rows.out,
+                    .weights = rows.norm.weight,
+                    .x_stride = static_cast<uint32_t>(rows.x_stride),
+                    .out_stride = static_cast<uint32_t>(rows.out_stride),
+                    .count = static_cast<uint32_t>(rows.count),
+                    .width = static_cast<int>(rows.width),
+                    .of_width = 1 / static_cast<float>(rows.width),
+                    .eps = rows.norm.eps};
+  }
+  return call;
 }
 
 // `many`: a warp takes each row.

@@ -43,14 +43,14 @@ void sm90(const Params& p) noexcept {
   const index_query::Call index = index_query::call_of(p.index, query.threads);
   const unsigned blocks = query.blocks + index_query::blocks_of(index);
   if (blocks == 0) return;
-  if (query.way == cuda::HeadsWay::kTurn && cuda::fits_few(query.p) && index_query::is_few(index) &&
-      p.query.tokens == p.index.tokens) {
+  if (query.way == cuda::HeadsWay::kTurn && cuda::fits_few(query.p) && cuda::is_in_place(query.p) &&
+      index_query::is_few(index) && p.query.tokens == p.index.tokens) {
     const dim3 grid(cuda::few_blocks(p.index.heads) + cuda::few_blocks(p.query.heads),
                     static_cast<unsigned>(p.index.tokens));
     index_query::with_few(p.index, [&](auto half, auto power_of_two) {
       prepare_few_heads<decltype(half)::value, decltype(power_of_two)::value>
           <<<grid, cuda::kFewThreads, 0, cuda::stream_of(p.device)>>>(index_query::few_of(p.index),
-                                                                      cuda::few_of(query.p));
+                                                                      cuda::few_turned(query.p));
     });
     return cuda::keep_error(cudaGetLastError());
   }

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "core/arithmetic.h"
+#include "cuda/few.cuh"
 #include "cuda/heads.h"
 #include "cuda/launch.h"
 #include "cuda/record.h"
@@ -98,14 +99,11 @@ __global__ void __launch_bounds__(kThreads, 3) quantize(const __grid_constant__ 
 // bytes of what they step over.
 constexpr int kLatentTiles = 4;
 struct Latents {
-  const int32_t* positions;
+  cuda::FewTurns turns;
   const bf16* x;
-  const float* table;
   uint8_t* codes;
   float* scales;
-  uint32_t position_stride, x_token, x_head;
-  uint32_t angles, sines;  // of a position, and from its cosines to its sines
-  uint32_t table_positions;
+  uint32_t x_token, x_head;
   uint32_t out_token, out_head;
   uint32_t scale_token, scale_head, scale_tile;
   uint32_t tokens, heads;
@@ -136,9 +134,9 @@ __device__ __forceinline__ float four_scales(core::Quantizer q, const uint32_t (
   return cuda::scale_of_bf16(q, fminf(fmaxf(amax, 0.0f), FLT_MAX));  // not of NaNs alone
 }
 
-// As quantize(), for Latents: position and rows are asked for at once (plain loads would wait for
-// the position, whose sign is extended ahead of them), the angles as soon as the position is there.
-// 440 instructions for four tiles, 590 where they turn.
+// As quantize(), for Latents: position and rows are asked for at once, the angles as soon as the
+// position is there. (A position of 64 bits would be widened ahead of the rows' loads, which then
+// wait for it.) 440 instructions for four tiles, 590 where they turn.
 template <int kEach, bool kPowerOfTwo>
 __global__ void __launch_bounds__(kThreads, 4)
     quantize_latents(const __grid_constant__ Latents call) {
@@ -148,7 +146,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   const auto warp = threadIdx.x / 32;
   const auto lane = threadIdx.x % cuda::kRopeLanes;
   const uint32_t warps = blockDim.x / 32;
-  const int position = cuda::load_now(call.positions + uint64_t{t} * call.position_stride);
+  const uint32_t position = cuda::ask_position(call.turns, t);
   // Warps take the tiles of a group of four heads in turns, so that each has always the same tile.
   const uint32_t unit = blockIdx.x * warps * kEach + warp;
   const uint32_t tile = unit % kLatentTiles;
@@ -161,16 +159,17 @@ __global__ void __launch_bounds__(kThreads, 4)
   for (int i = 0; i < kEach; ++i) {
     low[i] = high[i] = {};
     if (first + i * step >= call.heads) continue;
-    low[i] = cuda::load16_now(x + uint64_t{i * step} * call.x_head);
-    high[i] = cuda::load16_now(x + uint64_t{i * step} * call.x_head + kHalf);
+    const auto* from = reinterpret_cast<const uint4*>(x + uint64_t{i * step} * call.x_head);
+    low[i] = from[0];
+    high[i] = from[kHalf / cuda::kPiece];
   }
-  if (static_cast<uint32_t>(position) >= call.table_positions) return;
+  if (position >= call.turns.table_positions) return;
   if (tile == kLatentTiles - 1) {
     constexpr int kPairs = cuda::kPiece / 2;
-    const float* angles =
-        call.table + uint64_t{static_cast<uint32_t>(position)} * call.angles + lane * kPairs;
-    const float4 c = *reinterpret_cast<const float4*>(angles);
-    const float4 s = *reinterpret_cast<const float4*>(angles + call.sines);
+    const float* cosines =
+        cuda::at_product(call.turns.table, position, call.turns.angles) + lane * kPairs;
+    const float4 c = *reinterpret_cast<const float4*>(cosines);
+    const float4 s = *reinterpret_cast<const float4*>(cosines + call.turns.sines);
     const float cosine[kPairs] = {c.x, c.y, c.z, c.w};
     const float sine[kPairs] = {s.x, s.y, s.z, s.w};
 #pragma unroll
@@ -222,14 +221,12 @@ __global__ void __launch_bounds__(kThreads, 4)
 
 // Whether p is as Latents has it; strides must fit 32 bits.
 bool are_latents(const Params& p, const Quantized& call) {
-  if (p.width != kLatentTiles * kTile || !call.wide || !call.out_wide || !cuda::is_wide(p.rope) ||
-      p.rope.half || p.rope.first)
+  if (p.width != kLatentTiles * kTile || !call.wide || !call.out_wide || p.rope.half ||
+      p.rope.first)
     return false;
-  for (const int64_t stride : {p.position_stride, p.x_token, p.x_head, p.rope.position_stride,
-                               p.rope.sine_stride, p.rope.positions, p.out_token, p.out_head,
-                               p.scale_token, p.scale_head, p.scale_tile, p.tokens, p.heads})
-    if (!cuda::fits_product(stride)) return false;
-  return true;
+  return cuda::fits_few(p.rope, p.position_stride) &&
+         cuda::fit_products(p.x_token, p.x_head, p.out_token, p.out_head, p.scale_token,
+                            p.scale_head, p.scale_tile, p.tokens, p.heads);
 }
 
 void launch_quantized(const Params& p) {
@@ -251,17 +248,12 @@ void launch_quantized(const Params& p) {
   const cudaStream_t stream = cuda::stream_of(p.device);
   if (plain) {
     const auto narrow = [](int64_t x) { return static_cast<uint32_t>(x); };
-    const Latents latents{.positions = p.positions,
+    const Latents latents{.turns = cuda::few_turns(p.rope, p.positions, p.position_stride),
                           .x = p.x,
-                          .table = p.rope.table,
                           .codes = reinterpret_cast<uint8_t*>(p.codes),
                           .scales = p.scales,
-                          .position_stride = narrow(p.position_stride),
                           .x_token = narrow(p.x_token),
                           .x_head = narrow(p.x_head),
-                          .angles = narrow(p.rope.position_stride),
-                          .sines = narrow(p.rope.sine_stride),
-                          .table_positions = narrow(p.rope.positions),
                           .out_token = narrow(p.out_token),
                           .out_head = narrow(p.out_head),
                           .scale_token = narrow(p.scale_token),

@@ -208,10 +208,12 @@ __device__ __forceinline__ void write_plain(const WriteCall& call, uint32_t warp
 // write_token() for a plain call of index keys: four keys share warp `warp`, 8 lanes each. A lane
 // has 8 values of the half that RoPE turns and 8 of the other. kEarly: weights and angles are asked
 // for as soon as they can be; else when they are due, in fewer registers. kV32: RoPE turns the
-// first 64 values, in halves, and there is no Hadamard.
+// first 64 values, in halves, there is no Hadamard, and scales are powers of two.
 inline constexpr int kKeyLanes = cuda::kRopeLanes;
 inline constexpr int kKeysOfWarp = 32 / kKeyLanes;
-inline bool are_v32_keys(const Params& p) { return p.rope.half && p.rope.first && !p.hadamard; }
+inline bool are_v32_keys(const Params& p) {
+  return p.rope.half && p.rope.first && !p.hadamard && p.quantizer.power_of_two;
+}
 template <bool kEarly, bool kV32 = false>
 __device__ __forceinline__ void write_plain_keys(const WriteCall& call, uint32_t warp,
                                                  int warp_lane) {
@@ -267,14 +269,16 @@ __device__ __forceinline__ void write_plain_keys(const WriteCall& call, uint32_t
   row[0] = cuda::either(first, turned, row[0]);
   row[1] = cuda::either(first, row[1], turned);
   if (!kV32 && p.hadamard) cuda::hadamard(row[0], row[1], lane);
+  core::Quantizer quantizer = p.quantizer;
+  if (kV32) quantizer.power_of_two = true;
   const float amax = fmaxf(cuda::largest(row[0]), cuda::largest(row[1]));
-  const float scale = cuda::tile_scale<kKeyLanes>(p.quantizer, amax);
+  const float scale = cuda::tile_scale<kKeyLanes>(quantizer, amax);
   if (!of.is_stored(p)) return;
   const cuda::Spot spot = of.spot(p);
   std::byte* to = spot.page + R::row(spot.offset, p.cache.page) + lane * cuda::kPiece;
-  const cuda::ScaleInverse by = cuda::scale_inverse(p.quantizer, scale);
+  const cuda::ScaleInverse by = cuda::scale_inverse(quantizer, scale);
 #pragma unroll
-  for (int c = 0; c < 2; ++c) cuda::store8(to + c * kHalf, cuda::codes_of(p.quantizer, by, row[c]));
+  for (int c = 0; c < 2; ++c) cuda::store8(to + c * kHalf, cuda::codes_of(quantizer, by, row[c]));
   if (lane == 0)
     core::put_scale(reinterpret_cast<float*>(spot.page + R::scales(spot.offset, p.cache.page)),
                     scale);
