@@ -1,10 +1,9 @@
 // Few heads on the device: index_query()'s (index_query/few_sm90.cuh), and those that
 // prepare_query() and rotate() turn. Such a call is a chain of waits, a position and then
-// its angles, with the rows beside them, and of instructions that nothing hides. So a head has a
-// warp, a pair of RoPE's values a lane (16 B where more than these is moved), its token and head
-// are found without a division, and all that the kernel knows lies in two or three cache lines of
-// its parameters. No thread leaves early:
-// the compiler would move the loads behind that.
+// its angles, with the rows beside them, and of instructions that nothing hides. So blocks are
+// small, a thread has 16 B of a head (index heads: two of them), token and head are found without a
+// division, and all that the kernel knows lies in two or three cache lines of its parameters. No
+// thread leaves early: the compiler would move the loads behind that.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,9 +16,10 @@
 
 namespace winnow::internal::cuda {
 
-inline constexpr int kFewThreads = 128;
-inline constexpr int kFewHeads = kFewThreads / 32;  // of a block
-inline constexpr int64_t kMostFew = 4096;           // heads of all tokens
+inline constexpr int kFewThreads = 64;
+inline constexpr int kFewHeads = kFewThreads / kRopeLanes;  // of a block, 8 lanes each
+inline constexpr int64_t kMostFew = 4096;                   // heads of all tokens
+inline constexpr int64_t kMostCopied = 1024;                // ... that are not turned in place
 
 // Positions and angles, strides in elements.
 struct FewTurns {
@@ -71,8 +71,10 @@ inline bool is_in_place(const HeadParams& p) {
 // place: pairs lie in place.
 inline bool fits_few(const HeadParams& p) {
   const int64_t pieces = p.width / kPiece;
-  return (is_in_place(p) || (pieces & (pieces - 1)) == 0) && !p.rope.half && p.heads > 0 &&
-         p.tokens * p.heads <= kMostFew && fits_few(p.rope, p.position_stride) &&
+  const bool in_place = is_in_place(p);
+  return (in_place || (pieces & (pieces - 1)) == 0) && !p.rope.half && p.heads > 0 &&
+         p.tokens * p.heads <= (in_place ? kMostFew : kMostCopied) &&
+         fits_few(p.rope, p.position_stride) &&
          fit_products(p.x_token, p.x_head, p.out_token, p.out_head, p.heads * pieces);
 }
 inline FewTurned few_turned(const HeadParams& p) {
@@ -105,55 +107,33 @@ WINNOW_HD inline unsigned few_blocks(int64_t heads) {
 __device__ __forceinline__ uint32_t ask_position(const FewTurns& turns, uint32_t token) {
   return static_cast<uint32_t>(load_now(at_product(turns.positions, token, turns.position_stride)));
 }
-__device__ __forceinline__ uint32_t load4_now(const void* from) {
-  return static_cast<uint32_t>(load_now(static_cast<const int32_t*>(from)));
-}
-
-// A pair of values, turned by the angles that each has; `partners` are what they turn with, and
-// `sines` have the sign that the value's place gives them.
-__device__ __forceinline__ uint32_t turned_pair(uint32_t values, uint32_t partners, float2 cosines,
-                                                float2 sines) {
-  float own[2], partner[2];
-  unpack_pair(values, own);
-  unpack_pair(partners, partner);
-  return pack<true>(__fadd_rn(__fmul_rn(own[0], cosines.x), __fmul_rn(partner[0], sines.x)),
-                    __fadd_rn(__fmul_rn(own[1], cosines.y), __fmul_rn(partner[1], sines.y)));
-}
-
-// RoPE of the pair of values that a lane has of 64, at a position inside the table or not, by all
-// lanes of a warp. kHalf: pairs of RoPE are 16 lanes apart instead of in a lane.
-template <bool kHalf>
-__device__ __forceinline__ uint32_t turn_pair(const FewTurns& turns, uint32_t position,
-                                              bool inverse, uint32_t values, int lane) {
-  const uint32_t inside = position < turns.table_positions ? position : 0;
-  const float* cosines = at_product(turns.table, inside, turns.angles);
-  const float* sines = cosines + turns.sines;
-  if constexpr (kHalf) {
-    const int at = lane % 16 * 2;
-    const float2 cosine = *reinterpret_cast<const float2*>(cosines + at);
-    float2 sine = *reinterpret_cast<const float2*>(sines + at);
-    if ((lane >= 16) == inverse) sine = {-sine.x, -sine.y};
-    return turned_pair(values, __shfl_xor_sync(~0u, values, 16), cosine, sine);
-  } else {
-    const float cosine = cosines[lane];
-    const float sine = inverse ? -sines[lane] : sines[lane];
-    return turned_pair(values, __byte_perm(values, 0, 0x1032), {cosine, cosine}, {-sine, sine});
-  }
+__device__ __forceinline__ RopeParams rope_of(const FewTurns& turns, bool half, bool inverse) {
+  RopeParams rope;
+  rope.table = turns.table;
+  rope.position_stride = turns.angles;
+  rope.sine_stride = turns.sines;
+  rope.pair_stride = 1;
+  rope.half = half;
+  rope.inverse = inverse;
+  return rope;
 }
 
 // Block `block` of a token's heads, in place.
 __device__ __forceinline__ void turn_few(const FewTurned& p, uint32_t token, uint32_t block) {
-  const int lane = threadIdx.x % 32;
-  const uint32_t wanted = block * kFewHeads + threadIdx.x / 32;
+  constexpr int kPairs = kPiece / 2;
+  const int lane = threadIdx.x % kRopeLanes;
+  const uint32_t wanted = block * kFewHeads + threadIdx.x / kRopeLanes;
   const uint32_t head = wanted < p.heads ? wanted : p.heads - 1;  // and not stored
   const uint32_t position = ask_position(p.turns, token);
-  auto* x =
-      reinterpret_cast<uint32_t*>(at_product(at_product(p.x, token, p.x_token), head, p.x_head)) +
-      lane;
-  const uint32_t values = load4_now(x);
+  bf16* x = at_product(at_product(p.x, token, p.x_token), head, p.x_head) + lane * kPiece;
+  const uint4 piece = load16_now(x);
   __syncwarp();  // what is above is asked for first
-  const uint32_t turned = turn_pair<false>(p.turns, position, p.inverse, values, lane);
-  if (position < p.turns.table_positions && wanted < p.heads) *x = turned;
+  const bool inside = position < p.turns.table_positions;
+  float cosine[kPairs], sine[kPairs];
+  load_turns<true>(rope_of(p.turns, false, p.inverse), inside ? position : 0, lane * kPairs, cosine,
+                   sine);
+  const uint4 turned = turned_pairs(piece, p.inverse, cosine, sine);
+  if (inside && wanted < p.heads) store16(x, turned);
 }
 
 // Block `block` of a token's pieces, turned or as they are, to another place.
@@ -169,11 +149,9 @@ __device__ __forceinline__ void copy_few(const FewCopied& p, uint32_t token, uin
   const bool inside = position < p.turns.table_positions;
   const uint32_t part = piece - p.first_turned;
   if (part < kRopeLanes && inside) {
-    const float* cosines = at_product(p.turns.table, position, p.turns.angles) + part * kPairs;
-    const float4 c = *reinterpret_cast<const float4*>(cosines);
-    const float4 s = *reinterpret_cast<const float4*>(cosines + p.turns.sines);
-    const float cosine[kPairs] = {c.x, c.y, c.z, c.w};
-    const float sine[kPairs] = {s.x, s.y, s.z, s.w};
+    float cosine[kPairs], sine[kPairs];
+    load_turns<true>(rope_of(p.turns, false, p.inverse), position, static_cast<int>(part) * kPairs,
+                     cosine, sine);
     values = turned_pairs(values, p.inverse, cosine, sine);
   }
   bf16* out = at_product(at_product(p.out, token, p.out_token), head, p.out_head);

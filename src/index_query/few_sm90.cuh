@@ -61,29 +61,31 @@ inline FewIndexed few_of(const Params& p) {
 // are.
 template <bool kHalf, bool kPowerOfTwo>
 __device__ __forceinline__ void prepare_few(const FewIndexed& p, uint32_t token, uint32_t block) {
-  const int lane = threadIdx.x % 32;
-  const uint32_t wanted = block * cuda::kFewHeads + threadIdx.x / 32;
+  const int lane = threadIdx.x % cuda::kRopeLanes;
+  const uint32_t wanted = block * cuda::kFewHeads + threadIdx.x / cuda::kRopeLanes;
   const uint32_t head = wanted < p.heads ? wanted : p.heads - 1;  // and not stored
   const uint32_t position = cuda::ask_position(p.turns, token);
-  const int turned_at = p.turned_at + lane * 2;
+  const int turned_at = p.turned_at + lane * cuda::kPiece;
   const int still_at = turned_at ^ (kWidth / 2);
   const bf16* q = cuda::at_product(cuda::at_product(p.q, token, p.q_token), head, p.q_head);
-  uint32_t pairs[2] = {cuda::load4_now(q + turned_at), cuda::load4_now(q + still_at)};
+  uint4 turned = cuda::load16_now(q + turned_at);
+  const uint4 still = cuda::load16_now(q + still_at);
   const uint64_t weight_at = uint64_t{token} * p.weight_token + uint64_t{head} * p.weight_head;
   const uint32_t weight = p.weights_are_bf16 ? static_cast<const uint16_t*>(p.weights)[weight_at]
                                              : static_cast<const uint32_t*>(p.weights)[weight_at];
   __syncwarp();  // what is above is asked for first
-  pairs[0] = cuda::turn_pair<kHalf>(p.turns, position, p.inverse, pairs[0], lane);
+  const bool inside = position < p.turns.table_positions;
+  const core::RopeParams rope = cuda::rope_of(p.turns, kHalf, p.inverse);
+  turned = cuda::rotated(kHalf, cuda::turn_of<true>(rope, inside ? position : 0, lane), turned);
   core::Quantizer quantizer = p.quantizer;
   quantizer.power_of_two = kPowerOfTwo;
-  const float scale = cuda::tile_scale<32>(quantizer, cuda::largest(pairs));
+  const float amax = fmaxf(cuda::largest(turned), cuda::largest(still));
+  const float scale = cuda::tile_scale<cuda::kRopeLanes>(quantizer, amax);
   const cuda::ScaleInverse by = cuda::scale_inverse(quantizer, scale);
-  uint32_t codes[1];
-  cuda::codes_of(quantizer, by, pairs, codes);
   uint8_t* out = cuda::at_product(cuda::at_product(p.out, token, p.out_token), head, p.out_head);
-  if (wanted >= p.heads || position >= p.turns.table_positions) return;
-  *reinterpret_cast<uint16_t*>(out + turned_at) = static_cast<uint16_t>(codes[0]);
-  *reinterpret_cast<uint16_t*>(out + still_at) = static_cast<uint16_t>(codes[0] >> 16);
+  if (wanted >= p.heads || !inside) return;
+  cuda::store8(out + turned_at, cuda::codes_of(quantizer, by, turned));
+  cuda::store8(out + still_at, cuda::codes_of(quantizer, by, still));
   if (lane == 0)
     p.out_weights[uint64_t{token} * p.out_weight_token + uint64_t{head} * p.out_weight_head] =
         __fmul_rn(__fmul_rn(__uint_as_float(p.weights_are_bf16 ? weight << 16 : weight), scale),

@@ -9,7 +9,6 @@ namespace winnow::internal::index_query {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kFewThreads = 64;  // of threads with one head: spread over more multiprocessors
 
 template <Form kForm, int kEach>
 __global__ void __launch_bounds__(kThreads, kForm == Form::kAny ? 1 : 5)
@@ -30,7 +29,7 @@ void sm90(const Params& p) noexcept {
   if (p.tokens * p.heads == 0) return;
   // Whole warps, as few as the heads of a thread allow.
   const int each = each_of(p);
-  const int most = each == 1 ? kFewThreads : kThreads;
+  const int most = each == 1 ? cuda::kFewThreads : kThreads;
   const int64_t warps = core::ceil_div(p.heads, int64_t{32 / kLanes * each});
   const int threads = static_cast<int>(warps < most / 32 ? warps * 32 : most);
   const Call call = call_of(p, threads);

@@ -12,9 +12,10 @@ __global__ void __launch_bounds__(kWarps * 32) norm_rows(const __grid_constant__
   __shared__ Sums sums;
   norm_block<kPlain>(call, blockIdx.x, sums);
 }
-__global__ void __launch_bounds__(kWarps * 32) norm_few_rows(const __grid_constant__ FewCall call) {
+__global__ void __launch_bounds__(kFewPieces * 32)
+    norm_few_rows(const __grid_constant__ FewCall call) {
   __shared__ Sums sums;
-  norm_few(call.rows[blockIdx.y], blockIdx.x, sums);
+  norm_few(rows_of(call, blockIdx.y > 0), blockIdx.x, sums);
 }
 
 // Many rows, all of whose norms are plain.
@@ -33,7 +34,8 @@ void sm90(const Params& p) noexcept {
   if (pieces > 0 && is_few(p)) {
     const int64_t most = p.rows[0].count > p.rows[1].count ? p.rows[0].count : p.rows[1].count;
     const dim3 grid(static_cast<unsigned>(most), p.rows[1].count > 0 ? 2 : 1);
-    norm_few_rows<<<grid, kWarps * 32, 0, cuda::stream_of(p.device)>>>(few_of(p));
+    const int threads = 32 * (pieces > kWarps ? pieces : kWarps);
+    norm_few_rows<<<grid, threads, 0, cuda::stream_of(p.device)>>>(few_of(p));
     return cuda::keep_error(cudaGetLastError());
   }
   const bool many = pieces > 0 && is_many(p, pieces);

@@ -1,12 +1,12 @@
 // norm on the device, by blocks of four warps: a warp per row of up to 512 values, which it holds
 // in registers; four warps per row of up to 2,048, who exchange their sums through shared memory.
 // One pass; row and weights are asked for together. Longer rows are read once a sum and once more
-// for the result, from L1 or L2, by a warp.
+// for the result, from L1 or L2, by a warp. Few rows whose norm is plain (RMS with weights and no
+// bias, all aligned) have a block each, whose parameters lie in two cache lines.
 //
-// Many rows of up to 1,536 values whose norm is plain (RMS with weights and no bias, all aligned)
-// take a warp each: 3 KiB of a row in flight, no barrier, and weights from L1. Budget: 2 B read and
-// 2 B written a value; 5 million instructions for 8,192 rows of 1,536 and of 512, a quarter of the
-// issue slots.
+// Many such rows of up to 1,536 values take a warp each: 3 KiB of a row in flight, no barrier, and
+// weights from L1. Budget: 2 B read and 2 B written a value; 5 million instructions for 8,192 rows
+// of 1,536 and of 512, a quarter of the issue slots.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -205,15 +205,53 @@ struct FewCall {
   FewRows rows[2];
 };
 
+// One of two, without an index into the parameters, which takes longer.
+__device__ __forceinline__ FewRows rows_of(const FewCall& call, bool second) {
+  const FewRows& a = call.rows[0];
+  const FewRows& b = call.rows[1];
+  return {second ? b.x : a.x,
+          second ? b.out : a.out,
+          second ? b.weights : a.weights,
+          second ? b.x_stride : a.x_stride,
+          second ? b.out_stride : a.out_stride,
+          second ? b.count : a.count,
+          second ? b.width : a.width,
+          second ? b.of_width : a.of_width,
+          second ? b.eps : a.eps};
+}
+
+// A row by as many warps as it has pieces, or four. The first four add up the squares, of a chain
+// each (prologue.h), and every warp finishes the piece of its number.
 __device__ __forceinline__ void norm_few(const FewRows& rows, uint32_t row, Sums& sums) {
+  constexpr int kStep = kWarps * cuda::kWarpValues;  // from a chain's piece to its next
   if (row >= rows.count) return;
-  norm_shared_plain(cuda::at_product(rows.x, row, rows.x_stride),
-                    cuda::at_product(rows.out, row, rows.out_stride), rows.weights, rows.width,
-                    static_cast<int>(threadIdx.x / 32), static_cast<int>(threadIdx.x % 32), sums,
-                    [&](float squares) {
-                      return cuda::inverse_of(rows.eps, squares, static_cast<float>(rows.width),
-                                              rows.of_width);
-                    });
+  const auto warp = static_cast<int>(threadIdx.x / 32);
+  const auto lane = static_cast<int>(threadIdx.x % 32);
+  const int at = cuda::piece_at(warp, lane);
+  const bf16* x = cuda::at_product(rows.x, row, rows.x_stride) + at;
+  const bool has = at < rows.width;
+  const bool has_more = warp < kWarps && at + kStep < rows.width;
+  uint4 own{}, more{}, low{}, high{};
+  if (has) own = cuda::load16_now(x);
+  if (has_more) more = cuda::load16_now(x + kStep);
+  if (has) low = *reinterpret_cast<const uint4*>(rows.weights + at);
+  if (has) high = *reinterpret_cast<const uint4*>(rows.weights + at + 4);
+  if (warp < kWarps) {
+    float v[cuda::kPiece];
+    cuda::unpack(own, v);
+    float chain = cuda::add_squares(0, v);
+    cuda::unpack(more, v);
+    sums.squares[warp][lane] = cuda::add_squares(chain, v);
+  }
+  __syncthreads();
+  const auto& of = sums.squares;
+  const float squares =
+      cuda::warp_sum(cuda::joined(of[0][lane], of[1][lane], of[2][lane], of[3][lane]));
+  const float inverse =
+      cuda::inverse_of(rows.eps, squares, static_cast<float>(rows.width), rows.of_width);
+  if (has)
+    cuda::store16(cuda::at_product(rows.out, row, rows.out_stride) + at,
+                  cuda::normed(inverse, own, cuda::as_floats(low, high)));
 }
 
 // Block `block` of the call, by all of its threads.

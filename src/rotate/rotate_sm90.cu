@@ -166,12 +166,9 @@ __global__ void __launch_bounds__(kThreads, 4)
   if (position >= call.turns.table_positions) return;
   if (tile == kLatentTiles - 1) {
     constexpr int kPairs = cuda::kPiece / 2;
-    const float* cosines =
-        cuda::at_product(call.turns.table, position, call.turns.angles) + lane * kPairs;
-    const float4 c = *reinterpret_cast<const float4*>(cosines);
-    const float4 s = *reinterpret_cast<const float4*>(cosines + call.turns.sines);
-    const float cosine[kPairs] = {c.x, c.y, c.z, c.w};
-    const float sine[kPairs] = {s.x, s.y, s.z, s.w};
+    float cosine[kPairs], sine[kPairs];
+    cuda::load_turns<true>(cuda::rope_of(call.turns, false, call.inverse), position,
+                           static_cast<int>(lane) * kPairs, cosine, sine);
 #pragma unroll
     for (int i = 0; i < kEach; ++i)
       high[i] = cuda::turned_pairs(high[i], call.inverse, cosine, sine);
