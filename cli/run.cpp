@@ -310,10 +310,12 @@ void add_run(CLI::App& app, Outcome& outcome) {
   cmd->add_option("--spread", o->ranked.spread,
                   "With --ranks: what they share out; sharded: queries, over sharded caches")
       ->check(CLI::IsMember({"heads", "context", "queries", "sharded"}))
+      ->needs("--ranks")
       ->capture_default_str();
   cmd->add_option("--interleave", o->ranked.interleave,
                   "With --ranks: consecutive positions on one rank")
       ->check(CLI::Range(1, 1 << 16))
+      ->needs("--ranks")
       ->capture_default_str();
   cmd->add_option("--layers", o->layers, "Real model: the first of its schedule (one of each kind)")
       ->check(CLI::Range(int64_t{1}, int64_t{1000}));

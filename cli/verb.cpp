@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
 #include "core/kernel_table.h"
+#include "winnow/rotate.h"
 
 namespace winnow::cli {
 
@@ -106,6 +108,24 @@ int report(const Trial& t, bool json) {
   return t.ok ? 0 : 1;
 }
 
+namespace {
+
+// A unit of either value before RoPE reaches both values of the pair, whose length the turn keeps;
+// the turned value rounds once more.
+std::vector<float> magnitudes_of_turned(const Tensor& out) {
+  const int64_t width = out.shape[out.rank - 1];
+  std::vector<float> of(static_cast<size_t>(out.size()));
+  for (int64_t i = 0; i < out.size(); i += 2) {
+    const double u = tools::element(out, i), v = tools::element(out, i + 1);
+    const bool pair = i % width >= width - kRopeDim;
+    of[i] = static_cast<float>(pair ? std::abs(u) + std::hypot(u, v) : std::abs(u));
+    of[i + 1] = static_cast<float>(pair ? std::abs(v) + std::hypot(u, v) : std::abs(v));
+  }
+  return of;
+}
+
+}  // namespace
+
 int try_out(const Single& verb, const VerbOptions& o,
             const std::function<void(const char*)>& call) {
   Trial trial{.stage = verb.stage, .flops = verb.flops, .bytes = verb.bytes};
@@ -118,7 +138,13 @@ int try_out(const Single& verb, const VerbOptions& o,
     call("reference");
     Tensor view = verb.out;
     view.data = got.data();
-    const tools::Deviation d = tools::compare(view, verb.out, verb.bar);
+    std::vector<float> magnitudes;
+    Tensor magnitude;
+    if (verb.turned) {
+      magnitudes = magnitudes_of_turned(verb.out);
+      magnitude = tensor(magnitudes.data(), {verb.out.size()});
+    }
+    const tools::Deviation d = tools::compare(view, verb.out, verb.bar, magnitude);
     trial.ok = d.ok;
     trial.deviation = d.text(verb.out);
   }

@@ -59,6 +59,8 @@ struct Single {
   Tensor out;
   tools::Bar bar = tools::kExact;
   double flops = 0, bytes = 0;
+  // RoPE turned the last 64 of each row, in neighbouring pairs, behind a rounding to bf16.
+  bool turned = false;
 };
 // Times `call(kernel name)`, keeps the digest of the output, runs the reference, compares, reports.
 int try_out(const Single& verb, const VerbOptions& options,

@@ -117,6 +117,31 @@ TEST_F(Cli, LayersAreWithinTheirBoundsOfFp64) {
   expect_in(run("layer --no-check --kernel simd" + std::string(kSmallLayer)).out, {"prefill"});
 }
 
+// Before the first entry closes there is nothing to choose from, and of a few keys all logits may
+// be small beside their terms.
+TEST_F(Cli, LayersOfAFewTokens) {
+  const std::string few = " --requests 1 --decode 0" + std::string(kSmallLayer);
+  for (const char* layer :
+       {"v4 --layer c4a --prompt 1", "v4 --layer c128a --prompt 1", "v4.1 --layer c2a --prompt 1",
+        "v4.1 --layer reindex --prompt 1", "v4.1 --layer c1a --prompt 2", "v3.2 --prompt 1",
+        "v4 --layer c4a --prompt 4"})
+    for (int seed = 1; seed <= 8; ++seed) {
+      const Output o =
+          run("layer --seed " + std::to_string(seed) + " --model " + std::string(layer) + few);
+      EXPECT_EQ(o.code, 0) << layer << o.out << o.err;
+    }
+}
+
+TEST_F(Cli, OptionsThatNeedOthers) {
+  for (const auto& [call, needed] : {std::pair{"run --spread heads", "--ranks"},
+                                     {"run --interleave 3", "--ranks"},
+                                     {"layer --prefix layers.3.attn.", "--weights"}}) {
+    const Output o = run(call);
+    EXPECT_EQ(o.code, 2) << call;
+    expect_in(o.err, {"requires", needed});
+  }
+}
+
 TEST_F(Cli, LayerTakesACheckpointsWeights) {
   using Shape = std::initializer_list<int64_t>;
   std::vector<bf16> zeros(static_cast<size_t>(4 * 512 * 64), bf16{0x3c00});

@@ -203,8 +203,10 @@ TEST_F(Cli, VerbsAgreeWithTheReference) {
                            "prepare_query --context 300 --batch 3 --heads 2",
                            "index_query --context 300 --batch 3",
                            "prepare_queries --context 300 --batch 3 --heads 2",
+                           "prepare_queries --s-q 64 --repeat 1",  // a pair that nearly cancels
                            "norm_write --context 300 --batch 3",
                            "compress --context 300 --batch 2 --s-q 9",
+                           "compress --s-q 129 --page 7 --repeat 1",  // a sum that nearly does
                            "compress --layer c128a --s-q 200 --batch 1",
                            "score --context 200 --index-heads 5 --s-q 2",
                            "score --bf16 --context 200 --select --topk 9",

@@ -25,12 +25,13 @@ struct Compared {
   int64_t count = 0;
   template <class T>
   void add(const T* got, const double* want, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) {
-      const double difference = internal::core::to_float(got[i]) - want[i];
-      error += difference * difference;
-      size += want[i] * want[i];
-    }
-    count += n;
+    for (int64_t i = 0; i < n; ++i) add(internal::core::to_float(got[i]), want[i], want[i]);
+  }
+  // `length`: what the roundings are relative to.
+  void add(double got, double want, double length) {
+    error += (got - want) * (got - want);
+    size += length * length;
+    ++count;
   }
 };
 
@@ -256,17 +257,25 @@ void Exact::check_choice(Layer& layer, const Row& index_q, const Row& weights, c
   const std::vector<float> got = layer.logits(token, count);
   Row want(static_cast<size_t>(count));
   double largest = 0;
+  Compared c;
   for (int64_t j = 0; j < count; ++j) {
+    // Terms of a logit have both signs, and few keys may all have small sums: what rounding costs
+    // is relative to the terms. Those of q and k round each product, that of a weight its head.
+    double squares = 0;
     for (int64_t h = 0; h < s_.index_heads; ++h) {
-      double dot = 0;
-      for (int64_t i = 0; i < 128; ++i)
-        dot += index_q[h * 128 + i] * keys.keys[static_cast<size_t>(j)][i];
-      want[j] += weights[h] * std::max(0.0, dot);
+      double dot = 0, products = 0;
+      for (int64_t i = 0; i < 128; ++i) {
+        const double product = index_q[h * 128 + i] * keys.keys[static_cast<size_t>(j)][i];
+        dot += product;
+        products += product * product;
+      }
+      const double active = std::max(0.0, dot);
+      want[j] += weights[h] * active;
+      squares += weights[h] * weights[h] * (products + active * active);
     }
+    c.add(got[j], want[j], std::sqrt(squares));
     largest = std::max(largest, std::fabs(want[j] - got[j]));
   }
-  Compared c;
-  c.add(got.data(), want.data(), count);
   // Queries: q_a, norm, projection, RoPE; keys: up to four; weights: one.
   const double code = bf16_caches_ ? 0 : kE4m3;
   record(check, c, 9 * kBf16 + 2 * code);

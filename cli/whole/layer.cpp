@@ -96,8 +96,10 @@ Layer::Layer(const Spec& spec, std::shared_ptr<const Weights> weights, const Que
     window_lengths_ = Array<int32_t>(queue, tokens);
   }
   const int64_t keys = s.mla() ? context : s.compressed() ? context / s.ratio : 0;
-  if (s.chooses && keys > 0) {
-    const int64_t most = s.indexed() ? std::min(s.topk, keys) : c128a_width(context, s.ratio);
+  if (s.chooses && (s.mla() || s.compressed())) {
+    // One column at least: an indexer runs before the first entry closes, too.
+    const int64_t most =
+        s.indexed() ? std::clamp<int64_t>(keys, 1, s.topk) : c128a_width(context, s.ratio);
     choice_.ids = Array<int32_t>(queue, tokens * most);
     choice_.block_count = std::min<int64_t>(kMostBlocks, (keys + kBlock - 1) / kBlock);
     if (s.finds_blocks) choice_.blocks = Array<int32_t>(queue, tokens * choice_.block_count);

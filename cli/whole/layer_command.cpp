@@ -153,7 +153,8 @@ int run_layer(const LayerCommand& o) {
   if (!o.check) return 0;
   fmt::print(
       "\ndeviation: |got - want| / |want| of all values up to there, as lengths, against the layer "
-      "in fp64;\nbehind it what the roundings up to there may cost. {}\n",
+      "in fp64\n(logits: beside their terms); behind it what the roundings up to there may cost. "
+      "{}\n",
       ok ? "All within." : "FAILED");
   return ok ? 0 : 1;
 }
@@ -184,7 +185,8 @@ void add_layer(CLI::App& app, Outcome& outcome) {
   cmd->add_option("--layer", o->kind, "Its kind (the model's most typical)");
   cmd->add_option("--weights", o->weights, "safetensors file with a checkpoint's names (random)")
       ->check(CLI::ExistingFile);
-  cmd->add_option("--prefix", o->prefix, "What the names begin with, as layers.3.attn.");
+  cmd->add_option("--prefix", o->prefix, "What the names begin with, as layers.3.attn.")
+      ->needs("--weights");
   const auto size = [&](const char* name, int64_t& to, const char* what, int64_t most) {
     cmd->add_option(name, to, what)->check(CLI::Range(int64_t{1}, most));
   };

@@ -30,6 +30,35 @@ constexpr Renamed kFields[] = {
     {"state.table", "state_table"},
     {"parallel.", ""},
     {"target.kernel", "kernel"},
+    {"blocks.size", "block"},
+    {"blocks.within", "within"},
+    {"blocks.best", "best"},
+    {"Precision::", "precision "},
+};
+
+// Enumerators, which are texts in Python.
+constexpr Renamed kChoices[] = {
+    {"kPow2FloorAmax", "pow2_floor_amax"},
+    {"kPow2", "pow2"},
+    {"kAmax", "amax"},
+    {"kDefault", "default"},
+    {"kAuto", "auto"},
+    {"kBf16", "bf16"},
+    {"kMixed", "mixed"},
+    {"kSeparate", "separate"},
+    {"kDirect", "direct"},
+    {"kFull", "full"},
+    {"kFp8", "fp8"},
+    {"kNone", "none"},
+    {"kRms", "rms"},
+    {"kLayer", "layer"},
+    {"kInterleaved", "interleaved"},
+    {"kHalf", "half"},
+    {"kLast", "last"},
+    {"kFirst", "first"},
+    {"kHeads", "heads"},
+    {"kContext", "context"},
+    {"kQueries", "queries"},
 };
 
 // Outputs, which are `out` in every call of Python. The stage comes with the name: `ids` is an
@@ -47,14 +76,19 @@ constexpr Renamed kOutputs[] = {
     {"combined_lists: lists:", "combined_lists: out:"},
 };
 
+void rename(std::string& message, const Renamed& name) {
+  const auto& [from, to] = name;
+  for (size_t at = 0; (at = message.find(from, at)) != message.npos; at += to.size())
+    message.replace(at, from.size(), to);
+}
+
 }  // namespace
 
 std::string in_python(std::string message) {
   for (const auto& [from, to] : kOutputs)
     if (message.starts_with(from)) message.replace(0, from.size(), to);
-  for (const auto& [from, to] : kFields)
-    for (size_t at = 0; (at = message.find(from, at)) != message.npos; at += to.size())
-      message.replace(at, from.size(), to);
+  for (const Renamed& field : kFields) rename(message, field);
+  for (const Renamed& choice : kChoices) rename(message, choice);
   // torch.topk, torch.argsort and NumPy's defaults give int64.
   if (message.find(" int32, found ") != message.npos && message.ends_with(" int64"))
     message += "; convert it: .int() in PyTorch, .astype(\"int32\") in NumPy";

@@ -128,9 +128,9 @@ def test_precision(small):
     fp8 = {"scale": 0.02, "precision": "fp8"}
     got = winnow.attend(q, cache, indices, kernel="reference", **fp8).float()
     assert 0.005 < (got - want).norm() / want.norm() < 0.1
-    with pytest.raises(NotImplementedError, match="attend: no kernel fits: .*kFull alone"):
+    with pytest.raises(NotImplementedError, match="attend: no kernel fits: .*precision full alone"):
         winnow.attend(q, cache, indices, **fp8)
-    with pytest.raises(NotImplementedError, match="attend: no kernel fits: .*kFull alone"):
+    with pytest.raises(NotImplementedError, match="attend: no kernel fits: .*precision full alone"):
         operators.attend(q, cache.data, indices, "v32_fp8", 16, **fp8)
     with pytest.raises(ValueError, match="attend: precision: expected full or fp8, found half"):
         winnow.attend(q, cache, indices, scale=0.02, precision="half")

@@ -320,8 +320,13 @@ def test_what_is_not_served():
             model(ids, attention_mask=torch.ones(2, 1, 12, 12))
         with pytest.raises(NotImplementedError, match="packed sequences are not served"):
             model(ids, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 7, 8]]))
+        with pytest.raises(ValueError, match=r"position_ids: expected \[2, 12\], found \[2, 11\]"):
+            model(ids, position_ids=torch.arange(11).expand(2, -1))
         cache = winnow.hf.new_cache(model)
         model(ids, past_key_values=cache)
+        for at in (11, 13):
+            with pytest.raises(NotImplementedError, match="and those of the past, in every row"):
+                model(ids[:, :1], past_key_values=cache, position_ids=torch.full((2, 1), at))
         masked = torch.ones(2, 13).long()
         masked[0, 3] = 0
         for inputs, error, words in (
@@ -335,6 +340,8 @@ def test_what_is_not_served():
         # Nothing of that has touched the cache.
         assert cache.get_seq_length() == 12
         model(ids[:, :1], past_key_values=cache)
+    with pytest.raises(NotImplementedError, match="save the model before convert"):
+        model.save_pretrained("nowhere")
     for call in (cache.batch_repeat_interleave, cache.batch_select_indices, cache.reorder_cache):
         with pytest.raises(NotImplementedError, match="converted models do not serve it"):
             call(2)
@@ -355,5 +362,52 @@ def test_what_cannot_be_converted():
         ("DeepseekV4", {"index_head_dim": 64}, "found 512, 64 and 64"),
         ("DeepseekV4", {"compress_rate_hca": 8}, "heavily_compressed_attention. 128, found 8"),
     ):
+        model = model_of(family, 0, **options)
+        before = dict(model.named_modules())
         with pytest.raises(NotImplementedError, match=words):
-            winnow.hf.convert(model_of(family, 0, **options))
+            winnow.hf.convert(model)
+        assert dict(model.named_modules()) == before
+    with pytest.raises(ValueError, match="page: expected 1 to .*, found 0"):
+        winnow.hf.convert(model_of("DeepseekV32", 0), page=0)
+    spread = model_of("DeepseekV32", 0)
+    spread.model.layers[1].to("meta")
+    with pytest.raises(ValueError, match=r"model: expected one device, found \['cpu', 'meta'\]"):
+        winnow.hf.convert(spread)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_after_a_pass_that_failed(family):
+    """What raises in the middle of a first pass leaves a cache that is as good as new."""
+    model, ids = converted(family, "bf16"), tokens(0, 2, 40)
+    cache = winnow.hf.new_cache(model)
+
+    def fail(*_):
+        raise RuntimeError("in the middle")
+
+    hook = model.model.layers[1].mlp.register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="in the middle"):
+        model(ids, past_key_values=cache)
+    hook.remove()
+    for columns in (slice(0, 9), slice(9, 10), slice(10, 40)):
+        got = model(ids[:1, columns], past_key_values=cache).logits
+    want = model(ids[:1]).logits[:, 10:]
+    assert (got - want).abs().max() < 0.2 * want.std()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_copies_and_dtypes(family):
+    """A deep copy of a prompt's cache serves as well; .to(dtype) leaves the layers as they are."""
+    model, ids = converted(family, "fp8"), tokens(0, 2, 40)
+    prompt_cache = winnow.hf.new_cache(model)
+    model(ids[:, :30], past_key_values=prompt_cache)
+    caches = [copy.deepcopy(prompt_cache), prompt_cache]
+    got = [model(ids[:, 30:], past_key_values=cache).logits for cache in caches]
+    assert torch.equal(*got)
+    layer = model.model.layers[1].self_attn
+    before = {name: weight.clone() for name, weight in layer.named_buffers()}
+    model.bfloat16()
+    for name, weight in layer.named_buffers():
+        assert weight.dtype == before[name].dtype and torch.equal(weight, before[name])
+    assert model(ids).logits.isfinite().all()

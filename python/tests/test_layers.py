@@ -1,10 +1,10 @@
-"""winnow.torch's layers and caches: requests, pages, mixed batches, weights."""
+"""winnow.torch's layers and caches: requests, pages, mixed batches."""
 
 import pytest
 import torch
 
 from conftest import on
-from winnow.torch import Checkpoint, LayerCaches, MlaConfig, MlaLayer, Rope, V4Config, V4Layer
+from winnow.torch import LayerCaches, MlaConfig, MlaLayer, Rope, V4Config, V4Layer
 
 PLAIN = Rope(10000.0)
 MLA = MlaConfig(
@@ -243,6 +243,107 @@ def test_states_reach_as_far_as_they_say():
         LayerCaches([layer], dtype="fp4")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_requests_begin_anew(kind):
+    """After truncate(0), or a step that was never committed, a request is as good as a new one."""
+    layer = layer_of(kind)
+    x = random(300, 64, seed=1).bfloat16()
+    for back in ("truncate", "abandon"):
+        caches = LayerCaches([layer], page=16)
+        fresh, request = caches.add(), caches.add()
+        want = run(caches, layer, {fresh: x}, [(fresh, 0, 150)])[0]
+        other = {request: random(300, 64, seed=2).bfloat16()}
+        if back == "truncate":
+            run(caches, layer, other, [(request, 0, 300)])
+            caches.truncate(request, 0)
+        else:
+            layer(other[request], caches.begin([(request, 300)]))
+        for a, b in ((0, 5), (5, 6), (6, 150)):
+            close(run(caches, layer, {request: x}, [(request, a, b)])[0], want[a:b])
+
+
+def test_rings_begin_anew():
+    """Behind what a ring holds, a request goes on where an entry begins, and not before that."""
+    layer = layer_of("v4-128")
+    caches = LayerCaches([layer], page=1024)
+    request = caches.add()
+    x = {request: random(700, 64, seed=1).bfloat16()}
+    want = run(caches, layer, x, [(request, 0, 700)])[0]
+    caches.truncate(request, 256)
+    close(run(caches, layer, x, [(request, 256, 261)])[0], want[256:261])
+    with pytest.raises(ValueError, match="state of request 0 begins at token 256, 250 would need"):
+        caches.truncate(request, 250)
+    close(run(caches, layer, x, [(request, 261, 700)])[0], want[261:])
+
+
+def test_steps_are_used_once():
+    """A step ends with commit(), or when a request of it changes: its pages may be another's."""
+    layer = layer_of("v4-4")
+    caches, x = LayerCaches([layer], page=16), random(5, 64).bfloat16()
+
+    def refused(step, also=caches):
+        with pytest.raises(ValueError, match="caches: step: expected one of begin"):
+            also.commit(step)
+
+    request, other = caches.add(), caches.add()
+    step = caches.begin([(request, 5)])
+    layer(x, step)
+    refused(step, LayerCaches([layer]))
+    caches.commit(step)
+    refused(step)
+    assert caches.length(request) == 5
+    first = caches.begin([(request, 5)])
+    second = caches.begin([(request, 5), (other, 0)])
+    refused(first)
+    caches.truncate(request, 4)
+    refused(second)
+    step = caches.begin([(other, 5)])
+    caches.free(other)
+    refused(step)
+    with pytest.raises(ValueError, match="layers: step: it is committed, or one of its requests"):
+        layer(x, step)
+    assert caches.length(request) == 4
+
+
+def test_layers_of_several_caches():
+    """A layer's place is a matter of the caches."""
+    one, two = layer_of("mla"), layer_of("v4-4")
+    both, alone = LayerCaches([one, two]), LayerCaches([two])
+    step = both.begin([(both.add(), 5)])
+    x = random(5, 64).bfloat16()
+    for layer in (one, two):
+        assert layer(x, step).shape == (5, 64)
+    with pytest.raises(ValueError, match="expected one of caches that were made for this layer"):
+        one(x, alone.begin([(alone.add(), 5)]))
+    with pytest.raises(ValueError, match="layers: expected every layer once"):
+        LayerCaches([one, one])
+    with pytest.raises(ValueError, match="layers: expected one or more"):
+        LayerCaches([])
+    with pytest.raises(ValueError, match="drafts: expected 0 or more, found -1"):
+        LayerCaches([one], drafts=-1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_layer_takes(kind):
+    layer = layer_of(kind)
+    caches = LayerCaches([layer], page=16)
+    request = caches.add()
+    for parts in ([], [(request, 0)]):
+        step = caches.begin(parts)
+        assert layer(torch.empty(0, 64), step).shape == (0, 64)
+        caches.commit(step)
+    step = caches.begin([(request, 5)])
+    for shape in ((4, 64), (6, 64), (64,), (1, 5, 64), (5, 32)):
+        with pytest.raises(ValueError, match=r"layers: x: expected \[5, 64\], found"):
+            layer(torch.zeros(shape), step)
+    with pytest.raises(ValueError, match="layers: x: expected floating point"):
+        layer(torch.zeros(5, 64, dtype=torch.int32), step)
+    with pytest.raises(NotImplementedError, match="inference only"):
+        layer(torch.zeros(5, 64, requires_grad=True), step)
+    with pytest.raises(TypeError):
+        caches.begin([(request, 1.5)])
+
+
 def test_many_requests_grow():
     """Requests come and go; pages and rows of tables grow and are used again."""
     layer = layer_of("v4-4")
@@ -263,69 +364,47 @@ def test_many_requests_grow():
     assert all(p.count < 9 * 3 * 2 for p in caches.pages.values())
 
 
-def quantised(tensors, scale_name, block=128):
-    """The matrices of a checkpoint in e4m3 with scales of blocks, and what they stand for."""
-    stored, meant = dict(tensors), dict(tensors)
-    for name, w in tensors.items():
-        skip = ("compressor", "weights_proj", "norm")
-        if not name.endswith(".weight") or w.dim() != 2 or any(s in name for s in skip):
-            continue
-        blocks = [-(-n // block) for n in w.shape]
-        power = torch.randint(-3, 3, blocks, generator=torch.Generator().manual_seed(len(name)))
-        scale = torch.exp2(power.float())
-        full = scale.repeat_interleave(block, 0).repeat_interleave(block, 1)
-        full = full[: w.shape[0], : w.shape[1]]
-        small = (w.float() / full).to(torch.float8_e4m3fn)
-        stored[name] = small
-        scale_of = name.removesuffix("weight") + scale_name
-        stored[scale_of] = scale if scale_name != "scale" else scale.to(torch.float8_e8m0fnu)
-        meant[name] = (small.float() * full).bfloat16()
-    return stored, meant
+@pytest.mark.parametrize("kind", KINDS)
+def test_inference_mode_of_some_steps(kind):
+    layer = layer_of(kind)
+    x = random(300, 64, seed=1).bfloat16()
+    with torch.inference_mode():
+        caches = LayerCaches([layer], page=16)
+        request = caches.add()
+        run(caches, layer, {request: x}, [(request, 0, 100)])
+    run(caches, layer, {request: x}, [(request, 100, 200)])
+    with torch.no_grad():
+        other = caches.copy(request)
+        run(caches, layer, {request: x, other: x}, [(other, 200, 201), (request, 200, 220)])
 
 
-@pytest.mark.parametrize("kind", ["mla", "v4-4"])
-def test_fp8_weights(kind):
-    config = MLA if kind == "mla" else v4_config(4)
-    make, cls = (mla_weights, MlaLayer) if kind == "mla" else (v4_weights, V4Layer)
-    tensors = make(config, "layers.5.attn.")
-    stored, meant = quantised(tensors, "weight_scale_inv" if kind == "mla" else "scale")
-    assert any(t.dtype == torch.float8_e4m3fn for t in stored.values())
-    one, two = cls(config, stored, "layers.5.attn."), cls(config, meant, "layers.5.attn.")
-    for (name, got), want in zip(one.named_buffers(), two.buffers(), strict=True):
-        assert torch.equal(got, want), name
+def test_without_memory(monkeypatch):
+    """What finds no memory leaves requests and pages as they were."""
+    layer = layer_of("v4-4")
+    caches = LayerCaches([layer], page=16)
+    request = caches.add()
+    x = {request: random(300, 64).bfloat16()}
+    run(caches, layer, x, [(request, 0, 20)])
+    used = caches.used_bytes()
+    real, asked = torch.zeros, []
 
+    def refuse(*args, **keywords):
+        asked.append(args)
+        if len(asked) > 1:
+            raise MemoryError("none left")
+        return real(*args, **keywords)
 
-def test_checkpoint(tmp_path):
-    save_file = pytest.importorskip("safetensors.torch").save_file
-    tensors = mla_weights(MLA, "model.layers.0.self_attn.")
-    save_file(tensors, tmp_path / "model.safetensors")
-    checkpoint = Checkpoint(tmp_path)
-    assert len(checkpoint) == len(tensors)
-    layer = MlaLayer(MLA, checkpoint, "model.layers.0.self_attn.")
-    assert torch.equal(layer.o, tensors["model.layers.0.self_attn.o_proj.weight"])
-    with pytest.raises(FileNotFoundError, match="no safetensors files"):
-        Checkpoint(tmp_path / "nothing")
-
-
-def test_weights_that_do_not_fit():
-    tensors = mla_weights(MLA, "p.")
-    for name, change, error, words in (
-        ("p.q_b_proj.weight", None, KeyError, "p.q_b_proj.weight is missing"),
-        ("p.q_a_layernorm.weight", None, KeyError, "p.q_a_layernorm.weight is missing"),
-        ("p.o_proj.weight", torch.zeros(3, 4), ValueError, r"expected \[64, 512\], found \[3, 4\]"),
-        ("p.o_proj.bias", torch.zeros(64), NotImplementedError, "p.o_proj.bias: expected none"),
-        (
-            "p.o_proj.weight",
-            torch.zeros(64, 512).to(torch.float8_e4m3fn),
-            KeyError,
-            "has none of weight_scale_inv, scale beside it",
-        ),
-    ):
-        damaged = {n: t for n, t in tensors.items() if n != name}
-        if change is not None:
-            damaged[name] = change
-        with pytest.raises(error, match=words):
-            MlaLayer(MLA, damaged, "p.")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "zeros", refuse)
+        with pytest.raises(MemoryError, match="none left"):
+            caches.begin([(request, 280)])
+    assert len(asked) == 2 and caches.used_bytes() == used and caches.length(request) == 20
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "new_empty", refuse)
+        with pytest.raises(MemoryError, match="none left"):
+            caches.add()
+    assert list(caches.requests) == [request] and caches.add() == request + 1
+    run(caches, layer, x, [(request, 20, 300)])
 
 
 def test_rope_parameters():

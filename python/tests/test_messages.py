@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import winnow
+import winnow.torch
 from winnow import flash_mla
 
 INT = torch.int32
@@ -225,6 +226,24 @@ def test_what_dlpack_raises_is_the_cause():
     winnow.select(Described(lambda: used), 1)
     with pytest.raises(TypeError, match="select: logits: .* cannot be read"):
         winnow.select(Described(lambda: used), 1)  # a capsule serves once
+
+
+def test_choices_are_texts():
+    """Enumerators of the library are the texts that Python takes."""
+    rows, slots = torch.zeros(1, 576).bfloat16(), torch.zeros(1, dtype=torch.int64)
+    plan = {"heads": 4, "pages": 4, "topk": 4}
+    text = "scale: expected default, amax or pow2 for v32_fp8, found pow2_floor_amax"
+    with pytest.raises(ValueError, match=f"^write: {text}$"):
+        winnow.write(rows, slots, latent(), scale="pow2_floor_amax")
+    text = "mode: expected mixed, separate or direct for an fp8 cache, found bf16"
+    with pytest.raises(ValueError, match=f"^plan: {text}$"):
+        winnow.Plan(**plan, mode="bf16")
+    with pytest.raises(ValueError, match="^plan: mha: expected false with fp8, found true$"):
+        winnow.Plan(**plan, precision="fp8", mha=True)
+    with pytest.raises(ValueError, match="^select: block: expected 1 to .*, found 0$"):
+        winnow.select(torch.zeros(1, 8), 2, block=0, best=1)
+    with pytest.raises(ValueError, match=r"^select: within: expected \[1, any\] int32, found"):
+        winnow.select(torch.zeros(1, 8), 2, block=8, within=ints(2, 1))
 
 
 def test_interfaces_that_say_nothing():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import reference
 import winnow
+import winnow.torch
 from conftest import DECODE_LSE, DECODE_OUT, PREFILL_LSE, PREFILL_OUT, on
 
 INT = torch.int32

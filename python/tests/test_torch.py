@@ -133,6 +133,14 @@ def test_opcheck(name, device):
     torch.library.opcheck(getattr(ops, name), args, kwargs)
 
 
+@pytest.mark.parametrize("name", ["rotate", "prepare_query", "index_query", "attend"])
+def test_results_of_transposed_arguments(name):
+    """Results are contiguous, as their fake ones say: what follows is compiled for that."""
+    (x, *rest), kwargs = arguments()[name]
+    x = x.transpose(0, 1).contiguous().transpose(0, 1)
+    torch.library.opcheck(getattr(ops, name), (x, *rest), kwargs)
+
+
 def test_meta_tensors():
     """One meta tensor among others is an error; a call of meta tensors alone has a meta result."""
     (q, cache, indices, *rest), kwargs = arguments()["attend"]

@@ -163,7 +163,7 @@ class Stack:
                 "ring": True,
             }
         winnow.compress(
-            x.float() @ layer.entry_rows.float().T,
+            layer.entry_rows(x.bfloat16()),
             positions,
             requests=requests,
             ratio=c.ratio,

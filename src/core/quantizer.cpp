@@ -4,6 +4,18 @@
 
 namespace winnow::internal::core {
 
+namespace {
+const char* name_of(ScaleMode mode) {
+  switch (mode) {
+    case ScaleMode::kDefault: return "kDefault";
+    case ScaleMode::kAmax: return "kAmax";
+    case ScaleMode::kPow2: return "kPow2";
+    case ScaleMode::kPow2FloorAmax: return "kPow2FloorAmax";
+  }
+  return "another mode";
+}
+}  // namespace
+
 Quantizer quantizer_of(const Check& check, CacheFormat format, ScaleMode mode) {
   constexpr float kFloor = 1e-4f;
   const bool amax = mode == ScaleMode::kAmax;
@@ -12,15 +24,15 @@ Quantizer quantizer_of(const Check& check, CacheFormat format, ScaleMode mode) {
   switch (format) {
     case CacheFormat::kV32Fp8:
       check.that(standard || amax || pow2, "scale", "kDefault, kAmax or kPow2 for v32_fp8",
-                 "another mode");
+                 name_of(mode));
       return pow2 ? Quantizer{kFloor, false, true} : Quantizer{FLT_MIN, false, false};
     case CacheFormat::kV4Fp8:
       check.that(standard || pow2 || mode == ScaleMode::kPow2FloorAmax, "scale",
-                 "kDefault, kPow2 or kPow2FloorAmax for v4_fp8", "another mode");
+                 "kDefault, kPow2 or kPow2FloorAmax for v4_fp8", name_of(mode));
       return {kFloor, mode == ScaleMode::kPow2FloorAmax, true};
     case CacheFormat::kIndexKeys:
       check.that(standard || amax || pow2, "scale", "kDefault, kAmax or kPow2 for index_keys",
-                 "another mode");
+                 name_of(mode));
       return {kFloor, true, !amax};
     default: return {};  // bf16 records have no scale
   }

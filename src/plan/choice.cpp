@@ -41,7 +41,7 @@ Mode resolve_mode(const PlanOptions& o, const Check& check) {
   }
   check.that((o.mode == Mode::kBf16) != quantized, "mode",
              quantized ? "kMixed, kSeparate or kDirect for an fp8 cache" : "kBf16 for a bf16 cache",
-             cat("mode ", static_cast<int>(o.mode)));
+             quantized ? "kBf16" : "a mode of fp8 caches");
   return o.mode;
 }
 

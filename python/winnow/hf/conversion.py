@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import types
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
+from winnow import _winnow
 from winnow.hf.paged_cache import PagedCache, Pass
 from winnow.torch import LayerCaches, MlaConfig, MlaLayer, V4Config, V4Layer
 
@@ -32,6 +34,7 @@ def convert_model(model: nn.Module, cache: str, page: int) -> nn.Module:
     base = getattr(model, model.base_model_prefix, model)
     if hasattr(base, "winnow"):
         raise ValueError("winnow.hf: model: it has been converted before")
+    _check_before(base.layers, family, page)
     layers = []
     for decoder in base.layers:
         # The old module goes when its place is taken: one layer's weights are there twice at most.
@@ -40,6 +43,8 @@ def convert_model(model: nn.Module, cache: str, page: int) -> nn.Module:
     base.winnow = Converter(layers, family, cache, page)
     base.register_forward_pre_hook(base.winnow.before, with_kwargs=True)
     base.register_forward_hook(base.winnow.after, with_kwargs=True)
+    for saved in (model, base):
+        saved.save_pretrained = _refuse_to_save
     if hasattr(model, "_prepare_cache_for_generation"):
         prepare = model._prepare_cache_for_generation
         model._prepare_cache_for_generation = types.MethodType(_prepare_cache(prepare), model)
@@ -53,15 +58,38 @@ def converter_of(model: nn.Module) -> Converter:
     return base.winnow
 
 
-def _layer_of(attention: nn.Module, family: str) -> nn.Module:
-    tensors, config, number = attention.state_dict(), attention.config, attention.layer_idx
-    device = next(attention.parameters()).device
+def _check_before(decoders: Iterable[nn.Module], family: str, page: int) -> None:
+    """What cannot be served is said before the first layer is replaced."""
+    _winnow.cache_shape("v32_fp8", 1, page)
+    attentions = [decoder.self_attn for decoder in decoders]
+    for attention in attentions:
+        _config_of(attention, family)
+    devices = {parameter.device for attention in attentions for parameter in attention.parameters()}
+    if len(devices) != 1:
+        raise ValueError(
+            f"winnow.hf: model: expected one device, found {sorted(map(str, devices))}"
+        )
+
+
+def _config_of(attention: nn.Module, family: str) -> MlaConfig | V4Config:
     if family == "deepseek_v4":
-        return V4Layer(V4Config.of(config, number), tensors, device=device)
-    sizes = MlaConfig.of(config, number)
+        return V4Config.of(attention.config, attention.layer_idx)
+    sizes = MlaConfig.of(attention.config, attention.layer_idx)
     # GLM's latent norms have the class's default in transformers, not the configuration's epsilon.
-    eps = attention.q_a_layernorm.variance_epsilon
-    return MlaLayer(dataclasses.replace(sizes, eps=eps), tensors, device=device)
+    return dataclasses.replace(sizes, eps=attention.q_a_layernorm.variance_epsilon)
+
+
+def _layer_of(attention: nn.Module, family: str) -> nn.Module:
+    layer = V4Layer if family == "deepseek_v4" else MlaLayer
+    device = next(attention.parameters()).device
+    return layer(_config_of(attention, family), attention.state_dict(), device=device)
+
+
+def _refuse_to_save(*args, **kwargs):
+    raise NotImplementedError(
+        "winnow.hf: save_pretrained: the weights of converted layers are not a checkpoint's; save "
+        "the model before convert()"
+    )
 
 
 def _prepare_cache(prepare):

@@ -19,6 +19,7 @@ class Pass:
     step: Step
     columns: Tensor  # [rows, new columns] bool on the CPU: which of them are tokens
     kept: Tensor | None  # rows of x that are tokens; None where all of them are
+    first_positions: Tensor | None  # [rows]: see PagedCache
 
 
 class PagedCache(Cache):
@@ -33,18 +34,22 @@ class PagedCache(Cache):
         self.caches, self.layer_count, self.croppable = caches, layers, croppable
         self.rows: list[int] = []  # the request of each row
         self.mask: Tensor | None = None  # [rows, columns] bool on the CPU: which columns are tokens
+        # [rows]: what position_ids called the first token of each row; None where nobody said.
+        self.first_positions: Tensor | None = None
 
     # ---- a forward pass
 
     def begin(self, rows: int, columns: int, mask: Tensor | None, positions: Tensor | None) -> Pass:
         """A pass over `columns` new columns; `mask` covers these, or the past as well."""
         past = self.get_seq_length()
+        if self.mask is None:
+            self.reset()  # requests of a first pass that failed
         if self.rows and len(self.rows) != rows:
             raise ValueError(
                 f"winnow.hf: past_key_values: it holds {len(self.rows)} rows, the batch has {rows}"
             )
         new = self._new_columns(rows, past, columns, mask)
-        _check_positions(positions, new)
+        first_positions = self._follow(positions, new)
         if not self.rows:
             self.rows = [self.caches.add() for _ in range(rows)]
         counts = new.sum(1).tolist()
@@ -52,12 +57,13 @@ class PagedCache(Cache):
         kept = None
         if not bool(new.all()):
             kept = new.flatten().nonzero()[:, 0].to(step.positions.device)
-        return Pass(self, step, new, kept)
+        return Pass(self, step, new, kept, first_positions)
 
     def commit(self, done: Pass) -> None:
         self.caches.commit(done.step)
         new = done.columns
         self.mask = new if self.mask is None else torch.cat([self.mask, new], 1)
+        self.first_positions = done.first_positions
 
     def _new_columns(self, rows: int, past: int, columns: int, mask: Tensor | None) -> Tensor:
         if mask is None:
@@ -78,9 +84,39 @@ class PagedCache(Cache):
         if past and not torch.equal(mask[:, :past], self.mask):
             raise NotImplementedError(
                 "winnow.hf: attention_mask: it must keep what it said of earlier columns: what a "
-                "cache has stored cannot be masked later"
+                "cache has stored cannot be masked later (where none is given, generate() masks "
+                "pad tokens, those that it made itself too: give one)"
             )
         return mask[:, past:]
+
+    def _follow(self, positions: Tensor | None, new: Tensor) -> Tensor | None:
+        """Tokens of a row follow each other; where the first one stands does not change attention.
+
+        Gives what the cache is to keep of the rows' first positions.
+        """
+        if positions is None:
+            begins = self.mask is None and bool(new.all())
+            return torch.zeros(new.shape[0], dtype=torch.long) if begins else self.first_positions
+        if positions.dim() == 1:
+            positions = positions[None]
+        if positions.dim() != 2 or list(positions.shape) not in ([1, new.shape[1]], [*new.shape]):
+            raise ValueError(
+                f"winnow.hf: position_ids: expected {list(new.shape)}, found "
+                f"{list(positions.shape)}"
+            )
+        if not new.numel():
+            return self.first_positions
+        lengths = torch.tensor([self.caches.length(request) for request in self.rows] or [0])
+        firsts = positions.detach().cpu() - lengths[:, None] - new.cumsum(1) + 1
+        first = firsts.gather(1, new.int().argmax(1, keepdim=True))[:, 0]
+        if self.first_positions is not None:
+            first = torch.where((lengths > 0) | ~new.any(1), self.first_positions, first)
+        if bool(((firsts != first[:, None]) & new).any()):
+            raise NotImplementedError(
+                "winnow.hf: position_ids: expected positions that follow each other, and those of "
+                "the past, in every row (packed sequences are not served)"
+            )
+        return first
 
     # ---- what transformers asks of a cache
 
@@ -122,7 +158,7 @@ class PagedCache(Cache):
     def reset(self) -> None:
         for request in self.rows:
             self.caches.free(request)
-        self.rows, self.mask = [], None
+        self.rows, self.mask, self.first_positions = [], None, None
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forgets the last columns (a negative number of them), where windows and states reach."""
@@ -165,17 +201,3 @@ class PagedCache(Cache):
 
     def update_indexer(self, *args, **kwargs):
         self._refuse("update_indexer by an attention layer that is not converted")
-
-
-def _check_positions(positions: Tensor | None, new: Tensor) -> None:
-    """Tokens of a row follow each other; where the first one stands does not change attention."""
-    if positions is None or positions.dim() != 2 or new.shape[1] < 2:
-        return
-    positions = positions.detach().cpu().expand(new.shape[0], -1)
-    for row, kept in zip(positions, new, strict=True):
-        tokens = row[kept]
-        if not bool((tokens.diff() == 1).all()):
-            raise NotImplementedError(
-                "winnow.hf: position_ids: expected positions that follow each other in a row "
-                "(packed sequences are not served)"
-            )

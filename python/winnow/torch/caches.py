@@ -5,6 +5,8 @@ A step is begin(), every layer once, commit(). docs/layers.md has an example.
 
 from __future__ import annotations
 
+import operator
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -59,8 +61,17 @@ class State:
 @dataclass
 class Request:
     length: int = 0
-    # One past the last position whose row was ever written to the rings.
+    # One past the last position whose row was written to the rings, and the first position whose
+    # row was: truncate() may go back behind everything that they hold.
     written: int = 0
+    first_row: int = 0
+    # The last step over it, until commit().
+    step: Step | None = None
+
+
+# What lives from step to step is no inference tensor: later steps may run outside of that mode, and
+# write to it.
+_makes_lasting_tensors = torch.inference_mode(False)
 
 
 class LayerCaches:
@@ -69,10 +80,15 @@ class LayerCaches:
     Windows and compressor states reach back far enough that `drafts` tokens may be rejected.
     """
 
+    @_makes_lasting_tensors
     def __init__(self, layers: Iterable, *, dtype: str = "fp8", page: int = 64, drafts: int = 8):
         if dtype not in ("fp8", "bf16"):
             raise ValueError(f"caches: dtype: expected fp8 or bf16, found {dtype}")
+        if drafts < 0:
+            raise ValueError(f"caches: drafts: expected 0 or more, found {drafts}")
         layers = list(layers)
+        if not layers:
+            raise ValueError("caches: layers: expected one or more, found none")
         devices = {layer.device for layer in layers}
         if len(devices) != 1:
             raise ValueError(
@@ -86,8 +102,11 @@ class LayerCaches:
         self.free_rows: list[int] = []
         self._records: dict[tuple[int, str], tuple[Pages, int]] = {}
         self._states: dict[tuple[int, str], tuple[State, Tensor]] = {}
-        for number, layer in enumerate(layers):
-            layer.number = number
+        # Weak, so that a deep copy of the caches (a prompt's, to be used again) serves them too.
+        self._numbers = weakref.WeakKeyDictionary(zip(layers, range(len(layers)), strict=True))
+        if len(self._numbers) != len(layers):
+            raise ValueError("caches: layers: expected every layer once")
+        for layer, number in self._numbers.items():
             for store in layer.stores:
                 if isinstance(store, State):
                     rows = torch.empty(0, store.reach + drafts, store.width, device=self.device)
@@ -99,20 +118,27 @@ class LayerCaches:
                 pages = self.pages[key]
                 index = pages.add_layer(FORMATS[store.kind, dtype])
                 self._records[number, store.name] = (pages, index)
+        for pages in self.pages.values():
+            # A cache has pages, also before the first entry of a context closes.
+            pages.reserve(1)
 
     # ---- requests
 
+    @_makes_lasting_tensors
     def add(self) -> int:
         """A new, empty request; the number stands for it."""
-        request = self.free_rows.pop() if self.free_rows else len(self.requests)
-        self.requests[request] = Request()
-        for pages in self.pages.values():
-            pages.add_request(request)
+        request = self.free_rows[-1] if self.free_rows else len(self.requests)
+        # What may find no memory comes first: it leaves the requests as they are.
         for key, (state, rows) in self._states.items():
             if request >= rows.shape[0]:
                 bigger = rows.new_empty(max(1, 2 * rows.shape[0]), *rows.shape[1:])
                 bigger[: rows.shape[0]] = rows
                 self._states[key] = (state, bigger)
+        for pages in self.pages.values():
+            pages.add_request(request)
+        self.requests[request] = Request()
+        if self.free_rows:
+            self.free_rows.pop()
         return request
 
     def length(self, request: int) -> int:
@@ -123,8 +149,15 @@ class LayerCaches:
             raise ValueError(f"caches: request: expected one that add() gave, found {request}")
         return self.requests[request]
 
+    def _close_step(self, request: int) -> None:
+        """Nobody goes on with a step over a request that changes: its pages may be another's."""
+        at = self._request(request)
+        if at.step is not None:
+            at.step.open = False
+            at.step = None
+
     def free(self, request: int) -> None:
-        self._request(request)
+        self._close_step(request)
         for pages in self.pages.values():
             pages.remove_request(request)
         del self.requests[request]
@@ -142,12 +175,14 @@ class LayerCaches:
             pages.share(source, request, length)
         for _, rows in self._states.values():
             rows[request] = rows[source]
-        self.requests[request] = Request(length, self.requests[source].written)
+        at = self.requests[source]
+        self.requests[request] = Request(length, at.written, at.first_row)
         return request
 
     def truncate(self, request: int, length: int) -> None:
         """Forgets the tokens from `length` on."""
         self.check_resumable(request, length)
+        self._close_step(request)
         self._cut(request, length)
 
     def _cut(self, request: int, length: int) -> None:
@@ -175,21 +210,36 @@ class LayerCaches:
                     f"{pages.first_kept(request)}, {length} would need token {first}"
                 )
         for state, rows in self._states.values():
-            first, kept = state.first_needed(length), at.written - rows.shape[1]
+            first, kept = state.first_needed(length), self._first_kept(at, rows)
             if first < min(length, kept):
                 raise ValueError(
                     f"caches: length: the compressor's state of request {request} begins at token "
                     f"{kept}, {length} would need token {first}"
                 )
 
+    @staticmethod
+    def _first_kept(at: Request, rows: Tensor) -> int:
+        """The first position whose row a ring still has."""
+        return max(at.first_row, at.written - rows.shape[1])
+
+    def _write_rings(self, at: Request, end: int) -> None:
+        """A step will write the rows of [length, end)."""
+        states = self._states.values()
+        passed = any(self._first_kept(at, rows) > at.length for _, rows in states)
+        if passed and all(state.first_needed(at.length) >= at.length for state, _ in states):
+            # Nothing before `length` is needed, and nothing of it is left: rows begin anew.
+            at.first_row, at.written = at.length, end
+        at.written = max(at.written, end)
+
     # ---- steps
 
+    @_makes_lasting_tensors
     def begin(self, parts: Iterable[tuple[int, int]]) -> Step:
         """Pages for a batch of (request, new tokens), in the order of the rows of x.
 
         Prefill chunks, decodes (one token) and drafts (a few) mix. Lengths change in commit().
         """
-        parts = [(request, int(tokens)) for request, tokens in parts]
+        parts = [(request, operator.index(tokens)) for request, tokens in parts]
         if len({request for request, _ in parts}) != len(parts):
             raise ValueError("caches: parts: expected every request once")
         for request, tokens in parts:
@@ -199,17 +249,25 @@ class LayerCaches:
         for pages in self.pages.values():
             missing = [pages.missing(r, self.requests[r].length, n) for r, n in parts]
             pages.reserve(sum(missing))
+        for pages in self.pages.values():
             for request, tokens in parts:
                 pages.extend(request, self.requests[request].length, tokens)
         ends = [self.requests[request].length + tokens for request, tokens in parts]
         self.ropes.reserve(max(ends, default=1))
+        step = Step(self, parts)
         for (request, _), end in zip(parts, ends, strict=True):
-            at = self.requests[request]
-            at.written = max(at.written, end)
-        return Step(self, parts)
+            self._close_step(request)
+            self.requests[request].step = step
+            self._write_rings(self.requests[request], end)
+        return step
 
     def commit(self, step: Step, accepted: dict[int, int] | None = None) -> None:
         """The step's tokens become part of their requests, or the first `accepted` of them."""
+        if step.caches is not self or not step.open:
+            raise ValueError(
+                "caches: step: expected one of begin() that is neither committed nor outdated by a "
+                "later begin(), truncate() or free() of one of its requests"
+            )
         accepted = accepted or {}
         tokens = dict(step.parts)
         for request, kept in accepted.items():
@@ -219,13 +277,21 @@ class LayerCaches:
                     f"{request}, found {kept}"
                 )
             self._check_reachable(request, self._request(request).length + kept)
+        step.open = False
         for request, new in step.parts:
+            self.requests[request].step = None
             length = self.requests[request].length + accepted.get(request, new)
             self._cut(request, length)
             for pages in self.pages.values():
                 pages.release_before(request, length - self.drafts)
 
     # ---- what a layer reads and writes
+
+    def number(self, layer) -> int:
+        """Its place among the layers of these caches."""
+        if layer not in self._numbers:
+            raise ValueError("layers: step: expected one of caches that were made for this layer")
+        return self._numbers[layer]
 
     def cache(self, layer: int, name: str) -> _winnow.Cache:
         pages, index = self._records[layer, name]
@@ -250,6 +316,7 @@ class Step:
 
     def __init__(self, caches: LayerCaches, parts: list[tuple[int, int]]):
         self.caches, self.parts = caches, parts
+        self.open = True  # until commit(), or until one of its requests changes
         positions, requests = [], []
         for request, tokens in parts:
             start = caches.requests[request].length

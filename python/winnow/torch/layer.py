@@ -13,20 +13,72 @@ from winnow.torch.paging import Pages
 INDEX_DIM = 128
 
 
+class FloatLinear(nn.Module):
+    """x [tokens, columns] bf16 -> x · weightᵀ in fp32, as DeepSeek's code and vLLM have V4's rows.
+
+    The CPU has no such product of bf16 matrices: there, the same values are held in fp32.
+    """
+
+    def __init__(self, weight: Tensor):
+        super().__init__()
+        self.register_buffer("weight", weight, persistent=False)
+        self._choose_dtype()
+
+    def _choose_dtype(self) -> None:
+        self.weight = self.weight.bfloat16() if self.weight.is_cuda else self.weight.float()
+
+    def _apply(self, fn, recurse: bool = True):
+        super()._apply(fn, recurse)
+        self._choose_dtype()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda:
+            return torch.mm(x, self.weight.T, out_dtype=torch.float32)
+        return x.float() @ self.weight.T
+
+
 class Layer(nn.Module):
     """Weights as buffers, and a place among the layers of LayerCaches.
 
-    y = layer(x, step): x [tokens, hidden] after the layer's input norm.
+    y = layer(x, step): x [tokens, hidden] after the layer's input norm. A subclass says in
+    `attend` how.
     """
 
     def __init__(self, stores: list[Records | State]):
         super().__init__()
         self.stores = stores
-        self.number = 0  # among the layers of the caches
+
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        if not step.open:
+            raise ValueError(
+                "layers: step: it is committed, or one of its requests has changed since begin()"
+            )
+        expected = [step.tokens, self.config.hidden]
+        if list(x.shape) != expected:
+            raise ValueError(f"layers: x: expected {expected}, found {list(x.shape)}")
+        if not x.is_floating_point():
+            raise ValueError(f"layers: x: expected floating point, found {x.dtype}")
+        if x.requires_grad and torch.is_grad_enabled():
+            raise NotImplementedError("layers: x: inference only: run under torch.no_grad()")
+        with torch.no_grad():
+            return self.attend(x.bfloat16(), step)
+
+    def attend(self, x: Tensor, step: Step) -> Tensor:
+        raise NotImplementedError
 
     def keep(self, name: str, tensor: Tensor) -> None:
         """Weights follow .to(device), and stay out of state_dict(): they are made of others."""
         self.register_buffer(name, tensor, persistent=False)
+
+    def _apply(self, fn, recurse: bool = True):
+        """.to(dtype) of a model around it leaves the dtypes that the verbs take."""
+
+        def moved(tensor: Tensor) -> Tensor:
+            there = fn(tensor)
+            return there if there.dtype == tensor.dtype else tensor.to(there.device)
+
+        return super()._apply(moved, recurse)
 
     @property
     def device(self) -> torch.device:
@@ -34,7 +86,7 @@ class Layer(nn.Module):
 
     def cache_of(self, name: str, step: Step, source=None) -> tuple[_winnow.Cache, Pages]:
         """Its own, or that of the layer with the number `source`."""
-        number = self.number if source is None else source
+        number = step.caches.number(self) if source is None else source
         return step.caches.cache(number, name), step.caches.pages_of(number, name)
 
     def choose(

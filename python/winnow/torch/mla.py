@@ -104,11 +104,8 @@ class MlaLayer(Layer):
             self.keep("index_norm", weights.tensor("indexer.k_norm.weight"))
             self.keep("index_bias", weights.tensor("indexer.k_norm.bias"))
 
-    @torch.no_grad()
-    def forward(self, x: Tensor, step: Step) -> Tensor:
+    def attend(self, x: Tensor, step: Step) -> Tensor:
         c = self.config
-        x = x.bfloat16()
-        tokens = x.shape[0]
         projected = functional.linear(x, self.qkv_a)
         q_a, latent, k_rope = projected.split([c.q_lora, LATENT, ROPE_DIM], 1)
         table = step.rope(c.rope)
@@ -130,7 +127,7 @@ class MlaLayer(Layer):
         elif step.chosen is None:
             raise ValueError("layers: step: a layer without an indexer needs one with it before")
         slots, counts = step.chosen
-        q = functional.linear(q_c, self.q_b).view(tokens, c.heads, c.nope + ROPE_DIM)
+        q = functional.linear(q_c, self.q_b).view(-1, c.heads, c.nope + ROPE_DIM)
         attended = _winnow.attend(
             _winnow.absorb_query(q[..., : c.nope], self.w_uk),
             cache,

@@ -108,7 +108,7 @@ def _(out, **rest):
     "slice='last', bool inverse=False) -> Tensor"
 )
 def _rotate(x, positions, table, **rest):
-    return _winnow.rotate(x, positions, table, out=torch.zeros_like(x), **rest)
+    return _winnow.rotate(x, positions, table, out=x.new_zeros(x.shape), **rest)
 
 
 @_rotate.fake
@@ -139,7 +139,7 @@ def _(x, positions, table, **rest):
     "slice='last') -> Tensor"
 )
 def _prepare_query(q, positions, table, **rest):
-    return _winnow.prepare_query(q, positions, table, out=torch.zeros_like(q), **rest)
+    return _winnow.prepare_query(q, positions, table, out=q.new_zeros(q.shape), **rest)
 
 
 @_prepare_query.fake

@@ -56,8 +56,6 @@ class Pages:
 
     def add_request(self, request: int) -> None:
         self.held[request] = []
-        # A cache has pages, also before the first entry of a context closes.
-        self.reserve(0 if self.count else 1)
         if request >= self.host_table.shape[0]:
             self._resize_table(2 * request + 1, self.host_table.shape[1])
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from winnow import _winnow
 from winnow.torch.caches import Records, State, Step
-from winnow.torch.layer import INDEX_DIM, Layer
+from winnow.torch.layer import INDEX_DIM, FloatLinear, Layer
 from winnow.torch.rope import Rope
 from winnow.torch.weights import Weights
 
@@ -105,10 +105,8 @@ class Compressor(nn.Module):
             weights.matrix(f"{module}.{half}", width, config.hidden)
             for half in ("kv_proj", "gate_proj")
         ]
-        # Its rows stay in fp32, as DeepSeek's code and vLLM have them.
-        weight = torch.cat(rows)
-        weight = weight if weight.is_cuda else weight.float()
-        self.register_buffer("weight", weight, persistent=False)
+        # [tokens, values and scores]
+        self.rows = FloatLinear(torch.cat(rows))
         bias = weights.tensor(f"{module}.position_bias")
         self.register_buffer("bias", bias, persistent=False)
         norm = weights.tensor(f"{module}.kv_norm.weight")
@@ -117,12 +115,6 @@ class Compressor(nn.Module):
             Records(name, "v4" if dim == HEAD else "index", ratio=config.ratio),
             State(name, config.ratio, self.overlap, 2 * width),
         ]
-
-    def rows(self, x: Tensor) -> Tensor:
-        """[tokens, values and scores] f32."""
-        if x.is_cuda:
-            return torch.mm(x, self.weight.T, out_dtype=torch.float32)
-        return x.float() @ self.weight.T
 
     def forward(self, x: Tensor, step: Step, layer: int) -> None:
         pages = step.caches.pages_of(layer, self.name)
@@ -169,11 +161,8 @@ class WindowLayer(Layer):
         """Stores the entries that the batch closes; gives attend()'s second list."""
         raise NotImplementedError
 
-    @torch.no_grad()
-    def forward(self, x: Tensor, step: Step) -> Tensor:
+    def attend(self, x: Tensor, step: Step) -> Tensor:
         c = self.config
-        x = x.bfloat16()
-        tokens = x.shape[0]
         q_a, kv = functional.linear(x, self.qkv_a).split([c.q_lora, HEAD], 1)
         table = step.rope(c.rope)
         q_c = _winnow.norm(q_a, self.q_a_norm, eps=c.eps)
@@ -189,7 +178,7 @@ class WindowLayer(Layer):
             table=table,
         )
         indices, lengths = step.window(pages)
-        q = functional.linear(q_c, self.q_b).view(tokens, c.heads, HEAD)
+        q = functional.linear(q_c, self.q_b).view(-1, c.heads, HEAD)
         attended = _winnow.attend(
             _winnow.prepare_query(q, step.positions, table, norm=self.q_norm, eps=c.eps),
             cache,
@@ -200,8 +189,8 @@ class WindowLayer(Layer):
             **self.compressed(x, q_c, step, table),
         )
         _winnow.rotate(attended, step.positions, table, inverse=True, out=attended)
-        groups = attended.view(tokens, c.groups, -1).transpose(0, 1)
-        low_rank = torch.bmm(groups, self.o_a).transpose(0, 1).reshape(tokens, c.groups * c.rank)
+        groups = attended.view(-1, c.groups, self.o_a.shape[1]).transpose(0, 1)
+        low_rank = torch.bmm(groups, self.o_a).transpose(0, 1).reshape(-1, c.groups * c.rank)
         return functional.linear(low_rank, self.o_b)
 
 
@@ -234,10 +223,11 @@ class V4Layer(WindowLayer):
         c = self.config
         if not c.ratio:
             return {}
-        self.entries(x, step, self.number)
+        number = step.caches.number(self)
+        self.entries(x, step, number)
         cache, pages = self.cache_of("entries", step)
         if c.ratio == 4:
-            self.index_entries(x, step, self.number)
+            self.index_entries(x, step, number)
             slots, lengths = step.locate(self.choose(x, q_c, step, table), pages)
         else:
             slots, lengths = step.every_entry(pages)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from winnow import _winnow
 from winnow.torch.caches import Records, State, Step
-from winnow.torch.layer import INDEX_DIM
+from winnow.torch.layer import INDEX_DIM, FloatLinear
 from winnow.torch.rope import Rope
 from winnow.torch.v4 import ALIASES, HEAD, WindowLayer
 from winnow.torch.weights import Weights
@@ -114,9 +114,7 @@ class V41Layer(WindowLayer):
         c = self.config
         halves = ["kv_proj", "gate_proj"] if c.ratio > 1 else ["kv_proj"]
         rows = [weights.matrix(f"compressor.{half}", HEAD, c.hidden) for half in halves]
-        weight = torch.cat(rows)
-        # Its rows stay in fp32, as in V4.
-        self.keep("entry_rows", weight if weight.is_cuda else weight.float())
+        self.entry_rows = FloatLinear(torch.cat(rows))
         self.keep("entry_norm", weights.tensor("compressor.kv_norm.weight"))
         self.keep("index_k", weights.matrix("indexer.wk", INDEX_DIM, HEAD))
         self.keep("index_norm", weights.tensor("indexer.k_norm.weight"))
@@ -133,7 +131,7 @@ class V41Layer(WindowLayer):
             return {}
         if c.stores:
             self._store(x, step, table)
-            step.entry_source = self.number
+            step.entry_source = step.caches.number(self)
         elif step.entry_source is None:
             raise ValueError("layers: step: a layer without entries needs one with them before")
         cache, pages = self.cache_of("entries", step, step.entry_source)
@@ -147,18 +145,13 @@ class V41Layer(WindowLayer):
     def _store(self, x: Tensor, step: Step, table: Tensor) -> None:
         """Entries, and index keys from what they are before RoPE."""
         c = self.config
-        rows = (
-            torch.mm(x, self.entry_rows.T, out_dtype=torch.float32)
-            if x.is_cuda
-            else x.float() @ self.entry_rows.T
-        )
         cache, pages = self.cache_of("entries", step)
         latent = torch.zeros(x.shape[0], HEAD, dtype=torch.bfloat16, device=x.device)
         state = {}
         if c.ratio > 1:
-            state = {"state": step.caches.state(self.number, "entries"), "ring": True}
+            state = {"state": step.caches.state(step.caches.number(self), "entries"), "ring": True}
         _winnow.compress(
-            rows,
+            self.entry_rows(x),
             step.positions,
             requests=step.requests,
             ratio=c.ratio,

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+_PLAIN = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 # Names of block scales beside "<name>.weight": DeepSeek V3.2 and GLM, then V4.
 _SCALES = ("weight_scale_inv", "scale")
 
@@ -51,6 +52,10 @@ def dequantize(weight: Tensor, scale: Tensor) -> Tensor:
 
     The block's size follows from the shapes: 128 x 128 in V3.2, GLM and V4, 32 x 32 in V4.1.
     """
+    if scale.dim() != 2:
+        raise ValueError(
+            f"weights: scale: expected [row blocks, column blocks], found {list(scale.shape)}"
+        )
     size = [_block(n, blocks) for n, blocks in zip(weight.shape, scale.shape, strict=True)]
     full = scale.float().repeat_interleave(size[0], 0).repeat_interleave(size[1], 1)
     return (weight.float() * full[: weight.shape[0], : weight.shape[1]]).bfloat16()
@@ -95,8 +100,13 @@ class Weights:
             raise ValueError(
                 f"weights: {found}: expected [{rows}, {columns}], found {list(weight.shape)}"
             )
-        if weight.dtype != torch.float8_e4m3fn:
+        if weight.dtype in _PLAIN:
             return weight.bfloat16().contiguous()
+        if weight.dtype != torch.float8_e4m3fn:
+            raise NotImplementedError(
+                f"weights: {found}: expected bf16, fp16, fp32 or e4m3 with block scales, found "
+                f"{weight.dtype}"
+            )
         for ending in _SCALES:
             name = found.removesuffix("weight") + ending
             if name in self.tensors:
