@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "cuda/device.h"
+#include "cuda/few.cuh"
 #include "cuda/launch.h"
 
 namespace winnow::internal::cuda {
@@ -14,6 +15,27 @@ template <HeadsWay kWay>
 __global__ void __launch_bounds__(kHeadThreads, kWay == HeadsWay::kTurn ? 4 : 1)
     heads(const __grid_constant__ HeadsPlan plan) {
   prepare_heads<kWay>(plan, blockIdx.x);
+}
+
+// A token in the grid's second dimension.
+__global__ void __launch_bounds__(kFewThreads) turn_heads(const __grid_constant__ FewTurned call) {
+  turn_few(call, blockIdx.y, blockIdx.x);
+}
+__global__ void __launch_bounds__(kFewThreads) copy_heads(const __grid_constant__ FewCopied call) {
+  copy_few(call, blockIdx.y, blockIdx.x);
+}
+
+void prepare_few(const HeadParams& p) {
+  const auto tokens = static_cast<unsigned>(p.tokens);
+  const cudaStream_t stream = stream_of(p.device);
+  if (is_in_place(p)) {
+    turn_heads<<<dim3(few_blocks(p.heads), tokens), kFewThreads, 0, stream>>>(few_turned(p));
+  } else {
+    const FewCopied call = few_copied(p);
+    const auto blocks = static_cast<unsigned>(core::ceil_div(call.pieces, uint32_t{kFewThreads}));
+    copy_heads<<<dim3(blocks, tokens), kFewThreads, 0, stream>>>(call);
+  }
+  keep_error(cudaGetLastError());
 }
 
 // A head is whole groups of 64 aligned values.
@@ -79,6 +101,7 @@ HeadsPlan plan_heads(const HeadParams& p) noexcept {
 void prepare_heads(const HeadParams& p) noexcept {
   const HeadsPlan plan = plan_heads(p);
   if (plan.blocks == 0) return;
+  if (plan.way == HeadsWay::kTurn && fits_few(p)) return prepare_few(p);
   with_way(plan.way, [&](auto way) {
     heads<decltype(way)::value><<<plan.blocks, plan.threads, 0, stream_of(p.device)>>>(plan);
     keep_error(cudaGetLastError());

@@ -233,6 +233,25 @@ __device__ __forceinline__ float inverse_of(const NormParams& n, float squares, 
   return __frcp_rn(__fsqrt_rn(__fadd_rn(mean_of(squares, count), n.eps)));
 }
 
+// inverse_of() with 1 / count at hand, which is rounded: the bits are the same. Where no number is
+// extreme, the quotient takes one correction (by Markstein's theorem), and root and inverse are the
+// instructions that the compiler has for them, without two branches in a chain that a call of few
+// rows waits for.
+__device__ __forceinline__ float inverse_of(float eps, float squares, float count, float of_count) {
+  const auto is_usual = [](float x) { return x > 0x1p-80f && x < 0x1p80f; };
+  const float near = __fmul_rn(squares, of_count);
+  const float mean = __fmaf_rn(__fmaf_rn(-near, count, squares), of_count, near);
+  const float x = __fadd_rn(mean, eps);
+  if (!is_usual(squares) || !is_usual(x))
+    return __frcp_rn(__fsqrt_rn(__fadd_rn(__fdiv_rn(squares, count), eps)));
+  float root, inverse;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
+  root = __fmul_rn(x, inverse);
+  root = __fmaf_rn(__fmaf_rn(-root, root, x), __fmul_rn(inverse, 0.5f), root);
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(root));
+  return __fmaf_rn(inverse, -__fmaf_rn(inverse, root, -1.0f), inverse);
+}
+
 // A lane's sums over its pieces run in four chains, piece c in chain c % 4, which are joined last:
 // four warps may share a row, a chain each, and get the same bits.
 inline constexpr int kChains = 4;
@@ -327,6 +346,20 @@ __device__ __forceinline__ uint4 normed(float inverse, const uint4& piece,
 #pragma unroll
   for (int i = 0; i < kPiece; ++i) v[i] = __fmul_rn(__fmul_rn(v[i], inverse), weight[i]);
   return packed(v);
+}
+
+// A piece of weights as it was loaded.
+struct PieceFloats {
+  float values[kPiece];
+};
+__device__ __forceinline__ PieceFloats as_floats(const uint4& low, const uint4& high) {
+  return {{__uint_as_float(low.x), __uint_as_float(low.y), __uint_as_float(low.z),
+           __uint_as_float(low.w), __uint_as_float(high.x), __uint_as_float(high.y),
+           __uint_as_float(high.z), __uint_as_float(high.w)}};
+}
+__device__ __forceinline__ uint4 normed(float inverse, const uint4& piece,
+                                        const PieceFloats& weight) {
+  return normed(inverse, piece, weight.values);
 }
 
 // Weights, or 1 where there are none, of a piece.

@@ -32,6 +32,9 @@ inline std::vector<Case> cases() {
       {"v4_bf16_hadamard", 4, 5, true, S::kDefault, true},
       {"v32", 9, 16, false, S::kPow2, false, true, 8, kHalf, kFirst},
       {"glm", 3, 32, false, S::kAmax, false, false, 0, RopePairs::kInterleaved, kFirst},
+      {"v4_odd_heads", 11, 13},
+      {"v4_prefill", 70, 64},
+      {"v32_prefill", 70, 64, false, S::kDefault, false, true, 8, kHalf, kFirst},
       {"no_tokens", 0, 4},
       {"no_heads", 3, 0},
   };

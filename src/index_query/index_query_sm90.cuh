@@ -1,6 +1,6 @@
 // index_query on the device: 8 lanes per head, each with 8 values of the half that RoPE turns and 8
 // of the other, and each thread two heads of its token at once, so that they share its angles. Of
-// few heads in all a thread has one: the shortest wait.
+// few heads in all a thread has one: the shortest wait. Most such calls go to few_sm90.cuh.
 // Budget: 256 B read and 128 B written a head, and 256 B of angles a token; everything between
 // stays in registers.
 #pragma once
@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "cuda/record.h"
+#include "index_query/few_sm90.cuh"
 #include "index_query/kernel.h"
 
 namespace winnow::internal::index_query {
@@ -57,6 +58,8 @@ inline Form form_of(const Call& call) {
     return Form::kAny;
   return p.rope.half ? Form::kHalves : Form::kPairs;
 }
+// Whether prepare_few() takes the call.
+inline bool is_few(const Call& call) { return form_of(call) != Form::kAny && fits_few(call.p); }
 // Calls f(std::integral_constant<Form, form>, std::integral_constant<int, call.each>).
 template <class F>
 void with_form(Form form, const Call& call, F&& f) {

@@ -31,6 +31,8 @@ inline std::vector<Case> cases() {
       {"layer_index_key", K::kLayer, 19, 128, true, true},
       {"layer_plain", K::kLayer, 6, 128, false, false, 1e-6f, 0, 3},
       {"in_place", K::kRms, 9, 512, true, false, 1e-6f, 0, 8, true},
+      {"in_place_long", K::kRms, 9, 2048, true, false, 1e-6f, 0, 8, true},
+      {"batch", K::kRms, 200, 1536, true, false, 1e-6f, 512},
       {"odd_width", K::kRms, 5, 77, true, false, 1e-6f, 1},
       {"one_value", K::kLayer, 3, 1, true, true},
       {"many_rows", K::kRms, 300, 128},

@@ -1,12 +1,12 @@
 // norm on the device, by blocks of four warps: a warp per row of up to 512 values, which it holds
 // in registers; four warps per row of up to 2,048, who exchange their sums through shared memory.
 // One pass; row and weights are asked for together. Longer rows are read once a sum and once more
-// for the result, from L1 or L2, by a warp.
+// for the result, from L1 or L2, by a warp. Few rows whose norm is plain (RMS with weights and no
+// bias, all aligned) have a block each, whose parameters lie in two cache lines.
 //
-// Many rows of up to 1,536 values whose norm is plain (RMS with weights and no bias, all aligned)
-// take a warp each: 3 KiB of a row in flight, no barrier, and weights from L1. Budget: 2 B read and
-// 2 B written a value; 5 million instructions for 8,192 rows of 1,536 and of 512, a quarter of the
-// issue slots.
+// Many such rows of up to 1,536 values take a warp each: 3 KiB of a row in flight, no barrier, and
+// weights from L1. Budget: 2 B read and 2 B written a value; 5 million instructions for 8,192 rows
+// of 1,536 and of 512, a quarter of the issue slots.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -38,16 +38,10 @@ __device__ __forceinline__ float sum_of_warps(float (&sums)[kWarps][32], float o
   return cuda::warp_sum(cuda::joined(sums[0][lane], sums[1][lane], sums[2][lane], sums[3][lane]));
 }
 
-// A row by four warps: warp k has the pieces c with c % 4 = k. kPlain: the norm is.
-template <bool kPlain>
+// A row by four warps: warp k has the pieces c with c % 4 = k.
 __device__ __forceinline__ void norm_shared(const Rows& rows, const bf16* x, bf16* out, bool wide,
                                             int warp, int lane, Sums& sums) {
-  core::NormParams n = rows.norm;
-  if (kPlain) {
-    n.kind = NormKind::kRms;
-    n.bias = nullptr;
-    wide = true;
-  }
+  const core::NormParams& n = rows.norm;
   const auto count = static_cast<float>(rows.width);
   int at[kPieces];
   cuda::Held<kPieces> row;
@@ -96,6 +90,67 @@ __device__ __forceinline__ void norm_shared(const Rows& rows, const bf16* x, bf1
   for (int m = 0; m < kPieces; ++m) cuda::store_piece(out, at[m], rows.width, wide, row.pieces[m]);
 }
 
+// The same where the norm is plain, with inverse_of(sum of the squares). Weights and row are asked
+// for at once: behind a question whether there are weights, they would be asked for when the row
+// has come.
+template <class InverseOf>
+__device__ __forceinline__ void norm_shared_plain(const bf16* x, bf16* out, const float* weights,
+                                                  int width, int warp, int lane, Sums& sums,
+                                                  InverseOf inverse_of) {
+  constexpr int kStep = kWarps * cuda::kWarpValues;  // from a piece to the next
+  const int first = cuda::piece_at(warp, lane);
+  x += first;
+  out += first;
+  weights += first;
+  uint4 row[kPieces], low[kPieces], high[kPieces];  // of a piece and of its weights
+#pragma unroll
+  for (int m = 0; m < kPieces; ++m) {
+    row[m] = low[m] = high[m] = {};
+    if (first + m * kStep >= width) continue;
+    row[m] = cuda::load16_now(x + m * kStep);
+    low[m] = *reinterpret_cast<const uint4*>(weights + m * kStep);
+    high[m] = *reinterpret_cast<const uint4*>(weights + m * kStep + 4);
+  }
+  float chain = 0;
+#pragma unroll
+  for (int m = 0; m < kPieces; ++m) {
+    float v[cuda::kPiece];
+    cuda::unpack(row[m], v);
+    chain = cuda::add_squares(chain, v);
+  }
+  const float inverse = inverse_of(sum_of_warps(sums.squares, chain, warp, lane));
+#pragma unroll
+  for (int m = 0; m < kPieces; ++m) {
+    if (first + m * kStep >= width) continue;
+    cuda::store16(out + m * kStep, cuda::normed(inverse, row[m], cuda::as_floats(low[m], high[m])));
+  }
+}
+
+// A row of up to kPieces pieces a lane by a warp, of few: weights and row at once.
+__device__ __forceinline__ void norm_plain_few(const Rows& rows, const bf16* x, bf16* out,
+                                               int lane) {
+  const auto width = static_cast<int>(rows.width);
+  const int first = cuda::piece_at(0, lane);
+  const float* weights = rows.norm.weight + first;
+  cuda::Held<kPieces> row;
+  uint4 low[kPieces], high[kPieces];
+#pragma unroll
+  for (int c = 0; c < kPieces; ++c) {
+    row.pieces[c] = low[c] = high[c] = {};
+    if (cuda::piece_at(c, lane) >= width) continue;
+    row.pieces[c] = cuda::load16_now(x + first + c * cuda::kWarpValues);
+    low[c] = *reinterpret_cast<const uint4*>(weights + c * cuda::kWarpValues);
+    high[c] = *reinterpret_cast<const uint4*>(weights + c * cuda::kWarpValues + 4);
+  }
+  const float inverse = cuda::rms_factors(rows.norm, row, width).inverse;
+#pragma unroll
+  for (int c = 0; c < kPieces; ++c) {
+    if (cuda::piece_at(c, lane) >= width) continue;
+    cuda::store16(out + first + c * cuda::kWarpValues,
+                  cuda::normed(inverse, row.pieces[c], cuda::as_floats(low[c], high[c])));
+  }
+}
+
 // Rows of up to kLong pieces a lane whose norm is plain (cuda/prologue.h), a warp per row: loads
 // know that they are whole, and the weights come piece by piece from L1.
 template <int kLong>
@@ -135,6 +190,55 @@ __device__ __forceinline__ void norm_streamed(const Rows& rows, const bf16* x, b
   }
 }
 
+// Few rows whose norm is plain: a block each, rows in the grid's first dimension, sets in the
+// second.
+struct FewRows {
+  const bf16* x;
+  bf16* out;
+  const float* weights;
+  uint32_t x_stride, out_stride, count;
+  int width;
+  float of_width;  // 1 / width
+  float eps;
+};
+struct FewCall {
+  FewRows rows[2];
+};
+
+// A row by as many warps as it has pieces, or four. The first four add up the squares, of a chain
+// each (prologue.h), and every warp finishes the piece of its number.
+__device__ __forceinline__ void norm_few(const FewRows& rows, uint32_t wanted, Sums& sums) {
+  constexpr int kStep = kWarps * cuda::kWarpValues;  // from a chain's piece to its next
+  const uint32_t row = wanted < rows.count ? wanted : rows.count - 1;  // and not stored
+  const auto warp = static_cast<int>(threadIdx.x / 32);
+  const auto lane = static_cast<int>(threadIdx.x % 32);
+  const int at = cuda::piece_at(warp, lane);
+  const bf16* x = cuda::at_product(rows.x, row, rows.x_stride) + at;
+  const bool has = at < rows.width;
+  const bool has_more = warp < kWarps && at + kStep < rows.width;
+  uint4 own{}, more{}, low{}, high{};
+  if (has) own = cuda::load16_now(x);
+  if (has_more) more = cuda::load16_now(x + kStep);
+  if (has) low = *reinterpret_cast<const uint4*>(rows.weights + at);
+  if (has) high = *reinterpret_cast<const uint4*>(rows.weights + at + 4);
+  if (warp < kWarps) {
+    float v[cuda::kPiece];
+    cuda::unpack(own, v);
+    float chain = cuda::add_squares(0, v);
+    cuda::unpack(more, v);
+    sums.squares[warp][lane] = cuda::add_squares(chain, v);
+  }
+  __syncthreads();
+  const auto& of = sums.squares;
+  const float squares =
+      cuda::warp_sum(cuda::joined(of[0][lane], of[1][lane], of[2][lane], of[3][lane]));
+  const float inverse =
+      cuda::inverse_of(rows.eps, squares, static_cast<float>(rows.width), rows.of_width);
+  if (has && wanted < rows.count)
+    cuda::store16(cuda::at_product(rows.out, row, rows.out_stride) + at,
+                  cuda::normed(inverse, own, cuda::as_floats(low, high)));
+}
+
 // Block `block` of the call, by all of its threads.
 template <bool kPlain>
 __device__ __forceinline__ void norm_block(const Call& call, int64_t block, Sums& sums) {
@@ -148,8 +252,14 @@ __device__ __forceinline__ void norm_block(const Call& call, int64_t block, Sums
   const bf16* x = rows.x + i * rows.x_stride;
   bf16* out = rows.out + i * rows.out_stride;
   const bool wide = call.wide[set];
-  if (call.shared[set]) norm_shared<kPlain>(rows, x, out, wide, warp, lane, sums);
-  else if (kPlain) norm_plain<kPieces>(rows, x, out, lane);
+  const auto inverse_of = [&](float squares) {
+    return cuda::inverse_of(rows.norm, squares, static_cast<float>(rows.width));
+  };
+  if (kPlain && call.shared[set])
+    norm_shared_plain(x, out, rows.norm.weight, static_cast<int>(rows.width), warp, lane, sums,
+                      inverse_of);
+  else if (kPlain) norm_plain_few(rows, x, out, lane);
+  else if (call.shared[set]) norm_shared(rows, x, out, wide, warp, lane, sums);
   else if (rows.width <= kPieces * cuda::kWarpValues) norm_held(rows, x, out, wide, lane);
   else norm_streamed(rows, x, out, wide, lane);
 }
@@ -190,6 +300,32 @@ inline int plain_pieces(const Params& p) {
 }
 inline bool is_many(const Params& p, int pieces) {
   return pieces <= kManyPieces && p.rows[0].count + p.rows[1].count >= kMany;
+}
+
+// Whether norm_few() takes a call whose norms are plain.
+inline bool is_few(const Params& p) {
+  constexpr int64_t kFew = 256;  // rows
+  if (p.rows[0].count + p.rows[1].count > kFew) return false;
+  for (const Rows& rows : p.rows)
+    if (!cuda::fits_product(rows.x_stride) || !cuda::fits_product(rows.out_stride)) return false;
+  return true;
+}
+inline FewCall few_of(const Params& p) {
+  FewCall call{};
+  for (int i = 0; i < 2; ++i) {
+    const Rows& rows = p.rows[i];
+    if (rows.count == 0) continue;
+    call.rows[i] = {.x = rows.x,
+                    .out = rows.out,
+                    .weights = rows.norm.weight,
+                    .x_stride = static_cast<uint32_t>(rows.x_stride),
+                    .out_stride = static_cast<uint32_t>(rows.out_stride),
+                    .count = static_cast<uint32_t>(rows.count),
+                    .width = static_cast<int>(rows.width),
+                    .of_width = 1 / static_cast<float>(rows.width),
+                    .eps = rows.norm.eps};
+  }
+  return call;
 }
 
 // `many`: a warp takes each row.

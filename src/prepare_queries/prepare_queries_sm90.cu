@@ -20,6 +20,17 @@ __global__ void __launch_bounds__(cuda::kHeadThreads, kForm == index_query::Form
   else index_query::prepare<kForm, kEach>(index, blockIdx.x - query.blocks);
 }
 
+// Few heads: a token in the grid's second dimension, the blocks of its heads behind each other.
+template <bool kHalf, bool kPowerOfTwo>
+__global__ void __launch_bounds__(cuda::kFewThreads)
+    prepare_few_heads(const __grid_constant__ index_query::FewIndexed index,
+                      const __grid_constant__ cuda::FewTurned query) {
+  const uint32_t of_index = cuda::few_blocks(index.heads);
+  if (blockIdx.x < of_index)
+    index_query::prepare_few<kHalf, kPowerOfTwo>(index, blockIdx.y, blockIdx.x);
+  else cuda::turn_few(query, blockIdx.y, blockIdx.x - of_index);
+}
+
 // Ways of the models: V3.2's and V4's heads.
 constexpr bool is_common(cuda::HeadsWay way) {
   return way == cuda::HeadsWay::kTurn || way == cuda::HeadsWay::kNormLatent;
@@ -32,6 +43,17 @@ void sm90(const Params& p) noexcept {
   const index_query::Call index = index_query::call_of(p.index, query.threads);
   const unsigned blocks = query.blocks + index_query::blocks_of(index);
   if (blocks == 0) return;
+  if (query.way == cuda::HeadsWay::kTurn && cuda::fits_few(query.p) && cuda::is_in_place(query.p) &&
+      index_query::is_few(index) && p.query.tokens == p.index.tokens) {
+    const dim3 grid(cuda::few_blocks(p.index.heads) + cuda::few_blocks(p.query.heads),
+                    static_cast<unsigned>(p.index.tokens));
+    index_query::with_few(p.index, [&](auto half, auto power_of_two) {
+      prepare_few_heads<decltype(half)::value, decltype(power_of_two)::value>
+          <<<grid, cuda::kFewThreads, 0, cuda::stream_of(p.device)>>>(index_query::few_of(p.index),
+                                                                      cuda::few_turned(query.p));
+    });
+    return cuda::keep_error(cudaGetLastError());
+  }
   const index_query::Form wanted =
       is_common(query.way) ? index_query::form_of(index) : index_query::Form::kAny;
   cuda::with_way(query.way, [&](auto way) {

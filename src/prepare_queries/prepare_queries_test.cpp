@@ -28,6 +28,8 @@ std::vector<Case> cases() {
       {"v32", 13, 128, 64, N::kNone, 64, 128},
       {"v32_in_place", 5, 16, 192, N::kNone, 64, 0, true},
       {"glm", 3, 64, 64, N::kNone, 32, 192},
+      {"v32_odd_heads", 6, 11, 192, N::kNone, 13, 0, true},
+      {"v32_prefill", 70, 128, 192, N::kNone, 64, 0, true},
       {"v4", 9, 64, 512, N::kRms, 64},
       {"v4_bf16_keys", 6, 7, 512, N::kRms, 5, 0, true, true},
       {"short_heads", 33, 3, 128, N::kLayer, 9},

@@ -34,6 +34,10 @@ inline std::vector<Case> cases() {
       {"half_last_inverse", 3, 2, 130, kHalf, kLast, true},
       {"odd_rows", 11, 3, 67, kInterleaved, kFirst, false, true, false, 1},
       {"half_padded", 8, 3, 97, kHalf, kLast, false, false, true, 5},
+      {"v4_output_prefill", 20, 64, 512, kInterleaved, kLast, true},
+      {"v4_output_odd_heads", 90, 13, 512, kInterleaved, kLast, true},
+      {"v32_query_prefill", 70, 64, 192, kInterleaved, kLast, false, true},
+      {"half_prefill", 40, 64, 256, kHalf, kLast},
       {"no_tokens", 0, 4, 128},
       {"no_heads", 4, 0, 128},
   };

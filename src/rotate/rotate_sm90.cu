@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "core/arithmetic.h"
+#include "cuda/few.cuh"
 #include "cuda/heads.h"
 #include "cuda/launch.h"
 #include "cuda/record.h"
@@ -36,11 +37,9 @@ struct Quantized {
 };
 
 // A warp takes the same tile of four heads, so that only the warps of the tile that RoPE turns do
-// so. kEach: such tiles of a warp. kPlain: everything is aligned, and RoPE turns pairs in place,
-// last.
-template <int kEach, bool kPlain>
-__global__ void __launch_bounds__(kThreads, kPlain ? 4 : 3)
-    quantize(const __grid_constant__ Quantized call) {
+// so. kEach: such tiles of a warp.
+template <int kEach>
+__global__ void __launch_bounds__(kThreads, 3) quantize(const __grid_constant__ Quantized call) {
   constexpr int kHalf = kTile / 2;
   const Params& p = call.p;
   const uint32_t t = cuda::divided(blockIdx.x, call.blocks);
@@ -70,20 +69,14 @@ __global__ void __launch_bounds__(kThreads, kPlain ? 4 : 3)
       high[i] = cuda::load_piece(x, at + kHalf, kTile, wide);
     }
   };
-  kPlain || call.wide ? load(true) : load(false);
+  call.wide ? load(true) : load(false);
   if (!core::in_table(p.rope, position)) return;
-  const bool first_turns = !kPlain && p.rope.first;
+  const bool first_turns = p.rope.first;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     const auto [head, tile] = spot_of(i);
     // The first half of the head's first tile turns, or the second of its last.
-    const bool turns = tile == (first_turns ? 0 : tiles - 1);
-    if (kPlain && turns) {
-      constexpr int kPairs = cuda::kPiece / 2;
-      float cosine[kPairs], sine[kPairs];
-      cuda::load_turns<true>(p.rope, position, lane * kPairs, cosine, sine);
-      high[i] = cuda::turned_pairs(high[i], p.rope.inverse, cosine, sine);
-    } else if (turns) {
+    if (tile == (first_turns ? 0 : tiles - 1)) {
       const cuda::Turn turn = cuda::turn_of(p.rope, position, lane);
       const uint4 turned =
           cuda::rotated(p.rope.half, turn, cuda::either(first_turns, low[i], high[i]));
@@ -96,11 +89,141 @@ __global__ void __launch_bounds__(kThreads, kPlain ? 4 : 3)
     auto* out = reinterpret_cast<uint8_t*>(p.codes) + t * p.out_token + head * p.out_head +
                 tile * kTile + at;
     const cuda::ScaleInverse by = cuda::scale_inverse(p.quantizer, scale);
-    const bool out_wide = kPlain || call.out_wide;
-    cuda::store_codes(out, out_wide, cuda::codes_of(p.quantizer, by, low[i]));
-    cuda::store_codes(out + kHalf, out_wide, cuda::codes_of(p.quantizer, by, high[i]));
+    cuda::store_codes(out, call.out_wide, cuda::codes_of(p.quantizer, by, low[i]));
+    cuda::store_codes(out + kHalf, call.out_wide, cuda::codes_of(p.quantizer, by, high[i]));
     if (lane == 0) p.scales[t * p.scale_token + head * p.scale_head + tile * p.scale_tile] = scale;
   }
+}
+
+// Heads of 512, everything aligned, RoPE over pairs in place, last: what V4 has. Strides are in
+// bytes of what they step over.
+constexpr int kLatentTiles = 4;
+struct Latents {
+  cuda::FewTurns turns;
+  const bf16* x;
+  uint8_t* codes;
+  float* scales;
+  uint32_t x_token, x_head;
+  uint32_t out_token, out_head;
+  uint32_t scale_token, scale_head, scale_tile;
+  uint32_t tokens, heads;
+  core::Quantizer quantizer;
+  bool inverse;
+};
+constexpr uint32_t kRowsOfGrid = 32768;  // tokens in the grid's second dimension
+
+// The scales of four tiles, which lie in the same 8 lanes: those of tile i are in lane
+// holder_of(i). Maxima of two tiles share a word, and half of the lanes reduce one word, half the
+// other.
+__device__ __forceinline__ constexpr int holder_of(int tile) { return tile / 2 * 4 + tile % 2 * 2; }
+template <bool kPowerOfTwo>
+__device__ __forceinline__ float four_scales(core::Quantizer q, const uint32_t (&most)[4],
+                                             int lane) {
+  q.power_of_two = kPowerOfTwo;
+  uint32_t both[2];
+#pragma unroll
+  for (int j = 0; j < 2; ++j)
+    both[j] = cuda::larger_pair(__byte_perm(most[2 * j], most[2 * j + 1], 0x5410),
+                                __byte_perm(most[2 * j], most[2 * j + 1], 0x7632));
+  const bool upper = lane & 4;
+  uint32_t own = upper ? both[1] : both[0];
+  own = cuda::larger_pair(own, __shfl_xor_sync(~0u, upper ? both[0] : both[1], 4));
+  own = cuda::larger_pair(own, __shfl_xor_sync(~0u, own, 2));
+  own = cuda::larger_pair(own, __shfl_xor_sync(~0u, own, 1));
+  const float amax = fabsf(__uint_as_float(lane & 2 ? own & 0xffff0000u : own << 16));
+  return cuda::scale_of_bf16(q, fminf(fmaxf(amax, 0.0f), FLT_MAX));  // not of NaNs alone
+}
+
+// As quantize(), for Latents: position and rows are asked for at once, the angles as soon as the
+// position is there. (A position of 64 bits would be widened ahead of the rows' loads, which then
+// wait for it.) 440 instructions for four tiles, 590 where they turn.
+template <int kEach, bool kPowerOfTwo>
+__global__ void __launch_bounds__(kThreads, 4)
+    quantize_latents(const __grid_constant__ Latents call) {
+  constexpr int kHalf = kTile / 2;
+  const uint32_t t = blockIdx.z * kRowsOfGrid + blockIdx.y;
+  if (t >= call.tokens) return;
+  const auto warp = threadIdx.x / 32;
+  const auto lane = threadIdx.x % cuda::kRopeLanes;
+  const uint32_t warps = blockDim.x / 32;
+  const uint32_t position = cuda::ask_position(call.turns, t);
+  // Warps take the tiles of a group of four heads in turns, so that each has always the same tile.
+  const uint32_t unit = blockIdx.x * warps * kEach + warp;
+  const uint32_t tile = unit % kLatentTiles;
+  const uint32_t first = unit / kLatentTiles * kWarpHeads + threadIdx.x % 32 / cuda::kRopeLanes;
+  const uint32_t step = warps / kLatentTiles * kWarpHeads;  // heads between those of a thread
+  const bf16* x = call.x + uint64_t{t} * call.x_token + uint64_t{first} * call.x_head +
+                  (tile * kTile + lane * cuda::kPiece);
+  uint4 low[kEach], high[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    low[i] = high[i] = {};
+    if (first + i * step >= call.heads) continue;
+    const auto* from = reinterpret_cast<const uint4*>(x + uint64_t{i * step} * call.x_head);
+    low[i] = from[0];
+    high[i] = from[kHalf / cuda::kPiece];
+  }
+  if (position >= call.turns.table_positions) return;
+  if (tile == kLatentTiles - 1) {
+    constexpr int kPairs = cuda::kPiece / 2;
+    float cosine[kPairs], sine[kPairs];
+    cuda::load_turns<true>(cuda::rope_of(call.turns, false, call.inverse), position,
+                           static_cast<int>(lane) * kPairs, cosine, sine);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+      high[i] = cuda::turned_pairs(high[i], call.inverse, cosine, sine);
+  }
+  constexpr core::Quantizer kOf{0, false, kPowerOfTwo};
+  uint8_t* out = call.codes + uint64_t{t} * call.out_token + uint64_t{first} * call.out_head +
+                 (tile * kTile + lane * cuda::kPiece);
+  float* scales = call.scales + uint64_t{t} * call.scale_token + uint64_t{tile} * call.scale_tile +
+                  uint64_t{first} * call.scale_head;
+  const auto store = [&](int i, const cuda::ScaleInverse& by) {
+    uint8_t* to = out + uint64_t{i * step} * call.out_head;
+    if (first + i * step >= call.heads) return;
+    cuda::store8(to, cuda::codes_of(kOf, by, low[i]));
+    cuda::store8(to + kHalf, cuda::codes_of(kOf, by, high[i]));
+  };
+  uint32_t most[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i)
+    most[i] = cuda::larger_pair(cuda::largest_pair(low[i]), cuda::largest_pair(high[i]));
+  core::Quantizer q = call.quantizer;
+  q.power_of_two = kPowerOfTwo;
+  if constexpr (kEach == 4) {
+    const float scale = four_scales<kPowerOfTwo>(q, most, static_cast<int>(lane));
+    const cuda::ScaleInverse inverse = cuda::scale_inverse(q, scale);
+    const uint32_t held = lane / 2;  // the tile whose scale it is
+    if (lane % 2 == 0 && first + held * step < call.heads)
+      scales[uint64_t{held * step} * call.scale_head] = scale;
+    const bool near = kPowerOfTwo || __all_sync(~0u, inverse.nearer == 1);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const auto of_tile = [&](float value) {
+        return __shfl_sync(~0u, value, holder_of(i), cuda::kRopeLanes);
+      };
+      cuda::ScaleInverse by{of_tile(inverse.high), 0, 1};
+      if (!kPowerOfTwo) by.low = of_tile(inverse.low);
+      if (!near) by.nearer = of_tile(inverse.nearer);
+      store(i, by);
+    }
+  } else {
+    const float amax =
+        fmaxf(fabsf(__uint_as_float(most[0] << 16)), fabsf(__uint_as_float(most[0] & 0xffff0000u)));
+    const float scale = cuda::tile_scale<cuda::kRopeLanes>(q, amax);
+    store(0, cuda::scale_inverse(q, scale));
+    if (lane == 0 && first < call.heads) scales[0] = scale;
+  }
+}
+
+// Whether p is as Latents has it; strides must fit 32 bits.
+bool are_latents(const Params& p, const Quantized& call) {
+  if (p.width != kLatentTiles * kTile || !call.wide || !call.out_wide || p.rope.half ||
+      p.rope.first)
+    return false;
+  return cuda::fits_few(p.rope, p.position_stride) &&
+         cuda::fit_products(p.x_token, p.x_head, p.out_token, p.out_head, p.scale_token,
+                            p.scale_head, p.scale_tile, p.tokens, p.heads);
 }
 
 void launch_quantized(const Params& p) {
@@ -112,18 +235,42 @@ void launch_quantized(const Params& p) {
   constexpr int64_t kFew = 1024;  // such tiles of the call
   constexpr int kMost = 4;
   const bool few = p.tokens * tiles <= kFew;
-  const int threads = few ? 64 : kThreads;
-  call.blocks =
-      static_cast<uint32_t>(core::ceil_div(tiles, int64_t{threads / 32} * (few ? 1 : kMost)));
   call.wide = cuda::is_wide(p.x, p.x_token * 2) && p.x_head % cuda::kPiece == 0;
   call.out_wide = reinterpret_cast<uintptr_t>(p.codes) % cuda::kPiece == 0 &&
                   p.out_token % cuda::kPiece == 0 && p.out_head % cuda::kPiece == 0;
-  const auto blocks = static_cast<unsigned>(p.tokens * call.blocks);
-  const bool plain =
-      call.wide && call.out_wide && cuda::is_wide(p.rope) && !p.rope.half && !p.rope.first;
-  const auto kernel = plain ? (few ? quantize<1, true> : quantize<kMost, true>)
-                            : (few ? quantize<1, false> : quantize<kMost, false>);
-  kernel<<<blocks, threads, 0, cuda::stream_of(p.device)>>>(call);
+  const bool plain = are_latents(p, call);
+  const int threads = few ? 64 : kThreads;
+  call.blocks =
+      static_cast<uint32_t>(core::ceil_div(tiles, int64_t{threads / 32} * (few ? 1 : kMost)));
+  const cudaStream_t stream = cuda::stream_of(p.device);
+  if (plain) {
+    const auto narrow = [](int64_t x) { return static_cast<uint32_t>(x); };
+    const Latents latents{.turns = cuda::few_turns(p.rope, p.positions, p.position_stride),
+                          .x = p.x,
+                          .codes = reinterpret_cast<uint8_t*>(p.codes),
+                          .scales = p.scales,
+                          .x_token = narrow(p.x_token),
+                          .x_head = narrow(p.x_head),
+                          .out_token = narrow(p.out_token),
+                          .out_head = narrow(p.out_head),
+                          .scale_token = narrow(p.scale_token),
+                          .scale_head = narrow(p.scale_head),
+                          .scale_tile = narrow(p.scale_tile),
+                          .tokens = narrow(p.tokens),
+                          .heads = narrow(p.heads),
+                          .quantizer = p.quantizer,
+                          .inverse = p.rope.inverse};
+    const uint32_t rows = latents.tokens < kRowsOfGrid ? latents.tokens : kRowsOfGrid;
+    const dim3 grid(call.blocks, rows, core::ceil_div(latents.tokens, kRowsOfGrid));
+    const auto kernel = p.quantizer.power_of_two
+                            ? (few ? quantize_latents<1, true> : quantize_latents<kMost, true>)
+                            : (few ? quantize_latents<1, false> : quantize_latents<kMost, false>);
+    kernel<<<grid, threads, 0, stream>>>(latents);
+  } else {
+    const auto blocks = static_cast<unsigned>(p.tokens * call.blocks);
+    const auto kernel = few ? quantize<1> : quantize<kMost>;
+    kernel<<<blocks, threads, 0, stream>>>(call);
+  }
   cuda::keep_error(cudaGetLastError());
 }
 

@@ -13,7 +13,7 @@ namespace {
 using testing::Guarded;
 
 constexpr int64_t kPositions = 30;
-constexpr int32_t kPage = 3;
+constexpr int32_t kPages[] = {3, 4};  // kernels know pages of a power of two
 
 struct Case {
   const char* name;
@@ -26,8 +26,9 @@ struct Case {
   RopePairs pairs = RopePairs::kInterleaved;
   RopeSlice slice = RopeSlice::kLast;
   int64_t tokens = 13;
+  int32_t page = kPages[0];
 
-  int64_t pages() const { return tokens / kPage + 1; }
+  int64_t pages() const { return tokens / page + 1; }
 };
 
 std::vector<Case> cases() {
@@ -53,6 +54,13 @@ std::vector<Case> cases() {
       {"index_hadamard", F::kIndexKeys, N::kNone, false, false, true, true},
       {.name = "v32_prefill", .format = F::kV32Fp8, .norm = N::kRms, .tokens = 1030},
       {.name = "v4_prefill", .format = F::kV4Fp8, .norm = N::kRms, .tokens = 1027},
+      {.name = "v32_index_prefill",
+       .format = F::kIndexKeys,
+       .norm = N::kLayer,
+       .bias = true,
+       .pairs = kHalf,
+       .slice = kFirst,
+       .tokens = 1031},
   };
 }
 
@@ -94,20 +102,18 @@ struct Problem {
   Rope rope() { return {tensor(angles.data(), {kPositions, 2, 32}), c.pairs, c.slice}; }
   WriteArgs args(bf16* rows, std::byte* cache) {
     WriteArgs a{.slots = tensor(slots.data(), {c.tokens}),
-                .cache = {cache, c.format, c.pages(), kPage}};
+                .cache = {cache, c.format, c.pages(), c.page}};
     const int64_t nope = dim - 64;
     a.kv = tensor(rows, {c.tokens, c.split ? nope : dim}, {dim, 1});
     if (c.split) a.rope = tensor(rows + nope, {c.tokens, 64}, {dim, 1});
     return a;
   }
-  int64_t bytes() const { return c.pages() * page_bytes(c.format, kPage); }
+  int64_t bytes() const { return c.pages() * page_bytes(c.format, c.page); }
 };
 
 class PrologueTest : public ::testing::TestWithParam<std::tuple<std::string, Case>> {};
 
-TEST_P(PrologueTest, IsTheCompositionOfItsSteps) {
-  const auto& [kernel, c] = GetParam();
-  if (const std::string why = testing::why_not("write", kernel); !why.empty()) GTEST_SKIP() << why;
+void expect_composition(const std::string& kernel, const Case& c) {
   Problem p(c);
   Guarded<std::byte> got(p.bytes()), want(p.bytes());
   WriteArgs a = p.args(p.kv.data(), got.data());
@@ -154,6 +160,17 @@ TEST_P(PrologueTest, IsTheCompositionOfItsSteps) {
   write(b);
   ASSERT_TRUE(testing::device_finished());
   ASSERT_EQ(got.values(), want.values());
+}
+
+TEST_P(PrologueTest, IsTheCompositionOfItsSteps) {
+  const auto& [kernel, c] = GetParam();
+  if (const std::string why = testing::why_not("write", kernel); !why.empty()) GTEST_SKIP() << why;
+  for (const int32_t page : kPages) {
+    SCOPED_TRACE(page);
+    Case paged = c;
+    paged.page = page;
+    expect_composition(kernel, paged);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, PrologueTest,

@@ -39,6 +39,11 @@ __global__ void __launch_bounds__(kWarps * 32)
 __global__ void __launch_bounds__(kWarps * 32) write_keys(const __grid_constant__ WriteCall call) {
   write_plain_keys<true>(call, warp_of_grid(), threadIdx.x % 32);
 }
+// V3.2's, of many tokens: more of them at once instead of weights held.
+__global__ void __launch_bounds__(kWarps * 32, 10)
+    write_many_keys(const __grid_constant__ WriteCall call) {
+  write_plain_keys<false, true>(call, warp_of_grid(), threadIdx.x % 32);
+}
 
 // The kernel of a call, and how many tokens a warp takes.
 template <class R>
@@ -49,7 +54,7 @@ auto kernel_of(const WriteCall& call, int64_t& each) {
   constexpr int64_t kMany = 1024;  // tokens
   if constexpr (R::kFormat == CacheFormat::kIndexKeys) {
     each = kKeysOfWarp;
-    kernel = write_keys;
+    kernel = call.p.tokens >= kMany && are_v32_keys(call.p) ? write_many_keys : write_keys;
   } else if constexpr (R::kQuantized && R::kDim > kIndexDim) {
     const bool many = call.p.tokens >= kMany;
     each = many ? 2 : 1;

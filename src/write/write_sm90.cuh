@@ -207,10 +207,14 @@ __device__ __forceinline__ void write_plain(const WriteCall& call, uint32_t warp
 
 // write_token() for a plain call of index keys: four keys share warp `warp`, 8 lanes each. A lane
 // has 8 values of the half that RoPE turns and 8 of the other. kEarly: weights and angles are asked
-// for as soon as they can be; else when they are due, in fewer registers.
+// for as soon as they can be; else when they are due, in fewer registers. kV32: RoPE turns the
+// first 64 values, in halves, there is no Hadamard, and scales are powers of two.
 inline constexpr int kKeyLanes = cuda::kRopeLanes;
 inline constexpr int kKeysOfWarp = 32 / kKeyLanes;
-template <bool kEarly>
+inline bool are_v32_keys(const Params& p) {
+  return p.rope.half && p.rope.first && !p.hadamard && p.quantizer.power_of_two;
+}
+template <bool kEarly, bool kV32 = false>
 __device__ __forceinline__ void write_plain_keys(const WriteCall& call, uint32_t warp,
                                                  int warp_lane) {
   using R = IndexKeys;
@@ -231,7 +235,12 @@ __device__ __forceinline__ void write_plain_keys(const WriteCall& call, uint32_t
   if (kEarly) load_weights(0);
   if (kEarly) load_weights(1);
   cuda::Turn turn;
-  if (kEarly) turn = cuda::turn_of<true>(of.angles(p), 0, lane);
+  const auto angles = [&] {
+    core::RopeParams rope = of.angles(p);
+    if (kV32) rope.half = true;
+    return cuda::turn_of<true>(rope, 0, lane);
+  };
+  if (kEarly) turn = angles();
   // Of both pieces, in the order of write_token(), where other lanes have the second one.
   const auto sum = [](float first, float second) {
     float x = __fadd_rn(first, second);
@@ -253,19 +262,23 @@ __device__ __forceinline__ void write_plain_keys(const WriteCall& call, uint32_t
     row[c] = cuda::normed(f, v[c], weight[c], p.norm.bias != nullptr, bias[c]);
   }
   if (!kEarly) asm volatile("" ::: "memory");
-  if (!kEarly) turn = cuda::turn_of<true>(of.angles(p), 0, lane);
-  const uint4 turned = cuda::rotated(p.rope.half, turn, cuda::either(p.rope.first, row[0], row[1]));
-  row[0] = cuda::either(p.rope.first, turned, row[0]);
-  row[1] = cuda::either(p.rope.first, row[1], turned);
-  if (p.hadamard) cuda::hadamard(row[0], row[1], lane);
+  if (!kEarly) turn = angles();
+  const bool first = kV32 || p.rope.first;
+  const uint4 turned =
+      cuda::rotated(kV32 || p.rope.half, turn, cuda::either(first, row[0], row[1]));
+  row[0] = cuda::either(first, turned, row[0]);
+  row[1] = cuda::either(first, row[1], turned);
+  if (!kV32 && p.hadamard) cuda::hadamard(row[0], row[1], lane);
+  core::Quantizer quantizer = p.quantizer;
+  if (kV32) quantizer.power_of_two = true;
   const float amax = fmaxf(cuda::largest(row[0]), cuda::largest(row[1]));
-  const float scale = cuda::tile_scale<kKeyLanes>(p.quantizer, amax);
+  const float scale = cuda::tile_scale<kKeyLanes>(quantizer, amax);
   if (!of.is_stored(p)) return;
   const cuda::Spot spot = of.spot(p);
   std::byte* to = spot.page + R::row(spot.offset, p.cache.page) + lane * cuda::kPiece;
-  const cuda::ScaleInverse by = cuda::scale_inverse(p.quantizer, scale);
+  const cuda::ScaleInverse by = cuda::scale_inverse(quantizer, scale);
 #pragma unroll
-  for (int c = 0; c < 2; ++c) cuda::store8(to + c * kHalf, cuda::codes_of(p.quantizer, by, row[c]));
+  for (int c = 0; c < 2; ++c) cuda::store8(to + c * kHalf, cuda::codes_of(quantizer, by, row[c]));
   if (lane == 0)
     core::put_scale(reinterpret_cast<float*>(spot.page + R::scales(spot.offset, p.cache.page)),
                     scale);
