@@ -18,10 +18,12 @@ __global__ void __launch_bounds__(kHeadThreads, kWay == HeadsWay::kTurn ? 4 : 1)
 }
 
 // A token in the grid's second dimension.
-__global__ void __launch_bounds__(kFewThreads) turn_heads(const __grid_constant__ FewTurned call) {
+__global__ void __launch_bounds__(kFewThreads)
+    turn_few_heads(const __grid_constant__ FewTurned call) {
   turn_few(call, blockIdx.y, blockIdx.x);
 }
-__global__ void __launch_bounds__(kFewThreads) copy_heads(const __grid_constant__ FewCopied call) {
+__global__ void __launch_bounds__(kFewThreads)
+    copy_few_heads(const __grid_constant__ FewCopied call) {
   copy_few(call, blockIdx.y, blockIdx.x);
 }
 
@@ -29,11 +31,11 @@ void prepare_few(const HeadParams& p) {
   const auto tokens = static_cast<unsigned>(p.tokens);
   const cudaStream_t stream = stream_of(p.device);
   if (is_in_place(p)) {
-    turn_heads<<<dim3(few_blocks(p.heads), tokens), kFewThreads, 0, stream>>>(few_turned(p));
+    turn_few_heads<<<dim3(few_blocks(p.heads), tokens), kFewThreads, 0, stream>>>(few_turned(p));
   } else {
     const FewCopied call = few_copied(p);
     const auto blocks = static_cast<unsigned>(core::ceil_div(call.pieces, uint32_t{kFewThreads}));
-    copy_heads<<<dim3(blocks, tokens), kFewThreads, 0, stream>>>(call);
+    copy_few_heads<<<dim3(blocks, tokens), kFewThreads, 0, stream>>>(call);
   }
   keep_error(cudaGetLastError());
 }
