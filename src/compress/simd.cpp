@@ -164,9 +164,12 @@ struct Entries {
 };
 
 void prefetch_entry(const Params& p, int64_t slot) {
-  const std::byte* page = p.cache.data + slot / p.cache.page * p.cache.stride;
+  std::byte* page = p.cache.data + slot / p.cache.page * p.cache.stride;
   with_entry(p.cache.format, [&](auto record) {
-    hs::prefetch_record<decltype(record)>(page, slot % p.cache.page, p.cache.page);
+    using R = decltype(record);
+    const hs::RecordPlace<R> to(page, slot % p.cache.page, p.cache.page);
+    if (!hs::past_caches<R>(p.cache, p.tokens / p.ratio)) hs::prefetch_record<R>(to);
+    else if (R::kQuantized) __builtin_prefetch(to.scales, 1);
   });
 }
 
@@ -175,7 +178,10 @@ void store_record(const Params& p, const hs::TileQuantizer& quantizer, const bf1
   std::byte* page = p.cache.data + slot / p.cache.page * p.cache.stride;
   with_entry(p.cache.format, [&](auto record) {
     using R = decltype(record);
-    hs::write_record<R>(quantizer, row, row + R::kNope, page, slot % p.cache.page, p.cache.page);
+    const hs::RecordPlace<R> to(page, slot % p.cache.page, p.cache.page);
+    if (hs::past_caches<R>(p.cache, p.tokens / p.ratio))
+      hs::stream_record<R>(quantizer, row, row + R::kNope, to);
+    else hs::write_record<R>(quantizer, row, row + R::kNope, to);
   });
 }
 
@@ -244,6 +250,7 @@ void store_entries(const Params& p, int64_t first, int64_t last, bool within) {
     if (entries.count == kEntries) finish_entries(p, norm, entries);
   }
   finish_entries(p, norm, entries);
+  hwy::FlushStream();
 }
 
 // Rows of the state. Of a long call few are read again soon: past the caches, they need not be read
@@ -295,9 +302,10 @@ HWY_EXPORT(store_rows);
 
 void simd(const Params& p) noexcept {
   // Of a block's rows the entries and the state both read: an entry's whole window where every
-  // worker has some of them, else 64 KB or more, above the cost of a task.
-  const int64_t block =
-      std::clamp<int64_t>(p.tokens / (4 * cpu::threads()), 16, std::max<int64_t>(p.ratio, 16));
+  // worker has some of them, else 64 KB or more, above the cost of a task. Without a state longer
+  // ones, since nothing has asked for a task's first rows.
+  const int64_t longest = p.state == nullptr ? 512 : std::max<int64_t>(p.ratio, 16);
+  const int64_t block = std::clamp<int64_t>(p.tokens / (4 * cpu::threads()), 16, longest);
   const int64_t tasks = ceil_div(p.tokens, block);
   const auto in_blocks = [&](auto&& body) {
     cpu::parallel_for(tasks, [&](int64_t task, int) {

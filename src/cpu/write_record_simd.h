@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 #include "core/quantizer.h"
@@ -217,37 +219,82 @@ HWY_INLINE float write_tile(const TileQuantizer& quantizer, const bf16* x, uint8
   return write_tile<kTile>(quantizer, largest_magnitude<kTile>(x), x, codes);
 }
 
+inline constexpr int64_t kLine = 64;  // bytes
+
+// Where a record goes: its row, and its scales, which are part of the row or stand by themselves.
+template <class R>
+struct RecordPlace {
+  RecordPlace(std::byte* page, int64_t offset, int64_t page_size)
+      : row(page + R::row(offset, page_size)) {
+    if constexpr (R::kQuantized) scales = page + R::scales(offset, page_size);
+  }
+  std::byte* row;
+  std::byte* scales = nullptr;
+};
+
 // Asks for the lines of a record that will be written.
 template <class R>
-HWY_INLINE void prefetch_record(const std::byte* page, int64_t offset, int64_t page_size) {
-  constexpr int64_t kLine = 64;
-  const std::byte* row = page + R::row(offset, page_size);
-  for (int64_t at = 0; at < R::kRowBytes; at += kLine) __builtin_prefetch(row + at, 1);
-  if constexpr (R::kQuantized) __builtin_prefetch(page + R::scales(offset, page_size), 1);
+HWY_INLINE void prefetch_record(const RecordPlace<R>& to) {
+  for (int64_t at = 0; at < R::kRowBytes; at += kLine) __builtin_prefetch(to.row + at, 1);
+  if constexpr (R::kQuantized) __builtin_prefetch(to.scales, 1);
 }
 
 // Values [0, R::kNope) stand at `values`, the RoPE part (formats that have one) at `rope`.
 template <class R>
 HWY_INLINE void write_record(const TileQuantizer& quantizer, const bf16* values, const bf16* rope,
-                             std::byte* page, int64_t offset, int64_t page_size) {
-  std::byte* row = page + R::row(offset, page_size);
+                             const RecordPlace<R>& to) {
   if constexpr (R::kQuantized) {
-    std::byte* scales = page + R::scales(offset, page_size);
-    std::memset(scales, 0, R::kScaleBytes);
+    std::memset(to.scales, 0, R::kScaleBytes);
     // All of them first: a tile's codes wait for its own.
     uint16_t most[R::kTiles];
     for (int tile = 0; tile < R::kTiles; ++tile)
       most[tile] = largest_magnitude<R::kTile>(values + tile * R::kTile);
     for (int tile = 0; tile < R::kTiles; ++tile)
-      core::put_scale(reinterpret_cast<typename R::Scale*>(scales) + tile,
+      core::put_scale(reinterpret_cast<typename R::Scale*>(to.scales) + tile,
                       write_tile<R::kTile>(quantizer, most[tile], values + tile * R::kTile,
-                                           reinterpret_cast<uint8_t*>(row) + tile * R::kTile));
+                                           reinterpret_cast<uint8_t*>(to.row) + tile * R::kTile));
     if constexpr (R::kRope > 0)
-      std::memcpy(page + R::rope(offset, page_size), rope, R::kRope * sizeof(bf16));
+      std::memcpy(to.row + R::rope(0, 1), rope, R::kRope * sizeof(bf16));
   } else {
-    std::memcpy(row, values, R::kNope * sizeof(bf16));
+    std::memcpy(to.row, values, R::kNope * sizeof(bf16));
     if constexpr (R::kRope > 0)
-      std::memcpy(row + R::kNope * sizeof(bf16), rope, R::kRope * sizeof(bf16));
+      std::memcpy(to.row + R::kNope * sizeof(bf16), rope, R::kRope * sizeof(bf16));
+  }
+}
+
+// Whether so many records of a call go past the caches. Through them, a line is read before it is
+// written, which costs a long call more than it costs attention to read the records from memory.
+// Only rows of whole lines can.
+template <class R>
+bool past_caches(const core::Pages& pages, int64_t records) {
+  constexpr int64_t kLong = int64_t{512} << 10;  // bytes: half of an L2
+  if constexpr (R::kRowBytes % kLine != 0) return false;
+  return records * R::kRowBytes >= kLong && pages.stride % kLine == 0 &&
+         reinterpret_cast<uintptr_t>(pages.data) % kLine == 0;
+}
+
+// Whole lines from anywhere, past the caches.
+HWY_INLINE void stream_lines(const void* from, int64_t bytes, std::byte* to) {
+  const hn::CappedTag<uint8_t, kLine> d;
+  for (int64_t at = 0; at < bytes; at += static_cast<int64_t>(hn::Lanes(d)))
+    hn::Stream(hn::LoadU(d, static_cast<const uint8_t*>(from) + at), d,
+               reinterpret_cast<uint8_t*>(to) + at);
+}
+
+// The same as write_record, with the row past the caches. FlushStream() belongs behind the last
+// record.
+template <class R>
+HWY_INLINE void stream_record(const TileQuantizer& quantizer, const bf16* values, const bf16* rope,
+                              const RecordPlace<R>& to) {
+  if constexpr (R::kQuantized) {
+    alignas(kLine) std::byte row[R::kRowBytes];
+    RecordPlace<R> here = to;
+    here.row = row;
+    write_record<R>(quantizer, values, rope, here);
+    stream_lines(row, R::kRowBytes, to.row);
+  } else {
+    stream_lines(values, R::kNope * sizeof(bf16), to.row);
+    stream_lines(rope, R::kRope * sizeof(bf16), to.row + R::kNope * sizeof(bf16));
   }
 }
 

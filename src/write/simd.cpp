@@ -22,6 +22,7 @@
 #include "cpu/formats_simd.h"
 #include "cpu/prologue_simd.h"
 #include "cpu/write_record_simd.h"
+#include "hwy/cache_control.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace winnow::internal::write::HWY_NAMESPACE {
@@ -39,13 +40,11 @@ struct Block {
   int64_t offsets[kRows];
 };
 
-constexpr int64_t kLine = 64;  // bytes
-
 // Asks for what row r of the block behind will read, one row at a time and for L2: more lines than
 // L1 can wait for would stop the row at hand.
 template <class R>
 HWY_INLINE void prefetch_row(const Params& p, const Block& block, int64_t r) {
-  constexpr int64_t kValues = kLine / static_cast<int64_t>(sizeof(bf16));
+  constexpr int64_t kValues = hs::kLine / static_cast<int64_t>(sizeof(bf16));
   if (r >= block.count) return;
   const int64_t t = block.tokens[r];
   const bf16* row = p.kv + t * p.kv_stride;
@@ -109,21 +108,33 @@ HWY_INLINE void prepare(const Params& p, const hs::RowNorm& norm, const Block& b
     for (int64_t r = 0; r < block.count; ++r) hs::hadamard_row(row(r), row(r));
 }
 
+template <class R>
+hs::RecordPlace<R> place_of(const Params& p, const Block& block, int64_t r) {
+  return hs::RecordPlace<R>(block.pages[r], block.offsets[r], p.cache.page);
+}
+
 // Stores the block while the memory of the one behind it is on its way: slots may be anywhere.
 template <class R>
 HWY_INLINE void write_block(const Params& p, const hs::RowNorm& norm,
                             const hs::TileQuantizer& quantizer, const Block& block,
                             const Block& behind) {
   HWY_ALIGN bf16 rows[kRows * R::kDim];
+  const bool stream = hs::past_caches<R>(p.cache, p.tokens);
   if (p.prologue) prepare<R>(p, norm, block, behind, rows);
   const bool asked = p.prologue && p.norm.kind != NormKind::kNone;
   for (int64_t r = 0; r < block.count; ++r) {
     if (!asked) prefetch_row<R>(p, behind, r);
-    if (r < behind.count) hs::prefetch_record<R>(behind.pages[r], behind.offsets[r], p.cache.page);
+    if (r < behind.count) {
+      const hs::RecordPlace<R> next = place_of<R>(p, behind, r);
+      if (!stream) hs::prefetch_record<R>(next);
+      else if (R::kQuantized) __builtin_prefetch(next.scales, 1);
+    }
     const int64_t t = block.tokens[r];
     const bf16* values = p.prologue ? rows + r * R::kDim : p.kv + t * p.kv_stride;
     const bf16* rope = p.prologue ? values + R::kNope : p.rope_part + t * p.rope_stride;
-    hs::write_record<R>(quantizer, values, rope, block.pages[r], block.offsets[r], p.cache.page);
+    const hs::RecordPlace<R> to = place_of<R>(p, block, r);
+    if (stream) hs::stream_record<R>(quantizer, values, rope, to);
+    else hs::write_record<R>(quantizer, values, rope, to);
   }
 }
 
@@ -137,6 +148,7 @@ void write_tokens_of(const Params& p, int64_t first, int64_t last) {
     write_block<R>(p, norm, quantizer, block, behind);
     block = behind;
   }
+  if (hs::past_caches<R>(p.cache, p.tokens)) hwy::FlushStream();
 }
 
 void write_tokens(const Params& p, int64_t first, int64_t last) {
@@ -256,8 +268,9 @@ void in_blocks(int64_t count, int64_t block, F&& body) {
 }  // namespace
 
 void write(const Params& p) noexcept {
-  // 1 to 4 us, above the cost of handing out a task; more where every worker has some.
-  const int64_t block = std::clamp<int64_t>(p.tokens / (4 * cpu::threads()), 16, 64);
+  // 1 us or more, above the cost of handing out a task; longer where every worker has some, since
+  // nothing has asked for a task's first rows.
+  const int64_t block = std::clamp<int64_t>(p.tokens / (4 * cpu::threads()), 16, 512);
   in_blocks(p.tokens, block, [&](int64_t first, int64_t last) {
     HWY_DYNAMIC_DISPATCH(write_tokens)(p, first, last);
   });
