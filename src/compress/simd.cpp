@@ -201,7 +201,8 @@ HWY_INLINE void prefetch_token(const Params& p, int64_t token) {
 void finish_entries(const Params& p, const hs::RowNorm& norm, Entries& e) {
   const auto row = [&](int64_t r) { return e.rows + r * kMaxWidth; };
   hs::RowNorm::Factors factors[kEntries];
-  for (int64_t r = 0; r < e.count; ++r) factors[r] = norm.factors(e.values[r]);
+  static_assert(kEntries == hs::RowNorm::kGroup);
+  norm.factors(e.count, [&](int64_t r) { return e.values[r]; }, factors);
   for (int64_t r = 0; r < e.count; ++r) {
     if (!p.gate) prefetch_token(p, e.tokens[r] + kEntries);
     norm.finish(factors[r], e.values[r], row(r));

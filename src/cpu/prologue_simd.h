@@ -92,23 +92,41 @@ class RowNorm {
     if (norm.bias) part(norm.bias, bias_parts_);
   }
 
+  static constexpr int64_t kGroup = 8;  // rows whose factors are found together
+
+  // The factors of rows [0, count) of a group, which row(r) gives. Square roots and divisions of
+  // all of them at once.
+  template <class RowOf>
+  HWY_INLINE void factors(int64_t count, RowOf&& row, Factors* out) const {
+    const hn::CappedTag<float, kGroup> d;
+    const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+    HWY_ALIGN float mean[kGroup] = {};
+    HWY_ALIGN float inverse[kGroup] = {};
+    const auto width = hn::Set(d, static_cast<float>(width_));
+    if (norm_.kind == NormKind::kLayer) {
+      for (int64_t r = 0; r < count; ++r) mean[r] = sum_of(row(r));
+      for (int64_t r = 0; r < kGroup; r += lanes)
+        hn::Store(hn::Div(hn::Load(d, mean + r), width), d, mean + r);
+      for (int64_t r = 0; r < count; ++r) inverse[r] = squares_of(row(r), mean[r]);
+    } else {
+      for (int64_t r = 0; r < count; ++r) inverse[r] = squares_of(row(r));
+    }
+    for (int64_t r = 0; r < kGroup; r += lanes) {
+      const auto squares = hn::Div(hn::Load(d, inverse + r), width);
+      const auto root = hn::Sqrt(hn::Add(squares, hn::Set(d, norm_.eps)));
+      hn::Store(hn::Div(hn::Set(d, 1.0f), root), d, inverse + r);
+    }
+    const bool none = norm_.kind == NormKind::kNone;
+    for (int64_t r = 0; r < count; ++r) out[r] = {mean[r], none ? 1.0f : inverse[r]};
+  }
+
   template <class T>
   HWY_INLINE Factors factors(const T* x) const {
     if (norm_.kind == NormKind::kNone) return {0, 1};
     const auto count = static_cast<float>(width_);
-    float mean = 0;
-    float squares;
-    if (norm_.kind == NormKind::kLayer) {
-      mean = sum_row(x, width_, [](auto, auto sum, auto v) HWY_ATTR { return hn::Add(sum, v); }) /
-             count;
-      squares = sum_row(x, width_, [mean](auto d, auto sum, auto v) HWY_ATTR {
-        const auto centred = hn::Sub(v, hn::Set(d, mean));
-        return hn::MulAdd(centred, centred, sum);
-      });
-    } else {
-      squares =
-          sum_row(x, width_, [](auto, auto sum, auto v) HWY_ATTR { return hn::MulAdd(v, v, sum); });
-    }
+    const bool centred = norm_.kind == NormKind::kLayer;
+    const float mean = centred ? sum_of(x) / count : 0.0f;
+    const float squares = centred ? squares_of(x, mean) : squares_of(x);
     return {mean, 1 / std::sqrt(squares / count + norm_.eps)};
   }
 
@@ -132,6 +150,23 @@ class RowNorm {
   }
 
  private:
+  template <class T>
+  HWY_INLINE float sum_of(const T* x) const {
+    return sum_row(x, width_, [](auto, auto sum, auto v) HWY_ATTR { return hn::Add(sum, v); });
+  }
+  template <class T>
+  HWY_INLINE float squares_of(const T* x) const {
+    return sum_row(x, width_,
+                   [](auto, auto sum, auto v) HWY_ATTR { return hn::MulAdd(v, v, sum); });
+  }
+  template <class T>
+  HWY_INLINE float squares_of(const T* x, float mean) const {
+    return sum_row(x, width_, [mean](auto d, auto sum, auto v) HWY_ATTR {
+      const auto centred = hn::Sub(v, hn::Set(d, mean));
+      return hn::MulAdd(centred, centred, sum);
+    });
+  }
+
   HWY_INLINE bool has_nan(const float* weights) const {
     if (!weights) return false;
     const int64_t whole = width_ / 16 * 16;
@@ -298,7 +333,11 @@ HWY_INLINE void prefetch_angles(const core::RopeParams& r, int64_t position) {
 }
 
 HWY_INLINE bool has_nan(const float* cosines, const float* sines) {
-  return has_nan(cosines, core::kPairs) || has_nan(sines, core::kPairs);
+  const hn::CappedTag<float, 16> df;
+  auto sum = hn::Zero(df);
+  for (int i = 0; i < core::kPairs; i += static_cast<int>(hn::Lanes(df)))
+    sum = hn::Add(sum, hn::Add(hn::LoadU(df, cosines + i), hn::LoadU(df, sines + i)));
+  return !hn::AllFalse(df, hn::IsNaN(sum));
 }
 
 // The 64 values at x by a position inside the table; its row is read in place where it can be.

@@ -89,14 +89,14 @@ HWY_INLINE void prepare(const Params& p, const hs::RowNorm& norm, const Block& b
   }
   if (normed) {
     hs::RowNorm::Factors factors[kRows];
-    for (int64_t r = 0; r < block.count; ++r) factors[r] = norm.factors(whole ? given(r) : row(r));
+    static_assert(kRows == hs::RowNorm::kGroup);
+    const auto source = [&](int64_t r) HWY_ATTR { return whole ? given(r) : row(r); };
+    norm.factors(block.count, source, factors);
     for (int64_t r = 0; r < block.count; ++r) {
       prefetch_row<R>(p, behind, r);
-      const bf16* from = whole ? given(r) : row(r);
+      const bf16* from = source(r);
       norm.finish(factors[r], from, row(r));
-      if (whole)
-        std::memcpy(row(r) + p.norm_width, from + p.norm_width,
-                    (R::kDim - p.norm_width) * sizeof(bf16));
+      if (whole && p.norm_width < R::kDim) hs::copy_64(from + p.norm_width, row(r) + p.norm_width);
     }
   }
   if (p.rope.table)
