@@ -130,17 +130,20 @@ class RowNorm {
     return {mean, 1 / std::sqrt(squares / count + norm_.eps)};
   }
 
-  // Out may be x.
+  // Whether finish() flushes subnormal values where it may.
+  bool flushes() const { return flushes_; }
+
+  // Out may be x. The first `codes` values may be flushed: they become e4m3 codes.
   template <class T>
-  HWY_INLINE void finish(const Factors& factors, const T* x, bf16* out) const {
+  HWY_INLINE void finish(const Factors& factors, const T* x, bf16* out, int64_t codes = 0) const {
     // A NaN of an fp32 row is in its sum of squares.
     const bool any_nan = weights_have_nan_ || std::isnan(factors.inverse) ||
                          (norm_.kind == NormKind::kNone && sizeof(T) == 4);
     const bool centred = norm_.kind == NormKind::kLayer;
     const bool plain = norm_.weight && !norm_.bias && !centred;  // most are
     if (any_nan) finish_whole<Nans::kAny, false>(factors, x, out);
-    else if (parted_ && sizeof(T) == 2) finish_parted(factors, x, out);
-    else if (plain) finish_whole<Nans::kOfBf16, true>(factors, x, out);
+    else if (parted_ && sizeof(T) == 2) finish_parted(factors, x, out, flushes_ ? codes : 0);
+    else if (plain) finish_whole<Nans::kOfBf16, true>(factors, x, out, flushes_ ? codes : 0);
     else finish_whole<Nans::kOfBf16, false>(factors, x, out);
   }
 
@@ -192,43 +195,54 @@ class RowNorm {
     }
   }
 
-  // Values at even and at odd places, which share lanes of 32 bits, are never brought into order.
-  template <bool kCentred, bool kBiased>
-  HWY_INLINE void finish_parted(const Factors& factors, const bf16* x, bf16* out) const {
+  // Values [begin, end) of a row. Those at even and at odd places, which share lanes of 32 bits, are
+  // never brought into order.
+  template <bool kCentred, bool kBiased, bool kFlush>
+  HWY_INLINE void finish_parts(const Factors& factors, const bf16* x, int64_t begin, int64_t end,
+                               bf16* out) const {
     const hn::CappedTag<float, 16> df;
-    const hn::RebindToUnsigned<decltype(df)> du;
     const auto lanes = static_cast<int64_t>(hn::Lanes(df));
     const auto value = [&](auto y, int64_t i) HWY_ATTR {
       if constexpr (kCentred) y = hn::Sub(y, hn::Set(df, factors.mean));
       y = hn::Mul(hn::Mul(y, hn::Set(df, factors.inverse)), hn::Load(df, weight_parts_ + i));
       if constexpr (kBiased) y = hn::Add(y, hn::Load(df, bias_parts_ + i));
-      return round_to_bf16<Nans::kOfBf16>(df, y);
+      return y;
     };
-    for (int64_t i = 0; i < width_; i += 2 * lanes) {
+    for (int64_t i = begin; i < end; i += 2 * lanes) {
       const auto both = load_two(df, x + i);
       const auto even = value(both.first, i);
       const auto odd = value(both.second, i + lanes);
-      const auto packed = hn::Or(hn::ShiftRight<16>(even), hn::And(odd, hn::Set(du, 0xffff0000u)));
-      hn::StoreU(packed, du, reinterpret_cast<uint32_t*>(out + i));
+      store_parts<Nans::kOfBf16, kFlush>(df, even, odd, out + i);
     }
   }
 
-  HWY_INLINE void finish_parted(const Factors& factors, const bf16* x, bf16* out) const {
+  // The first `flushed` values by the instruction that flushes.
+  template <bool kCentred, bool kBiased>
+  HWY_INLINE void finish_parted(const Factors& factors, const bf16* x, bf16* out,
+                                int64_t flushed) const {
+    constexpr bool kFlush = WINNOW_FLUSHING_ROUNDING;
+    finish_parts<kCentred, kBiased, kFlush>(factors, x, 0, flushed, out);
+    finish_parts<kCentred, kBiased, false>(factors, x, flushed, width_, out);
+  }
+
+  HWY_INLINE void finish_parted(const Factors& factors, const bf16* x, bf16* out,
+                                int64_t flushed) const {
     const bool centred = norm_.kind == NormKind::kLayer;
     if (norm_.bias) {
-      if (centred) finish_parted<true, true>(factors, x, out);
-      else finish_parted<false, true>(factors, x, out);
+      if (centred) finish_parted<true, true>(factors, x, out, flushed);
+      else finish_parted<false, true>(factors, x, out, flushed);
     } else {
-      if (centred) finish_parted<true, false>(factors, x, out);
-      else finish_parted<false, false>(factors, x, out);
+      if (centred) finish_parted<true, false>(factors, x, out, flushed);
+      else finish_parted<false, false>(factors, x, out, flushed);
     }
   }
-  HWY_INLINE void finish_parted(const Factors& /*factors*/, const float* /*x*/,
-                                bf16* /*out*/) const {}
+  HWY_INLINE void finish_parted(const Factors& /*factors*/, const float* /*x*/, bf16* /*out*/,
+                                int64_t /*flushed*/) const {}
 
   // kPlain: weights, and nothing else.
   template <Nans kNans, bool kPlain, class T>
-  HWY_INLINE void finish_whole(const Factors& factors, const T* x, bf16* out) const {
+  HWY_INLINE void finish_whole(const Factors& factors, const T* x, bf16* out,
+                               int64_t flushed = 0) const {
     const bool centred = !kPlain && norm_.kind == NormKind::kLayer;
     const float* weight = norm_.weight;
     const float* bias = kPlain ? nullptr : norm_.bias;
@@ -243,6 +257,11 @@ class RowNorm {
     const hn::CappedTag<float, 16> df;
     const auto lanes = static_cast<int64_t>(hn::Lanes(df));
     int64_t i = 0;
+    constexpr bool kFlush = WINNOW_FLUSHING_ROUNDING;
+    for (; kFlush && i < flushed; i += 2 * lanes) {
+      const auto first = value(df, i);
+      store_bf16_pair<kNans, kFlush>(df, first, value(df, i + lanes), out + i);
+    }
     for (; i + 2 * lanes <= width_; i += 2 * lanes) {
       const auto first = value(df, i);  // before the store: out may be x
       store_bf16_pair<kNans>(df, first, value(df, i + lanes), out + i);
@@ -256,6 +275,7 @@ class RowNorm {
   core::NormParams norm_;
   int64_t width_;
   bool weights_have_nan_;
+  bool flushes_ = can_round_flushing();
   bool parted_;  // else the two behind it are not used
   HWY_ALIGN float weight_parts_[kMostParted];
   HWY_ALIGN float bias_parts_[kMostParted];
@@ -263,7 +283,7 @@ class RowNorm {
 
 // Pairs (2i, 2i + 1) share a 32-bit lane: the even value is its low half, the odd one its high
 // half.
-template <Nans kNans>
+template <Nans kNans, bool kFlush>
 HWY_INLINE void rotate_interleaved(const float* cosines, const float* sines, const bf16* x,
                                    bf16* out) {
   const hn::CappedTag<float, 16> df;
@@ -275,14 +295,13 @@ HWY_INLINE void rotate_interleaved(const float* cosines, const float* sines, con
     const auto v = hn::BitCast(df, hn::And(both, high));
     const auto cosine = hn::LoadU(df, cosines + i);
     const auto sine = hn::LoadU(df, sines + i);
-    const auto first = round_to_bf16<kNans>(df, hn::Sub(hn::Mul(u, cosine), hn::Mul(v, sine)));
-    const auto second = round_to_bf16<kNans>(df, hn::Add(hn::Mul(v, cosine), hn::Mul(u, sine)));
-    const auto packed = hn::Or(hn::ShiftRight<16>(first), hn::And(second, high));
-    hn::StoreU(packed, du, reinterpret_cast<uint32_t*>(out + 2 * i));
+    const auto first = hn::Sub(hn::Mul(u, cosine), hn::Mul(v, sine));
+    const auto second = hn::Add(hn::Mul(v, cosine), hn::Mul(u, sine));
+    store_parts<kNans, kFlush>(df, first, second, out + 2 * i);
   }
 }
 
-template <Nans kNans>
+template <Nans kNans, bool kFlush>
 HWY_INLINE void rotate_half(const float* cosines, const float* sines, const bf16* x, bf16* out) {
   const hn::CappedTag<float, 16> df;
   const auto lanes = static_cast<int>(hn::Lanes(df));
@@ -297,20 +316,25 @@ HWY_INLINE void rotate_half(const float* cosines, const float* sines, const bf16
   for (int i = 0; i < core::kPairs; i += 2 * lanes) {
     const auto front = turned(i);
     const auto back = turned(i + lanes);
-    store_bf16_pair<kNans>(df, front.first, back.first, out + i);
-    store_bf16_pair<kNans>(df, front.second, back.second, out + core::kPairs + i);
+    store_bf16_pair<kNans, kFlush>(df, front.first, back.first, out + i);
+    store_bf16_pair<kNans, kFlush>(df, front.second, back.second, out + core::kPairs + i);
   }
 }
 
-// The 64 values at x by cosines and sines that stand side by side.
-HWY_INLINE void rotate_row(bool half, bool any_nan, const float* cosines, const float* sines,
-                           const bf16* x, bf16* out) {
+// The 64 values at x by cosines and sines that stand side by side. `flush`: subnormal values may
+// become zeros, and can (can_round_flushing()).
+HWY_INLINE void rotate_row(bool half, bool any_nan, bool flush, const float* cosines,
+                           const float* sines, const bf16* x, bf16* out) {
+  constexpr bool kFlush = WINNOW_FLUSHING_ROUNDING;
   if (any_nan) {
-    if (half) rotate_half<Nans::kAny>(cosines, sines, x, out);
-    else rotate_interleaved<Nans::kAny>(cosines, sines, x, out);
+    if (half) rotate_half<Nans::kAny, false>(cosines, sines, x, out);
+    else rotate_interleaved<Nans::kAny, false>(cosines, sines, x, out);
+  } else if (kFlush && flush) {
+    if (half) rotate_half<Nans::kOfBf16, kFlush>(cosines, sines, x, out);
+    else rotate_interleaved<Nans::kOfBf16, kFlush>(cosines, sines, x, out);
   } else {
-    if (half) rotate_half<Nans::kOfBf16>(cosines, sines, x, out);
-    else rotate_interleaved<Nans::kOfBf16>(cosines, sines, x, out);
+    if (half) rotate_half<Nans::kOfBf16, false>(cosines, sines, x, out);
+    else rotate_interleaved<Nans::kOfBf16, false>(cosines, sines, x, out);
   }
 }
 
@@ -341,7 +365,8 @@ HWY_INLINE bool has_nan(const float* cosines, const float* sines) {
 }
 
 // The 64 values at x by a position inside the table; its row is read in place where it can be.
-HWY_INLINE void rotate_at(const core::RopeParams& r, int64_t position, const bf16* x, bf16* out) {
+HWY_INLINE void rotate_at(const core::RopeParams& r, int64_t position, const bf16* x, bf16* out,
+                          bool flush = false) {
   core::Angles angles;
   const float* cosines = angles.cosine;
   const float* sines = angles.sine;
@@ -351,7 +376,7 @@ HWY_INLINE void rotate_at(const core::RopeParams& r, int64_t position, const bf1
     cosines = r.table + position * r.position_stride;
     sines = cosines + r.sine_stride;
   }
-  rotate_row(r.half, has_nan(cosines, sines), cosines, sines, x, out);
+  rotate_row(r.half, has_nan(cosines, sines), flush, cosines, sines, x, out);
 }
 
 // The angles of one token at a time, for loops over the heads of several.
@@ -374,8 +399,8 @@ class TokenAngles {
   }
 
   // The 64 values at x, by the loaded token's angles.
-  HWY_INLINE void rotate(const bf16* x, bf16* out) const {
-    rotate_row(rope_.half, any_nan_, angles_.cosine, angles_.sine, x, out);
+  HWY_INLINE void rotate(const bf16* x, bf16* out, bool flush = false) const {
+    rotate_row(rope_.half, any_nan_, flush, angles_.cosine, angles_.sine, x, out);
   }
 
  private:

@@ -239,10 +239,11 @@ HWY_INLINE void prefetch_record(const RecordPlace<R>& to) {
   if constexpr (R::kQuantized) __builtin_prefetch(to.scales, 1);
 }
 
-// Values [0, R::kNope) stand at `values`, the RoPE part (formats that have one) at `rope`.
+// Values [0, R::kNope) stand at `values`, the RoPE part (formats that have one) at `rope`. Gives the
+// least of the tiles' largest magnitudes, as bits of bf16.
 template <class R>
-HWY_INLINE void write_record(const TileQuantizer& quantizer, const bf16* values, const bf16* rope,
-                             const RecordPlace<R>& to) {
+HWY_INLINE uint16_t write_record(const TileQuantizer& quantizer, const bf16* values, const bf16* rope,
+                                 const RecordPlace<R>& to) {
   if constexpr (R::kQuantized) {
     std::memset(to.scales, 0, R::kScaleBytes);
     // All of them first: a tile's codes wait for its own.
@@ -255,10 +256,12 @@ HWY_INLINE void write_record(const TileQuantizer& quantizer, const bf16* values,
                                            reinterpret_cast<uint8_t*>(to.row) + tile * R::kTile));
     if constexpr (R::kRope > 0)
       std::memcpy(to.row + R::rope(0, 1), rope, R::kRope * sizeof(bf16));
+    return *std::min_element(most, most + R::kTiles);
   } else {
     std::memcpy(to.row, values, R::kNope * sizeof(bf16));
     if constexpr (R::kRope > 0)
       std::memcpy(to.row + R::kNope * sizeof(bf16), rope, R::kRope * sizeof(bf16));
+    return 0;
   }
 }
 

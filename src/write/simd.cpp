@@ -8,6 +8,7 @@
 #include <atomic>
 #include <bit>
 #include <cstring>
+#include <type_traits>
 
 #include "core/arithmetic.h"
 #include "cpu/threads.h"
@@ -71,9 +72,10 @@ HWY_INLINE Block next_block(const Params& p, int64_t& t, int64_t last) {
 }
 
 // Rows behind their prologue, R::kDim values each. Step by step over all rows: one row alone would
-// wait for its sums, and then for what the step before stored.
+// wait for its sums, and then for what the step before stored. `flush`: subnormal values that become
+// codes may become zeros.
 template <class R>
-HWY_INLINE void prepare(const Params& p, const hs::RowNorm& norm, const Block& block,
+HWY_INLINE void prepare(const Params& p, const hs::RowNorm& norm, bool flush, const Block& block,
                         const Block& behind, bf16* rows) {
   const auto row = [&](int64_t r) { return rows + r * R::kDim; };
   const auto given = [&](int64_t r) { return p.kv + block.tokens[r] * p.kv_stride; };
@@ -92,17 +94,19 @@ HWY_INLINE void prepare(const Params& p, const hs::RowNorm& norm, const Block& b
     static_assert(kRows == hs::RowNorm::kGroup);
     const auto source = [&](int64_t r) HWY_ATTR { return whole ? given(r) : row(r); };
     norm.factors(block.count, source, factors);
+    const int64_t codes = flush ? R::kNope : 0;
     for (int64_t r = 0; r < block.count; ++r) {
       prefetch_row<R>(p, behind, r);
       const bf16* from = source(r);
-      norm.finish(factors[r], from, row(r));
+      norm.finish(factors[r], from, row(r), codes);
       if (whole && p.norm_width < R::kDim) hs::copy_64(from + p.norm_width, row(r) + p.norm_width);
     }
   }
   if (p.rope.table)
     for (int64_t r = 0; r < block.count; ++r) {
       bf16* slice = row(r) + rope_begin(p.rope, R::kDim);
-      hs::rotate_at(p.rope, p.positions[block.tokens[r] * p.position_stride], slice, slice);
+      hs::rotate_at(p.rope, p.positions[block.tokens[r] * p.position_stride], slice, slice,
+                    flush && R::kRope == 0);
     }
   if (p.hadamard)
     for (int64_t r = 0; r < block.count; ++r) hs::hadamard_row(row(r), row(r));
@@ -113,6 +117,26 @@ hs::RecordPlace<R> place_of(const Params& p, const Block& block, int64_t r) {
   return hs::RecordPlace<R>(block.pages[r], block.offsets[r], p.cache.page);
 }
 
+// Whether subnormal values of a row may become zeros in its prologue. The sums of a Hadamard rotation
+// could tell.
+template <class R>
+bool may_flush(const Params& p) {
+  return R::kQuantized && !p.hadamard && hs::can_round_flushing();
+}
+
+// A record of V3.2, whose scales have no floor to speak of, once more without flushing, if a tile's
+// largest magnitude is below 2^-90.
+HWY_NOINLINE void rewrite_small(const Params& p, const hs::RowNorm& norm,
+                                const hs::TileQuantizer& quantizer, const Block& block, int64_t r) {
+  using R = V32Fp8;
+  HWY_ALIGN bf16 row[R::kDim];
+  Block one;
+  one.count = 1;
+  one.tokens[0] = block.tokens[r];
+  prepare<R>(p, norm, false, one, Block(), row);
+  hs::write_record<R>(quantizer, row, row + R::kNope, place_of<R>(p, block, r));
+}
+
 // Stores the block while the memory of the one behind it is on its way: slots may be anywhere.
 template <class R>
 HWY_INLINE void write_block(const Params& p, const hs::RowNorm& norm,
@@ -120,7 +144,8 @@ HWY_INLINE void write_block(const Params& p, const hs::RowNorm& norm,
                             const Block& behind) {
   HWY_ALIGN bf16 rows[kRows * R::kDim];
   const bool stream = hs::past_caches<R>(p.cache, p.tokens);
-  if (p.prologue) prepare<R>(p, norm, block, behind, rows);
+  const bool flush = p.prologue && may_flush<R>(p);
+  if (p.prologue) prepare<R>(p, norm, flush, block, behind, rows);
   const bool asked = p.prologue && p.norm.kind != NormKind::kNone;
   for (int64_t r = 0; r < block.count; ++r) {
     if (!asked) prefetch_row<R>(p, behind, r);
@@ -133,8 +158,15 @@ HWY_INLINE void write_block(const Params& p, const hs::RowNorm& norm,
     const bf16* values = p.prologue ? rows + r * R::kDim : p.kv + t * p.kv_stride;
     const bf16* rope = p.prologue ? values + R::kNope : p.rope_part + t * p.rope_stride;
     const hs::RecordPlace<R> to = place_of<R>(p, block, r);
-    if (stream) hs::stream_record<R>(quantizer, values, rope, to);
-    else hs::write_record<R>(quantizer, values, rope, to);
+    if (stream) {
+      hs::stream_record<R>(quantizer, values, rope, to);
+      continue;
+    }
+    [[maybe_unused]] const uint16_t most = hs::write_record<R>(quantizer, values, rope, to);
+    if constexpr (std::is_same_v<R, V32Fp8>) {
+      constexpr uint16_t kSmall = (127 - 90) << 7;
+      if (flush && most < kSmall) rewrite_small(p, norm, quantizer, block, r);
+    }
   }
 }
 
