@@ -190,14 +190,11 @@ HWY_INLINE void prefetch_token(const Params& p, int64_t token) {
   if (p.rope.table && core::in_table(p.rope, position)) hs::prefetch_angles(p.rope, position);
 }
 
-// How many values of a row become codes and nothing else: there, subnormal ones may become zeros. The
-// sums of a Hadamard rotation could tell.
-int64_t codes_of(const Params& p) {
-  if (p.latent != nullptr || p.hadamard || p.cache.data == nullptr) return 0;
-  return with_entry(p.cache.format, [](auto record) {
-    using R = decltype(record);
-    return R::kQuantized ? int64_t{R::kNope} : int64_t{0};
-  });
+// The sums of a Hadamard rotation could tell what was flushed.
+hs::Flushed flushed_of(const Params& p) {
+  if (p.latent != nullptr || p.hadamard || p.cache.data == nullptr) return {};
+  return with_entry(p.cache.format,
+                    [&](auto record) { return hs::flushed_of<decltype(record)>(p.rope); });
 }
 
 // The norm of entries whose values are T.
@@ -207,10 +204,10 @@ HWY_INLINE void norm_entries(const Params& p, const hs::RowNorm& norm, Entries& 
   const auto values = [&](int64_t r) HWY_ATTR { return static_cast<const T*>(e.values[r]); };
   hs::RowNorm::Factors factors[kEntries];
   norm.factors(e.count, values, factors);
-  const int64_t codes = codes_of(p);
+  const hs::Flushed flushed = flushed_of(p);
   for (int64_t r = 0; r < e.count; ++r) {
     if (!p.gate) prefetch_token(p, e.tokens[r] + kEntries);
-    norm.finish(factors[r], values(r), e.rows + r * kMaxWidth, codes);
+    norm.finish(factors[r], values(r), e.rows + r * kMaxWidth, flushed);
   }
 }
 

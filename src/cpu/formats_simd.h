@@ -60,8 +60,7 @@ HWY_INLINE void store_bf16(DF df, hn::VFromD<DF> v, bf16* to) {
 #if HWY_TARGET == HWY_AVX3 && (!defined(__clang__) || defined(__AVX512BF16__))
 #define WINNOW_FLUSHING_ROUNDING 1
 // `first` in the lower half.
-HWY_INLINE hn::Vec512<uint16_t> round_flushing(hn::Vec512<float> first,
-                                               hn::Vec512<float> second) {
+HWY_INLINE hn::Vec512<uint16_t> round_flushing(hn::Vec512<float> first, hn::Vec512<float> second) {
   __m512i both;
   asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(first.raw), "v"(second.raw));
   return hn::Vec512<uint16_t>{both};
@@ -69,9 +68,9 @@ HWY_INLINE hn::Vec512<uint16_t> round_flushing(hn::Vec512<float> first,
 // Of values at even places and at odd ones, in order.
 HWY_INLINE hn::Vec512<uint16_t> round_parts_flushing(hn::Vec512<float> even,
                                                      hn::Vec512<float> odd) {
-  alignas(64) static constexpr uint16_t kOrder[32] = {
-      0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  alignas(64) static constexpr uint16_t kOrder[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                      21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                      11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   const __m512i order = _mm512_load_si512(kOrder);
   return hn::Vec512<uint16_t>{_mm512_permutexvar_epi16(order, round_flushing(even, odd).raw)};
 }

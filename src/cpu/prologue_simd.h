@@ -75,6 +75,20 @@ HWY_INLINE float sum_row(const T* x, int64_t width, F&& add) {
   return hn::GetLane(rest) + hn::GetLane(hn::SumOfLanes(df, sums));
 }
 
+// Values of a row that become codes and nothing else, so that subnormal ones may become zeros of
+// their sign. Those that are rotated do not count: the sign of their sum could be another.
+struct Flushed {
+  int64_t begin = 0, end = 0;
+};
+template <class R>
+Flushed flushed_of(const core::RopeParams& rope) {
+  if (!R::kQuantized) return {};
+  if (rope.table == nullptr) return {0, R::kNope};
+  const int64_t rotated = core::rope_begin(rope, R::kDim);
+  if (rotated == 0) return {kRopeDim, R::kNope};
+  return {0, std::min<int64_t>(R::kNope, rotated)};
+}
+
 // The norm of many rows of one width. Of several rows the factors are found first, since each waits
 // for the sums of its row, and the rows are finished behind them.
 class RowNorm {
@@ -130,20 +144,19 @@ class RowNorm {
     return {mean, 1 / std::sqrt(squares / count + norm_.eps)};
   }
 
-  // Whether finish() flushes subnormal values where it may.
-  bool flushes() const { return flushes_; }
-
-  // Out may be x. The first `codes` values may be flushed: they become e4m3 codes.
+  // Out may be x.
   template <class T>
-  HWY_INLINE void finish(const Factors& factors, const T* x, bf16* out, int64_t codes = 0) const {
+  HWY_INLINE void finish(const Factors& factors, const T* x, bf16* out,
+                         Flushed flushed = {}) const {
     // A NaN of an fp32 row is in its sum of squares.
     const bool any_nan = weights_have_nan_ || std::isnan(factors.inverse) ||
                          (norm_.kind == NormKind::kNone && sizeof(T) == 4);
     const bool centred = norm_.kind == NormKind::kLayer;
     const bool plain = norm_.weight && !norm_.bias && !centred;  // most are
+    if (!can_flush_) flushed = {};
     if (any_nan) finish_whole<Nans::kAny, false>(factors, x, out);
-    else if (parted_ && sizeof(T) == 2) finish_parted(factors, x, out, flushes_ ? codes : 0);
-    else if (plain) finish_whole<Nans::kOfBf16, true>(factors, x, out, flushes_ ? codes : 0);
+    else if (parted_ && sizeof(T) == 2) finish_parted(factors, x, out, flushed);
+    else if (plain) finish_whole<Nans::kOfBf16, true>(factors, x, out, flushed);
     else finish_whole<Nans::kOfBf16, false>(factors, x, out);
   }
 
@@ -195,8 +208,8 @@ class RowNorm {
     }
   }
 
-  // Values [begin, end) of a row. Those at even and at odd places, which share lanes of 32 bits, are
-  // never brought into order.
+  // Values [begin, end) of a row. Those at even and at odd places, which share lanes of 32 bits,
+  // are never brought into order.
   template <bool kCentred, bool kBiased, bool kFlush>
   HWY_INLINE void finish_parts(const Factors& factors, const bf16* x, int64_t begin, int64_t end,
                                bf16* out) const {
@@ -216,17 +229,17 @@ class RowNorm {
     }
   }
 
-  // The first `flushed` values by the instruction that flushes.
   template <bool kCentred, bool kBiased>
   HWY_INLINE void finish_parted(const Factors& factors, const bf16* x, bf16* out,
-                                int64_t flushed) const {
+                                Flushed flushed) const {
     constexpr bool kFlush = WINNOW_FLUSHING_ROUNDING;
-    finish_parts<kCentred, kBiased, kFlush>(factors, x, 0, flushed, out);
-    finish_parts<kCentred, kBiased, false>(factors, x, flushed, width_, out);
+    finish_parts<kCentred, kBiased, kFlush>(factors, x, flushed.begin, flushed.end, out);
+    for (const auto& [begin, end] : {Flushed{0, flushed.begin}, Flushed{flushed.end, width_}})
+      finish_parts<kCentred, kBiased, false>(factors, x, begin, end, out);
   }
 
   HWY_INLINE void finish_parted(const Factors& factors, const bf16* x, bf16* out,
-                                int64_t flushed) const {
+                                Flushed flushed) const {
     const bool centred = norm_.kind == NormKind::kLayer;
     if (norm_.bias) {
       if (centred) finish_parted<true, true>(factors, x, out, flushed);
@@ -237,12 +250,12 @@ class RowNorm {
     }
   }
   HWY_INLINE void finish_parted(const Factors& /*factors*/, const float* /*x*/, bf16* /*out*/,
-                                int64_t /*flushed*/) const {}
+                                Flushed /*flushed*/) const {}
 
   // kPlain: weights, and nothing else.
   template <Nans kNans, bool kPlain, class T>
   HWY_INLINE void finish_whole(const Factors& factors, const T* x, bf16* out,
-                               int64_t flushed = 0) const {
+                               Flushed flushed = {}) const {
     const bool centred = !kPlain && norm_.kind == NormKind::kLayer;
     const float* weight = norm_.weight;
     const float* bias = kPlain ? nullptr : norm_.bias;
@@ -258,7 +271,7 @@ class RowNorm {
     const auto lanes = static_cast<int64_t>(hn::Lanes(df));
     int64_t i = 0;
     constexpr bool kFlush = WINNOW_FLUSHING_ROUNDING;
-    for (; kFlush && i < flushed; i += 2 * lanes) {
+    for (; kFlush && i < flushed.end && flushed.begin == 0; i += 2 * lanes) {
       const auto first = value(df, i);
       store_bf16_pair<kNans, kFlush>(df, first, value(df, i + lanes), out + i);
     }
@@ -275,7 +288,7 @@ class RowNorm {
   core::NormParams norm_;
   int64_t width_;
   bool weights_have_nan_;
-  bool flushes_ = can_round_flushing();
+  bool can_flush_ = can_round_flushing();
   bool parted_;  // else the two behind it are not used
   HWY_ALIGN float weight_parts_[kMostParted];
   HWY_ALIGN float bias_parts_[kMostParted];

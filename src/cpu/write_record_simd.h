@@ -15,6 +15,7 @@
 
 #include "core/quantizer.h"
 #include "cpu/formats_simd.h"
+#include "cpu/threads.h"
 #include "hwy/highway.h"
 #include "model/records.h"
 
@@ -239,11 +240,11 @@ HWY_INLINE void prefetch_record(const RecordPlace<R>& to) {
   if constexpr (R::kQuantized) __builtin_prefetch(to.scales, 1);
 }
 
-// Values [0, R::kNope) stand at `values`, the RoPE part (formats that have one) at `rope`. Gives the
-// least of the tiles' largest magnitudes, as bits of bf16.
+// Values [0, R::kNope) stand at `values`, the RoPE part (formats that have one) at `rope`. Gives
+// the least of the tiles' largest magnitudes, as bits of bf16.
 template <class R>
-HWY_INLINE uint16_t write_record(const TileQuantizer& quantizer, const bf16* values, const bf16* rope,
-                                 const RecordPlace<R>& to) {
+HWY_INLINE uint16_t write_record(const TileQuantizer& quantizer, const bf16* values,
+                                 const bf16* rope, const RecordPlace<R>& to) {
   if constexpr (R::kQuantized) {
     std::memset(to.scales, 0, R::kScaleBytes);
     // All of them first: a tile's codes wait for its own.
@@ -254,8 +255,7 @@ HWY_INLINE uint16_t write_record(const TileQuantizer& quantizer, const bf16* val
       core::put_scale(reinterpret_cast<typename R::Scale*>(to.scales) + tile,
                       write_tile<R::kTile>(quantizer, most[tile], values + tile * R::kTile,
                                            reinterpret_cast<uint8_t*>(to.row) + tile * R::kTile));
-    if constexpr (R::kRope > 0)
-      std::memcpy(to.row + R::rope(0, 1), rope, R::kRope * sizeof(bf16));
+    if constexpr (R::kRope > 0) std::memcpy(to.row + R::rope(0, 1), rope, R::kRope * sizeof(bf16));
     return *std::min_element(most, most + R::kTiles);
   } else {
     std::memcpy(to.row, values, R::kNope * sizeof(bf16));
@@ -270,9 +270,9 @@ HWY_INLINE uint16_t write_record(const TileQuantizer& quantizer, const bf16* val
 // Only rows of whole lines can.
 template <class R>
 bool past_caches(const core::Pages& pages, int64_t records) {
-  constexpr int64_t kLong = int64_t{512} << 10;  // bytes: half of an L2
+  constexpr int64_t kLong = int64_t{128} << 10;  // bytes of each worker
   if constexpr (R::kRowBytes % kLine != 0) return false;
-  return records * R::kRowBytes >= kLong && pages.stride % kLine == 0 &&
+  return records * R::kRowBytes >= kLong * threads() && pages.stride % kLine == 0 &&
          reinterpret_cast<uintptr_t>(pages.data) % kLine == 0;
 }
 

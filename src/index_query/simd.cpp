@@ -32,8 +32,8 @@ struct Block {
 };
 
 // The head in its row of the block, rotated.
-HWY_INLINE void turn_head(const Params& p, const hs::TokenAngles& angles, bool flush,
-                          const bf16* q, bf16* row) {
+HWY_INLINE void turn_head(const Params& p, const hs::TokenAngles& angles, bool flush, const bf16* q,
+                          bf16* row) {
   const int64_t begin = core::rope_begin(p.rope, kWidth);
   const int64_t other = kRopeDim - begin;  // the half that stays
   angles.rotate(q + begin, row + begin, flush);
@@ -72,7 +72,8 @@ void prepare_heads(const Params& p, int64_t first, int64_t last) {
   int64_t h = first % p.heads;
   for (int64_t at = first; at < last; ++at) {
     if (angles.load(t)) {
-      turn_head(p, angles, flush, p.q + t * p.q_token + h * p.q_head, block.rows + block.count * kWidth);
+      turn_head(p, angles, flush, p.q + t * p.q_token + h * p.q_head,
+                block.rows + block.count * kWidth);
       block.tokens[block.count] = t;
       block.heads[block.count++] = h;
       if (block.count == kRows) store_block(p, quantizer, block);

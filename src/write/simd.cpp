@@ -72,8 +72,8 @@ HWY_INLINE Block next_block(const Params& p, int64_t& t, int64_t last) {
 }
 
 // Rows behind their prologue, R::kDim values each. Step by step over all rows: one row alone would
-// wait for its sums, and then for what the step before stored. `flush`: subnormal values that become
-// codes may become zeros.
+// wait for its sums, and then for what the step before stored. `flush`: subnormal values that
+// become codes may become zeros.
 template <class R>
 HWY_INLINE void prepare(const Params& p, const hs::RowNorm& norm, bool flush, const Block& block,
                         const Block& behind, bf16* rows) {
@@ -94,11 +94,11 @@ HWY_INLINE void prepare(const Params& p, const hs::RowNorm& norm, bool flush, co
     static_assert(kRows == hs::RowNorm::kGroup);
     const auto source = [&](int64_t r) HWY_ATTR { return whole ? given(r) : row(r); };
     norm.factors(block.count, source, factors);
-    const int64_t codes = flush ? R::kNope : 0;
+    const hs::Flushed flushed = flush ? hs::flushed_of<R>(p.rope) : hs::Flushed();
     for (int64_t r = 0; r < block.count; ++r) {
       prefetch_row<R>(p, behind, r);
       const bf16* from = source(r);
-      norm.finish(factors[r], from, row(r), codes);
+      norm.finish(factors[r], from, row(r), flushed);
       if (whole && p.norm_width < R::kDim) hs::copy_64(from + p.norm_width, row(r) + p.norm_width);
     }
   }
@@ -117,8 +117,8 @@ hs::RecordPlace<R> place_of(const Params& p, const Block& block, int64_t r) {
   return hs::RecordPlace<R>(block.pages[r], block.offsets[r], p.cache.page);
 }
 
-// Whether subnormal values of a row may become zeros in its prologue. The sums of a Hadamard rotation
-// could tell.
+// Whether subnormal values of a row may become zeros in its prologue. The sums of a Hadamard
+// rotation could tell.
 template <class R>
 bool may_flush(const Params& p) {
   return R::kQuantized && !p.hadamard && hs::can_round_flushing();
