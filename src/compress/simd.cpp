@@ -20,8 +20,8 @@
 #include "hwy/highway.h"
 //
 #include "cpu/prologue_simd.h"
+#include "cpu/stream_simd.h"
 #include "cpu/write_record_simd.h"
-#include "hwy/cache_control.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace winnow::internal::compress::HWY_NAMESPACE {

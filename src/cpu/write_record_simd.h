@@ -15,7 +15,7 @@
 
 #include "core/quantizer.h"
 #include "cpu/formats_simd.h"
-#include "cpu/threads.h"
+#include "cpu/stream_simd.h"
 #include "hwy/highway.h"
 #include "model/records.h"
 
@@ -220,8 +220,6 @@ HWY_INLINE float write_tile(const TileQuantizer& quantizer, const bf16* x, uint8
   return write_tile<kTile>(quantizer, largest_magnitude<kTile>(x), x, codes);
 }
 
-inline constexpr int64_t kLine = 64;  // bytes
-
 // Where a record goes: its row, and its scales, which are part of the row or stand by themselves.
 template <class R>
 struct RecordPlace {
@@ -265,23 +263,11 @@ HWY_INLINE uint16_t write_record(const TileQuantizer& quantizer, const bf16* val
   }
 }
 
-// Whether so many records of a call go past the caches. Through them, a line is read before it is
-// written, which costs a long call more than it costs attention to read the records from memory.
-// Only rows of whole lines can.
+// Whether so many records of a call go past the caches: rows of whole lines can.
 template <class R>
 bool past_caches(const core::Pages& pages, int64_t records) {
-  constexpr int64_t kLong = int64_t{128} << 10;  // bytes of each worker
   if constexpr (R::kRowBytes % kLine != 0) return false;
-  return records * R::kRowBytes >= kLong * threads() && pages.stride % kLine == 0 &&
-         reinterpret_cast<uintptr_t>(pages.data) % kLine == 0;
-}
-
-// Whole lines from anywhere, past the caches.
-HWY_INLINE void stream_lines(const void* from, int64_t bytes, std::byte* to) {
-  const hn::CappedTag<uint8_t, kLine> d;
-  for (int64_t at = 0; at < bytes; at += static_cast<int64_t>(hn::Lanes(d)))
-    hn::Stream(hn::LoadU(d, static_cast<const uint8_t*>(from) + at), d,
-               reinterpret_cast<uint8_t*>(to) + at);
+  return is_long(records * R::kRowBytes) && pages.stride % kLine == 0 && at_line(pages.data);
 }
 
 // The same as write_record, with the row past the caches. FlushStream() belongs behind the last

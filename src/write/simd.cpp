@@ -22,8 +22,8 @@
 //
 #include "cpu/formats_simd.h"
 #include "cpu/prologue_simd.h"
+#include "cpu/stream_simd.h"
 #include "cpu/write_record_simd.h"
-#include "hwy/cache_control.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace winnow::internal::write::HWY_NAMESPACE {
