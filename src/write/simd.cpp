@@ -3,7 +3,7 @@
 //
 // Budget, V3.2 fp8: a token reads 1,152 B and writes 656 B. Encoding takes some 20 vector
 // operations for each vector of values, and kAmax a division; two passes over a tile, the second
-// from L1.
+// from L1. Rows of whole lines (all but V3.2's fp8 records) go past the caches in long calls.
 #include <algorithm>
 #include <atomic>
 #include <bit>
