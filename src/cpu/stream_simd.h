@@ -22,8 +22,9 @@ inline constexpr int64_t kLine = 64;  // bytes
 
 inline bool at_line(const void* p) { return reinterpret_cast<uintptr_t>(p) % kLine == 0; }
 
-// Whether a call that writes so many bytes writes them past the caches. Through them, a line is read
-// before it is written, which costs a long call more than it costs the next one to read from memory.
+// Whether a call that writes so many bytes writes them past the caches. Through them, a line is
+// read before it is written, which costs a long call more than it costs the next one to read from
+// memory.
 inline bool is_long(int64_t bytes) {
   constexpr int64_t kLong = int64_t{128} << 10;  // of each worker
   return bytes >= kLong * threads();
