@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/arithmetic.h"
+#include "cpu/isa.h"
 #include "cpu/threads.h"
 #include "index_query/kernel.h"
 
@@ -43,10 +44,10 @@ HWY_INLINE void turn_head(const Params& p, const hs::TokenAngles& angles, bool f
 }
 
 // Whether codes go past the caches: those of a long call, whose lines would be read before they are
-// written.
+// written. An Intel Xeon gains nothing by it: it computes for longer than it waits.
 bool past_caches(const Params& p) {
-  return !p.out_is_bf16 && hs::is_long(p.tokens * p.heads * kWidth) && hs::at_line(p.out) &&
-         p.out_token % hs::kLine == 0 && p.out_head % hs::kLine == 0;
+  return !p.out_is_bf16 && !cpu::isa().intel && hs::is_long(p.tokens * p.heads * kWidth) &&
+         hs::at_line(p.out) && p.out_token % hs::kLine == 0 && p.out_head % hs::kLine == 0;
 }
 
 // Step by step over all heads: one alone would wait for its largest magnitude.
