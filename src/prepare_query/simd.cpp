@@ -13,28 +13,14 @@
 #include "hwy/highway.h"
 //
 #include "cpu/prologue_simd.h"
-#include "cpu/stream_simd.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace winnow::internal::prepare_query::HWY_NAMESPACE {
 
 namespace hs = cpu::HWY_NAMESPACE;
 
-constexpr int64_t kMostStreamed = 512;  // values of a head
-
-// Whether heads go past the caches, by way of a buffer: those of a long call, unless they stay
-// where they are.
-bool past_caches(const Params& p) {
-  constexpr int64_t kSize = sizeof(bf16);
-  return p.out != p.q && p.width <= kMostStreamed && hs::at_line(p.out) &&
-         hs::is_long(p.tokens * p.heads * p.width * kSize) && p.width * kSize % hs::kLine == 0 &&
-         p.out_token * kSize % hs::kLine == 0 && p.out_head * kSize % hs::kLine == 0;
-}
-
 // Heads [first, last) of all tokens, counted as token * heads + head.
 void prepare_heads(const Params& p, int64_t first, int64_t last) {
-  HWY_ALIGN bf16 buffer[kMostStreamed];
-  const bool stream = past_caches(p);
   const hs::RowNorm norm(p.norm, p.width);
   hs::TokenAngles angles(p.rope, p.positions, p.position_stride);
   for (int64_t at = first; at < last; ++at) {
@@ -42,15 +28,12 @@ void prepare_heads(const Params& p, int64_t first, int64_t last) {
     const int64_t h = at % p.heads;
     if (!angles.load(t)) continue;
     const bf16* q = p.q + t * p.q_token + h * p.q_head;
-    bf16* to = p.out + t * p.out_token + h * p.out_head;
-    bf16* out = stream ? buffer : to;
+    bf16* out = p.out + t * p.out_token + h * p.out_head;
     if (p.norm.kind != NormKind::kNone) norm(q, out);
     else if (out != q) std::memcpy(out, q, p.width * sizeof(bf16));
     bf16* slice = out + core::rope_begin(p.rope, p.width);
     angles.rotate(slice, slice);
-    if (stream) hs::stream_lines(buffer, p.width * static_cast<int64_t>(sizeof(bf16)), to);
   }
-  if (stream) hwy::FlushStream();
 }
 
 }  // namespace winnow::internal::prepare_query::HWY_NAMESPACE
@@ -63,9 +46,7 @@ HWY_EXPORT(prepare_heads);
 
 void simd(const Params& p) noexcept {
   const int64_t count = p.tokens * p.heads;
-  // 64 KB of traffic, above the cost of a task; more where every worker has some.
-  const int64_t least = 1 + 16384 / p.width;
-  const int64_t block = std::clamp<int64_t>(count / (16 * cpu::threads()), least, 8 * least);
+  const int64_t block = 1 + 16384 / p.width;  // 64 KB of traffic: above the cost of a task
   cpu::parallel_for(ceil_div(count, block), [&](int64_t task, int) {
     const int64_t first = task * block;
     HWY_DYNAMIC_DISPATCH(prepare_heads)(p, first, std::min(first + block, count));

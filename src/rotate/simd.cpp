@@ -91,9 +91,11 @@ HWY_EXPORT(rotate_heads);
 
 void simd::rotate(const Params& p) noexcept {
   const int64_t count = p.tokens * p.heads;
-  // 64 KB of traffic, above the cost of a task; more where every worker has some.
+  // 64 KB of traffic, above the cost of a task; more for heads that go elsewhere, since a task
+  // waits for its stores past the caches.
   const int64_t least = 1 + 16384 / p.width;
-  const int64_t block = std::clamp<int64_t>(count / (16 * cpu::threads()), least, 8 * least);
+  const int64_t most = p.codes == nullptr && p.out == p.x ? least : 8 * least;
+  const int64_t block = std::clamp<int64_t>(count / (16 * cpu::threads()), least, most);
   cpu::parallel_for(ceil_div(count, block), [&](int64_t task, int) {
     const int64_t first = task * block;
     HWY_DYNAMIC_DISPATCH(rotate_heads)(p, first, std::min(first + block, count));
