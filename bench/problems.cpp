@@ -102,6 +102,7 @@ WriteProblem::WriteProblem(const Sizes& s, CacheFormat format)
   random.choose(chosen.span(), pages * s.page);
   std::copy(chosen.begin(), chosen.end(), slots.begin());
   for (int64_t i = s.tokens() - 1; i > 0; --i) std::swap(slots[i], slots[random.draw(0, i)]);
+  if (s.in_order) std::iota(slots.begin(), slots.end(), 0);
   args.slots = placement.copied(slots, {s.tokens()});
   const Tensor room = placement.room(memory, {pages * page_bytes(format, s.page)});
   args.cache = {.data = room.data, .format = format, .pages = pages, .page = s.page};

@@ -33,6 +33,7 @@ struct Sizes {
   bool contiguous = false;                // index keys in rows instead of pages
   bool bf16_keys = false;                 // index keys and queries in bf16
   bool shuffled = false;                  // slots in no order
+  bool in_order = false;                  // write: page by page, as prefill does
   bool logical = false;                   // logical ids and a block table instead of slots
   bool holes = false;                     // every second slot is -1
   int32_t overlap = 0;  // percent of a token's slots that the token before has too

@@ -122,7 +122,7 @@ Returns logits [tokens, width] f32.)");
       "workspace: Array | None = None, kernel: str | None = None) -> Array | tuple",
       score_select_,
       R"(score() and select() in one call, without the matrix of logits: ids [tokens, topk]
-int32. With values=True also the logits at these ids, f32, -inf where an id is -1 (CPU).)");
+int32. within, block, best and values as in select(); values on the CPU alone.)");
   def(m,
       "def select(logits: Array, topk: int | None = None, *, starts: Array | None = None, ends: "
       "Array | "
@@ -137,9 +137,11 @@ starts, ends  [tokens] int32: the valid range; the whole row if not given
 relative      column - start instead of column
 within        [tokens, blocks] int32, ascending: ids come from these blocks of `block` columns alone
 best          that many blocks with the largest logits are given too, the last valid one always
+values        True or an array: the logits at the ids too
 
-Returns ids [tokens, topk] int32, ascending, -1 behind them; with best also the blocks [tokens, best]
-int32.)");
+Returns ids [tokens, topk] int32, ascending, -1 behind them; with values also these [tokens, topk]
+f32, -inf where an id is -1; with best, last, the blocks [tokens, best] int32 (out=, values= and
+best_blocks= give the places).)");
   def(m,
       "def locate(ids: Array, requests: Array | None = None, block_table: Array | None = None, *, "
       "page: int "

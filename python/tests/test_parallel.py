@@ -21,6 +21,8 @@ from winnow.parallel import Communicator, _DeviceMemory  # noqa: E402
 
 TOKENS, TOPK, HEADS, PAGE, CONTEXT = 5, 32, 8, 8, 150
 DEADLINE = 3.0
+# Where nobody is missing, a machine with other work may take its time.
+PATIENCE = 100.0
 
 
 def numbers(seed, *shape):
@@ -319,12 +321,12 @@ def check_lost(comm, world):
     assert time.monotonic() - began < DEADLINE + 1
 
 
-def member(rank, world, port, check, results):
+def member(rank, world, port, check, deadline, results):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WINNOW_THREADS="1")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=world)
     try:
-        check(Communicator(deadline=DEADLINE), world)
+        check(Communicator(deadline=deadline), world)
         results.put((rank, ""))
     except BaseException as e:  # noqa: BLE001  # what a rank says goes to the test, whatever it is
         results.put((rank, f"{type(e).__name__}: {e}"))
@@ -339,11 +341,12 @@ def free_port():
         return s.getsockname()[1]
 
 
-def run(check, world, living=None):
+def run(check, world, living=None, deadline=DEADLINE):
     context = mp.get_context("spawn")
     results, port = context.Queue(), free_port()
     ranks = [
-        context.Process(target=member, args=(r, world, port, check, results)) for r in range(world)
+        context.Process(target=member, args=(r, world, port, check, deadline, results))
+        for r in range(world)
     ]
     for p in ranks:
         p.start()
@@ -372,7 +375,7 @@ def check_faults(comm, world):
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks(world):
-    run(check_results, world)
+    run(check_results, world, deadline=PATIENCE)
 
 
 @pytest.mark.skipif(
@@ -380,7 +383,7 @@ def test_ranks(world):
 )
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_on_cuda(world):
-    run(check_cuda, world)
+    run(check_cuda, world, deadline=PATIENCE)
 
 
 def test_ranks_that_differ_and_one_that_dies():

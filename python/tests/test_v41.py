@@ -1,5 +1,6 @@
 """DeepSeek V4.1: layers that share entries, index keys and choices, against the oracle."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -68,9 +69,10 @@ def configs():
     return [V41Config.of(CONFIG, n) for n in range(COUNT)]
 
 
-def layers_of(device="cpu"):
+def layers_of(device="cpu", **changes):
     made = []
     for n, c in enumerate(configs()):
+        c = dataclasses.replace(c, **changes)
         prefix = f"layers.{n}.attn."
         made.append(V41Layer(c, weights_of(c, prefix), prefix, device))
     return made

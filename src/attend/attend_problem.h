@@ -342,6 +342,21 @@ inline void expect_close(const AttendArgs& a, Answer& want, bool strange_scales 
         tools::compare(a.max_logit, row(want.max_logit), tools::kDecodeLse, row(want.spread)));
 }
 
+// A test of the kernel that its parameter names.
+class KernelTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (const std::string why = testing::why_not("attend", GetParam()); !why.empty())
+      GTEST_SKIP() << why;
+  }
+  AttendArgs args(Problem& p, Results& r) const {
+    AttendArgs a = p.args();
+    r.attach(a);
+    a.target = testing::target("attend", GetParam());
+    return a;
+  }
+};
+
 // The call with a workspace of exactly the size it asks for, on the device of its target.
 inline void attend_with_workspace(AttendArgs a) {
   testing::DeviceWorkspace workspace(a.target.device, attend_workspace_bytes(a));

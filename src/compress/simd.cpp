@@ -20,8 +20,8 @@
 #include "hwy/highway.h"
 //
 #include "cpu/prologue_simd.h"
+#include "cpu/stream_simd.h"
 #include "cpu/write_record_simd.h"
-#include "hwy/cache_control.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace winnow::internal::compress::HWY_NAMESPACE {
@@ -129,11 +129,10 @@ HWY_INLINE void pool_rows(const Row* rows, int count, int64_t width, float* pool
   else pool_rows<1, kFloats>(rows, count, width, pooled);
 }
 
-// Where the entry's values are, before the norm: in `pooled`, or in the only row, if that is fp32.
+// Where the entry's values are, before the norm: in `pooled`, or in the only row, as it is given.
 // Null if a row is missing.
-const float* pool_entry(const Params& p, int64_t token, float* pooled) {
+const void* pool_entry(const Params& p, int64_t token, Row* rows, float* pooled) {
   const int64_t last = position_of(p, token);
-  Row rows[kMaxRows];
   int count = 0;
   bool floats = true;
   for (int64_t j = std::max<int64_t>(last - rows_of_entry(p) + 1, 0); j <= last; ++j) {
@@ -141,15 +140,9 @@ const float* pool_entry(const Params& p, int64_t token, float* pooled) {
     floats = floats && !rows[count].are_bf16;
     if (rows[count++].values == nullptr) return nullptr;
   }
-  if (p.gate) {
-    if (floats) pool_rows<true>(rows, count, p.width, pooled);
-    else pool_rows<false>(rows, count, p.width, pooled);
-    return pooled;
-  }
-  if (floats) return static_cast<const float*>(rows[0].values);
-  const hn::CappedTag<float, 16> d;
-  for (int64_t i = 0; i < p.width; i += static_cast<int64_t>(hn::Lanes(d)))
-    hn::StoreU(load_values(d, rows[0].values, true, i), d, pooled + i);
+  if (!p.gate) return rows[0].values;
+  if (floats) pool_rows<true>(rows, count, p.width, pooled);
+  else pool_rows<false>(rows, count, p.width, pooled);
   return pooled;
 }
 
@@ -158,15 +151,19 @@ struct Entries {
   int64_t count = 0;
   int64_t tokens[kEntries];
   int64_t slots[kEntries];  // negative: the latent alone
-  const float* values[kEntries];
+  const void* values[kEntries];
+  Row window[kMaxRows];  // of the entry at hand: made once, since all of it is zeroed
   HWY_ALIGN float pooled[kEntries * kMaxWidth];
   HWY_ALIGN bf16 rows[kEntries * kMaxWidth];
 };
 
 void prefetch_entry(const Params& p, int64_t slot) {
-  const std::byte* page = p.cache.data + slot / p.cache.page * p.cache.stride;
+  std::byte* page = p.cache.data + slot / p.cache.page * p.cache.stride;
   with_entry(p.cache.format, [&](auto record) {
-    hs::prefetch_record<decltype(record)>(page, slot % p.cache.page, p.cache.page);
+    using R = decltype(record);
+    const hs::RecordPlace<R> to(page, slot % p.cache.page, p.cache.page);
+    if (!hs::past_caches<R>(p.cache, p.tokens / p.ratio)) hs::prefetch_record<R>(to);
+    else if (R::kQuantized) __builtin_prefetch(to.scales, 1);
   });
 }
 
@@ -175,7 +172,10 @@ void store_record(const Params& p, const hs::TileQuantizer& quantizer, const bf1
   std::byte* page = p.cache.data + slot / p.cache.page * p.cache.stride;
   with_entry(p.cache.format, [&](auto record) {
     using R = decltype(record);
-    hs::write_record<R>(quantizer, row, row + R::kNope, page, slot % p.cache.page, p.cache.page);
+    const hs::RecordPlace<R> to(page, slot % p.cache.page, p.cache.page);
+    if (hs::past_caches<R>(p.cache, p.tokens / p.ratio))
+      hs::stream_record<R>(quantizer, row, row + R::kNope, to);
+    else hs::write_record<R>(quantizer, row, row + R::kNope, to);
   });
 }
 
@@ -190,16 +190,33 @@ HWY_INLINE void prefetch_token(const Params& p, int64_t token) {
   if (p.rope.table && core::in_table(p.rope, position)) hs::prefetch_angles(p.rope, position);
 }
 
+// The sums of a Hadamard rotation could tell what was flushed.
+hs::Flushed flushed_of(const Params& p) {
+  if (p.latent != nullptr || p.hadamard || p.cache.data == nullptr) return {};
+  return with_entry(p.cache.format,
+                    [&](auto record) { return hs::flushed_of<decltype(record)>(p.rope); });
+}
+
+// The norm of entries whose values are T.
+template <class T>
+HWY_INLINE void norm_entries(const Params& p, const hs::RowNorm& norm, Entries& e) {
+  static_assert(kEntries == hs::RowNorm::kGroup);
+  const auto values = [&](int64_t r) HWY_ATTR { return static_cast<const T*>(e.values[r]); };
+  hs::RowNorm::Factors factors[kEntries];
+  norm.factors(e.count, values, factors);
+  const hs::Flushed flushed = flushed_of(p);
+  for (int64_t r = 0; r < e.count; ++r) {
+    if (!p.gate) prefetch_token(p, e.tokens[r] + kEntries);
+    norm.finish(factors[r], values(r), e.rows + r * kMaxWidth, flushed);
+  }
+}
+
 // Pooled entries, step by step over all of them: one alone would wait for its sums, and then for
 // what the step before stored.
 void finish_entries(const Params& p, const hs::RowNorm& norm, Entries& e) {
   const auto row = [&](int64_t r) { return e.rows + r * kMaxWidth; };
-  hs::RowNorm::Factors factors[kEntries];
-  for (int64_t r = 0; r < e.count; ++r) factors[r] = norm.factors(e.values[r]);
-  for (int64_t r = 0; r < e.count; ++r) {
-    if (!p.gate) prefetch_token(p, e.tokens[r] + kEntries);
-    norm.finish(factors[r], e.values[r], row(r));
-  }
+  if (!p.gate && p.rows_are_bf16) norm_entries<bf16>(p, norm, e);
+  else norm_entries<float>(p, norm, e);
   if (p.latent)
     for (int64_t r = 0; r < e.count; ++r)
       std::memcpy(p.latent + e.tokens[r] * p.latent_stride, row(r), p.width * sizeof(bf16));
@@ -236,7 +253,7 @@ void store_entries(const Params& p, int64_t first, int64_t last, bool within) {
     if (slot < 0 && p.latent == nullptr) continue;
     if (slot >= 0) prefetch_entry(p, slot);
     float* pooled = entries.pooled + entries.count * kMaxWidth;
-    const float* values = pool_entry(p, t, pooled);
+    const void* values = pool_entry(p, t, entries.window, pooled);
     if (values == nullptr) continue;
     entries.tokens[entries.count] = t;
     entries.values[entries.count] = values;
@@ -244,6 +261,7 @@ void store_entries(const Params& p, int64_t first, int64_t last, bool within) {
     if (entries.count == kEntries) finish_entries(p, norm, entries);
   }
   finish_entries(p, norm, entries);
+  hwy::FlushStream();
 }
 
 // Rows of the state. Of a long call few are read again soon: past the caches, they need not be read
@@ -295,9 +313,10 @@ HWY_EXPORT(store_rows);
 
 void simd(const Params& p) noexcept {
   // Of a block's rows the entries and the state both read: an entry's whole window where every
-  // worker has some of them, else 64 KB or more, above the cost of a task.
-  const int64_t block =
-      std::clamp<int64_t>(p.tokens / (4 * cpu::threads()), 16, std::max<int64_t>(p.ratio, 16));
+  // worker has some of them, else 64 KB or more, above the cost of a task. Without a state longer
+  // ones, since nothing has asked for a task's first rows.
+  const int64_t longest = p.state == nullptr ? 512 : std::max<int64_t>(p.ratio, 16);
+  const int64_t block = std::clamp<int64_t>(p.tokens / (4 * cpu::threads()), 16, longest);
   const int64_t tasks = ceil_div(p.tokens, block);
   const auto in_blocks = [&](auto&& body) {
     cpu::parallel_for(tasks, [&](int64_t task, int) {

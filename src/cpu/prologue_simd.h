@@ -75,6 +75,20 @@ HWY_INLINE float sum_row(const T* x, int64_t width, F&& add) {
   return hn::GetLane(rest) + hn::GetLane(hn::SumOfLanes(df, sums));
 }
 
+// Values of a row that become codes and nothing else, so that subnormal ones may become zeros of
+// their sign. Those that are rotated do not count: the sign of their sum could be another.
+struct Flushed {
+  int64_t begin = 0, end = 0;
+};
+template <class R>
+Flushed flushed_of(const core::RopeParams& rope) {
+  if (!R::kQuantized) return {};
+  if (rope.table == nullptr) return {0, R::kNope};
+  const int64_t rotated = core::rope_begin(rope, R::kDim);
+  if (rotated == 0) return {kRopeDim, R::kNope};
+  return {0, std::min<int64_t>(R::kNope, rotated)};
+}
+
 // The norm of many rows of one width. Of several rows the factors are found first, since each waits
 // for the sums of its row, and the rows are finished behind them.
 class RowNorm {
@@ -92,37 +106,57 @@ class RowNorm {
     if (norm.bias) part(norm.bias, bias_parts_);
   }
 
+  static constexpr int64_t kGroup = 8;  // rows whose factors are found together
+
+  // The factors of rows [0, count) of a group, which row(r) gives. Square roots and divisions of
+  // all of them at once.
+  template <class RowOf>
+  HWY_INLINE void factors(int64_t count, RowOf&& row, Factors* out) const {
+    const hn::CappedTag<float, kGroup> d;
+    const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+    HWY_ALIGN float mean[kGroup] = {};
+    HWY_ALIGN float inverse[kGroup] = {};
+    const auto width = hn::Set(d, static_cast<float>(width_));
+    if (norm_.kind == NormKind::kLayer) {
+      for (int64_t r = 0; r < count; ++r) mean[r] = sum_of(row(r));
+      for (int64_t r = 0; r < kGroup; r += lanes)
+        hn::Store(hn::Div(hn::Load(d, mean + r), width), d, mean + r);
+      for (int64_t r = 0; r < count; ++r) inverse[r] = squares_of(row(r), mean[r]);
+    } else {
+      for (int64_t r = 0; r < count; ++r) inverse[r] = squares_of(row(r));
+    }
+    for (int64_t r = 0; r < kGroup; r += lanes) {
+      const auto squares = hn::Div(hn::Load(d, inverse + r), width);
+      const auto root = hn::Sqrt(hn::Add(squares, hn::Set(d, norm_.eps)));
+      hn::Store(hn::Div(hn::Set(d, 1.0f), root), d, inverse + r);
+    }
+    const bool none = norm_.kind == NormKind::kNone;
+    for (int64_t r = 0; r < count; ++r) out[r] = {mean[r], none ? 1.0f : inverse[r]};
+  }
+
   template <class T>
   HWY_INLINE Factors factors(const T* x) const {
     if (norm_.kind == NormKind::kNone) return {0, 1};
     const auto count = static_cast<float>(width_);
-    float mean = 0;
-    float squares;
-    if (norm_.kind == NormKind::kLayer) {
-      mean = sum_row(x, width_, [](auto, auto sum, auto v) HWY_ATTR { return hn::Add(sum, v); }) /
-             count;
-      squares = sum_row(x, width_, [mean](auto d, auto sum, auto v) HWY_ATTR {
-        const auto centred = hn::Sub(v, hn::Set(d, mean));
-        return hn::MulAdd(centred, centred, sum);
-      });
-    } else {
-      squares =
-          sum_row(x, width_, [](auto, auto sum, auto v) HWY_ATTR { return hn::MulAdd(v, v, sum); });
-    }
+    const bool centred = norm_.kind == NormKind::kLayer;
+    const float mean = centred ? sum_of(x) / count : 0.0f;
+    const float squares = centred ? squares_of(x, mean) : squares_of(x);
     return {mean, 1 / std::sqrt(squares / count + norm_.eps)};
   }
 
   // Out may be x.
   template <class T>
-  HWY_INLINE void finish(const Factors& factors, const T* x, bf16* out) const {
+  HWY_INLINE void finish(const Factors& factors, const T* x, bf16* out,
+                         Flushed flushed = {}) const {
     // A NaN of an fp32 row is in its sum of squares.
     const bool any_nan = weights_have_nan_ || std::isnan(factors.inverse) ||
                          (norm_.kind == NormKind::kNone && sizeof(T) == 4);
     const bool centred = norm_.kind == NormKind::kLayer;
     const bool plain = norm_.weight && !norm_.bias && !centred;  // most are
+    if (!can_flush_) flushed = {};
     if (any_nan) finish_whole<Nans::kAny, false>(factors, x, out);
-    else if (parted_ && sizeof(T) == 2) finish_parted(factors, x, out);
-    else if (plain) finish_whole<Nans::kOfBf16, true>(factors, x, out);
+    else if (parted_ && sizeof(T) == 2) finish_parted(factors, x, out, flushed);
+    else if (plain) finish_whole<Nans::kOfBf16, true>(factors, x, out, flushed);
     else finish_whole<Nans::kOfBf16, false>(factors, x, out);
   }
 
@@ -132,6 +166,23 @@ class RowNorm {
   }
 
  private:
+  template <class T>
+  HWY_INLINE float sum_of(const T* x) const {
+    return sum_row(x, width_, [](auto, auto sum, auto v) HWY_ATTR { return hn::Add(sum, v); });
+  }
+  template <class T>
+  HWY_INLINE float squares_of(const T* x) const {
+    return sum_row(x, width_,
+                   [](auto, auto sum, auto v) HWY_ATTR { return hn::MulAdd(v, v, sum); });
+  }
+  template <class T>
+  HWY_INLINE float squares_of(const T* x, float mean) const {
+    return sum_row(x, width_, [mean](auto d, auto sum, auto v) HWY_ATTR {
+      const auto centred = hn::Sub(v, hn::Set(d, mean));
+      return hn::MulAdd(centred, centred, sum);
+    });
+  }
+
   HWY_INLINE bool has_nan(const float* weights) const {
     if (!weights) return false;
     const int64_t whole = width_ / 16 * 16;
@@ -157,43 +208,54 @@ class RowNorm {
     }
   }
 
-  // Values at even and at odd places, which share lanes of 32 bits, are never brought into order.
-  template <bool kCentred, bool kBiased>
-  HWY_INLINE void finish_parted(const Factors& factors, const bf16* x, bf16* out) const {
+  // Values [begin, end) of a row. Those at even and at odd places, which share lanes of 32 bits,
+  // are never brought into order.
+  template <bool kCentred, bool kBiased, bool kFlush>
+  HWY_INLINE void finish_parts(const Factors& factors, const bf16* x, int64_t begin, int64_t end,
+                               bf16* out) const {
     const hn::CappedTag<float, 16> df;
-    const hn::RebindToUnsigned<decltype(df)> du;
     const auto lanes = static_cast<int64_t>(hn::Lanes(df));
     const auto value = [&](auto y, int64_t i) HWY_ATTR {
       if constexpr (kCentred) y = hn::Sub(y, hn::Set(df, factors.mean));
       y = hn::Mul(hn::Mul(y, hn::Set(df, factors.inverse)), hn::Load(df, weight_parts_ + i));
       if constexpr (kBiased) y = hn::Add(y, hn::Load(df, bias_parts_ + i));
-      return round_to_bf16<Nans::kOfBf16>(df, y);
+      return y;
     };
-    for (int64_t i = 0; i < width_; i += 2 * lanes) {
+    for (int64_t i = begin; i < end; i += 2 * lanes) {
       const auto both = load_two(df, x + i);
       const auto even = value(both.first, i);
       const auto odd = value(both.second, i + lanes);
-      const auto packed = hn::Or(hn::ShiftRight<16>(even), hn::And(odd, hn::Set(du, 0xffff0000u)));
-      hn::StoreU(packed, du, reinterpret_cast<uint32_t*>(out + i));
+      store_parts<Nans::kOfBf16, kFlush>(df, even, odd, out + i);
     }
   }
 
-  HWY_INLINE void finish_parted(const Factors& factors, const bf16* x, bf16* out) const {
+  template <bool kCentred, bool kBiased>
+  HWY_INLINE void finish_parted(const Factors& factors, const bf16* x, bf16* out,
+                                Flushed flushed) const {
+    constexpr bool kFlush = WINNOW_FLUSHING_ROUNDING;
+    finish_parts<kCentred, kBiased, kFlush>(factors, x, flushed.begin, flushed.end, out);
+    for (const auto& [begin, end] : {Flushed{0, flushed.begin}, Flushed{flushed.end, width_}})
+      finish_parts<kCentred, kBiased, false>(factors, x, begin, end, out);
+  }
+
+  HWY_INLINE void finish_parted(const Factors& factors, const bf16* x, bf16* out,
+                                Flushed flushed) const {
     const bool centred = norm_.kind == NormKind::kLayer;
     if (norm_.bias) {
-      if (centred) finish_parted<true, true>(factors, x, out);
-      else finish_parted<false, true>(factors, x, out);
+      if (centred) finish_parted<true, true>(factors, x, out, flushed);
+      else finish_parted<false, true>(factors, x, out, flushed);
     } else {
-      if (centred) finish_parted<true, false>(factors, x, out);
-      else finish_parted<false, false>(factors, x, out);
+      if (centred) finish_parted<true, false>(factors, x, out, flushed);
+      else finish_parted<false, false>(factors, x, out, flushed);
     }
   }
-  HWY_INLINE void finish_parted(const Factors& /*factors*/, const float* /*x*/,
-                                bf16* /*out*/) const {}
+  HWY_INLINE void finish_parted(const Factors& /*factors*/, const float* /*x*/, bf16* /*out*/,
+                                Flushed /*flushed*/) const {}
 
   // kPlain: weights, and nothing else.
   template <Nans kNans, bool kPlain, class T>
-  HWY_INLINE void finish_whole(const Factors& factors, const T* x, bf16* out) const {
+  HWY_INLINE void finish_whole(const Factors& factors, const T* x, bf16* out,
+                               Flushed flushed = {}) const {
     const bool centred = !kPlain && norm_.kind == NormKind::kLayer;
     const float* weight = norm_.weight;
     const float* bias = kPlain ? nullptr : norm_.bias;
@@ -208,6 +270,11 @@ class RowNorm {
     const hn::CappedTag<float, 16> df;
     const auto lanes = static_cast<int64_t>(hn::Lanes(df));
     int64_t i = 0;
+    constexpr bool kFlush = WINNOW_FLUSHING_ROUNDING;
+    for (; kFlush && i < flushed.end && flushed.begin == 0; i += 2 * lanes) {
+      const auto first = value(df, i);
+      store_bf16_pair<kNans, kFlush>(df, first, value(df, i + lanes), out + i);
+    }
     for (; i + 2 * lanes <= width_; i += 2 * lanes) {
       const auto first = value(df, i);  // before the store: out may be x
       store_bf16_pair<kNans>(df, first, value(df, i + lanes), out + i);
@@ -221,6 +288,7 @@ class RowNorm {
   core::NormParams norm_;
   int64_t width_;
   bool weights_have_nan_;
+  bool can_flush_ = can_round_flushing();
   bool parted_;  // else the two behind it are not used
   HWY_ALIGN float weight_parts_[kMostParted];
   HWY_ALIGN float bias_parts_[kMostParted];
@@ -228,7 +296,7 @@ class RowNorm {
 
 // Pairs (2i, 2i + 1) share a 32-bit lane: the even value is its low half, the odd one its high
 // half.
-template <Nans kNans>
+template <Nans kNans, bool kFlush>
 HWY_INLINE void rotate_interleaved(const float* cosines, const float* sines, const bf16* x,
                                    bf16* out) {
   const hn::CappedTag<float, 16> df;
@@ -240,14 +308,13 @@ HWY_INLINE void rotate_interleaved(const float* cosines, const float* sines, con
     const auto v = hn::BitCast(df, hn::And(both, high));
     const auto cosine = hn::LoadU(df, cosines + i);
     const auto sine = hn::LoadU(df, sines + i);
-    const auto first = round_to_bf16<kNans>(df, hn::Sub(hn::Mul(u, cosine), hn::Mul(v, sine)));
-    const auto second = round_to_bf16<kNans>(df, hn::Add(hn::Mul(v, cosine), hn::Mul(u, sine)));
-    const auto packed = hn::Or(hn::ShiftRight<16>(first), hn::And(second, high));
-    hn::StoreU(packed, du, reinterpret_cast<uint32_t*>(out + 2 * i));
+    const auto first = hn::Sub(hn::Mul(u, cosine), hn::Mul(v, sine));
+    const auto second = hn::Add(hn::Mul(v, cosine), hn::Mul(u, sine));
+    store_parts<kNans, kFlush>(df, first, second, out + 2 * i);
   }
 }
 
-template <Nans kNans>
+template <Nans kNans, bool kFlush>
 HWY_INLINE void rotate_half(const float* cosines, const float* sines, const bf16* x, bf16* out) {
   const hn::CappedTag<float, 16> df;
   const auto lanes = static_cast<int>(hn::Lanes(df));
@@ -262,20 +329,25 @@ HWY_INLINE void rotate_half(const float* cosines, const float* sines, const bf16
   for (int i = 0; i < core::kPairs; i += 2 * lanes) {
     const auto front = turned(i);
     const auto back = turned(i + lanes);
-    store_bf16_pair<kNans>(df, front.first, back.first, out + i);
-    store_bf16_pair<kNans>(df, front.second, back.second, out + core::kPairs + i);
+    store_bf16_pair<kNans, kFlush>(df, front.first, back.first, out + i);
+    store_bf16_pair<kNans, kFlush>(df, front.second, back.second, out + core::kPairs + i);
   }
 }
 
-// The 64 values at x by cosines and sines that stand side by side.
-HWY_INLINE void rotate_row(bool half, bool any_nan, const float* cosines, const float* sines,
-                           const bf16* x, bf16* out) {
+// The 64 values at x by cosines and sines that stand side by side. `flush`: subnormal values may
+// become zeros, and can (can_round_flushing()).
+HWY_INLINE void rotate_row(bool half, bool any_nan, bool flush, const float* cosines,
+                           const float* sines, const bf16* x, bf16* out) {
+  constexpr bool kFlush = WINNOW_FLUSHING_ROUNDING;
   if (any_nan) {
-    if (half) rotate_half<Nans::kAny>(cosines, sines, x, out);
-    else rotate_interleaved<Nans::kAny>(cosines, sines, x, out);
+    if (half) rotate_half<Nans::kAny, false>(cosines, sines, x, out);
+    else rotate_interleaved<Nans::kAny, false>(cosines, sines, x, out);
+  } else if (kFlush && flush) {
+    if (half) rotate_half<Nans::kOfBf16, kFlush>(cosines, sines, x, out);
+    else rotate_interleaved<Nans::kOfBf16, kFlush>(cosines, sines, x, out);
   } else {
-    if (half) rotate_half<Nans::kOfBf16>(cosines, sines, x, out);
-    else rotate_interleaved<Nans::kOfBf16>(cosines, sines, x, out);
+    if (half) rotate_half<Nans::kOfBf16, false>(cosines, sines, x, out);
+    else rotate_interleaved<Nans::kOfBf16, false>(cosines, sines, x, out);
   }
 }
 
@@ -298,11 +370,16 @@ HWY_INLINE void prefetch_angles(const core::RopeParams& r, int64_t position) {
 }
 
 HWY_INLINE bool has_nan(const float* cosines, const float* sines) {
-  return has_nan(cosines, core::kPairs) || has_nan(sines, core::kPairs);
+  const hn::CappedTag<float, 16> df;
+  auto sum = hn::Zero(df);
+  for (int i = 0; i < core::kPairs; i += static_cast<int>(hn::Lanes(df)))
+    sum = hn::Add(sum, hn::Add(hn::LoadU(df, cosines + i), hn::LoadU(df, sines + i)));
+  return !hn::AllFalse(df, hn::IsNaN(sum));
 }
 
 // The 64 values at x by a position inside the table; its row is read in place where it can be.
-HWY_INLINE void rotate_at(const core::RopeParams& r, int64_t position, const bf16* x, bf16* out) {
+HWY_INLINE void rotate_at(const core::RopeParams& r, int64_t position, const bf16* x, bf16* out,
+                          bool flush = false) {
   core::Angles angles;
   const float* cosines = angles.cosine;
   const float* sines = angles.sine;
@@ -312,7 +389,7 @@ HWY_INLINE void rotate_at(const core::RopeParams& r, int64_t position, const bf1
     cosines = r.table + position * r.position_stride;
     sines = cosines + r.sine_stride;
   }
-  rotate_row(r.half, has_nan(cosines, sines), cosines, sines, x, out);
+  rotate_row(r.half, has_nan(cosines, sines), flush, cosines, sines, x, out);
 }
 
 // The angles of one token at a time, for loops over the heads of several.
@@ -335,8 +412,8 @@ class TokenAngles {
   }
 
   // The 64 values at x, by the loaded token's angles.
-  HWY_INLINE void rotate(const bf16* x, bf16* out) const {
-    rotate_row(rope_.half, any_nan_, angles_.cosine, angles_.sine, x, out);
+  HWY_INLINE void rotate(const bf16* x, bf16* out, bool flush = false) const {
+    rotate_row(rope_.half, any_nan_, flush, angles_.cosine, angles_.sine, x, out);
   }
 
  private:

@@ -9,10 +9,13 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 #include "core/quantizer.h"
 #include "cpu/formats_simd.h"
+#include "cpu/stream_simd.h"
 #include "hwy/highway.h"
 #include "model/records.h"
 
@@ -217,37 +220,70 @@ HWY_INLINE float write_tile(const TileQuantizer& quantizer, const bf16* x, uint8
   return write_tile<kTile>(quantizer, largest_magnitude<kTile>(x), x, codes);
 }
 
+// Where a record goes: its row, and its scales, which are part of the row or stand by themselves.
+template <class R>
+struct RecordPlace {
+  RecordPlace(std::byte* page, int64_t offset, int64_t page_size)
+      : row(page + R::row(offset, page_size)) {
+    if constexpr (R::kQuantized) scales = page + R::scales(offset, page_size);
+  }
+  std::byte* row;
+  std::byte* scales = nullptr;
+};
+
 // Asks for the lines of a record that will be written.
 template <class R>
-HWY_INLINE void prefetch_record(const std::byte* page, int64_t offset, int64_t page_size) {
-  constexpr int64_t kLine = 64;
-  const std::byte* row = page + R::row(offset, page_size);
-  for (int64_t at = 0; at < R::kRowBytes; at += kLine) __builtin_prefetch(row + at, 1);
-  if constexpr (R::kQuantized) __builtin_prefetch(page + R::scales(offset, page_size), 1);
+HWY_INLINE void prefetch_record(const RecordPlace<R>& to) {
+  for (int64_t at = 0; at < R::kRowBytes; at += kLine) __builtin_prefetch(to.row + at, 1);
+  if constexpr (R::kQuantized) __builtin_prefetch(to.scales, 1);
 }
 
-// Values [0, R::kNope) stand at `values`, the RoPE part (formats that have one) at `rope`.
+// Values [0, R::kNope) stand at `values`, the RoPE part (formats that have one) at `rope`. Gives
+// the least of the tiles' largest magnitudes, as bits of bf16.
 template <class R>
-HWY_INLINE void write_record(const TileQuantizer& quantizer, const bf16* values, const bf16* rope,
-                             std::byte* page, int64_t offset, int64_t page_size) {
-  std::byte* row = page + R::row(offset, page_size);
+HWY_INLINE uint16_t write_record(const TileQuantizer& quantizer, const bf16* values,
+                                 const bf16* rope, const RecordPlace<R>& to) {
   if constexpr (R::kQuantized) {
-    std::byte* scales = page + R::scales(offset, page_size);
-    std::memset(scales, 0, R::kScaleBytes);
+    std::memset(to.scales, 0, R::kScaleBytes);
     // All of them first: a tile's codes wait for its own.
     uint16_t most[R::kTiles];
     for (int tile = 0; tile < R::kTiles; ++tile)
       most[tile] = largest_magnitude<R::kTile>(values + tile * R::kTile);
     for (int tile = 0; tile < R::kTiles; ++tile)
-      core::put_scale(reinterpret_cast<typename R::Scale*>(scales) + tile,
+      core::put_scale(reinterpret_cast<typename R::Scale*>(to.scales) + tile,
                       write_tile<R::kTile>(quantizer, most[tile], values + tile * R::kTile,
-                                           reinterpret_cast<uint8_t*>(row) + tile * R::kTile));
-    if constexpr (R::kRope > 0)
-      std::memcpy(page + R::rope(offset, page_size), rope, R::kRope * sizeof(bf16));
+                                           reinterpret_cast<uint8_t*>(to.row) + tile * R::kTile));
+    if constexpr (R::kRope > 0) std::memcpy(to.row + R::rope(0, 1), rope, R::kRope * sizeof(bf16));
+    return *std::min_element(most, most + R::kTiles);
   } else {
-    std::memcpy(row, values, R::kNope * sizeof(bf16));
+    std::memcpy(to.row, values, R::kNope * sizeof(bf16));
     if constexpr (R::kRope > 0)
-      std::memcpy(row + R::kNope * sizeof(bf16), rope, R::kRope * sizeof(bf16));
+      std::memcpy(to.row + R::kNope * sizeof(bf16), rope, R::kRope * sizeof(bf16));
+    return 0;
+  }
+}
+
+// Whether so many records of a call go past the caches: rows of whole lines can.
+template <class R>
+bool past_caches(const core::Pages& pages, int64_t records) {
+  if constexpr (R::kRowBytes % kLine != 0) return false;
+  return is_long(records * R::kRowBytes) && pages.stride % kLine == 0 && at_line(pages.data);
+}
+
+// The same as write_record, with the row past the caches. FlushStream() belongs behind the last
+// record.
+template <class R>
+HWY_INLINE void stream_record(const TileQuantizer& quantizer, const bf16* values, const bf16* rope,
+                              const RecordPlace<R>& to) {
+  if constexpr (R::kQuantized) {
+    alignas(kLine) std::byte row[R::kRowBytes];
+    RecordPlace<R> here = to;
+    here.row = row;
+    write_record<R>(quantizer, values, rope, here);
+    stream_lines(row, R::kRowBytes, to.row);
+  } else {
+    stream_lines(values, R::kNope * sizeof(bf16), to.row);
+    stream_lines(rope, R::kRope * sizeof(bf16), to.row + R::kNope * sizeof(bf16));
   }
 }
 

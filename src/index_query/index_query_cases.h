@@ -35,6 +35,7 @@ inline std::vector<Case> cases() {
       {"v4_odd_heads", 11, 13},
       {"v4_prefill", 70, 64},
       {"v32_prefill", 70, 64, false, S::kDefault, false, true, 8, kHalf, kFirst},
+      {"long", 7, 300},  // codes of 128 KB for each of two workers, which go past the caches
       {"no_tokens", 0, 4},
       {"no_heads", 3, 0},
   };

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/arithmetic.h"
+#include "cpu/isa.h"
 #include "cpu/threads.h"
 #include "index_query/kernel.h"
 
@@ -13,6 +14,7 @@
 #include "hwy/highway.h"
 //
 #include "cpu/prologue_simd.h"
+#include "cpu/stream_simd.h"
 #include "cpu/write_record_simd.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -32,17 +34,26 @@ struct Block {
 };
 
 // The head in its row of the block, rotated.
-HWY_INLINE void turn_head(const Params& p, const hs::TokenAngles& angles, const bf16* q,
+HWY_INLINE void turn_head(const Params& p, const hs::TokenAngles& angles, bool flush, const bf16* q,
                           bf16* row) {
   const int64_t begin = core::rope_begin(p.rope, kWidth);
   const int64_t other = kRopeDim - begin;  // the half that stays
-  angles.rotate(q + begin, row + begin);
+  angles.rotate(q + begin, row + begin, flush);
   hs::copy_64(q + other, row + other);
   if (p.hadamard) hs::hadamard_row(row, row);
 }
 
+// Whether codes go past the caches: those of a long call, whose lines would be read before they are
+// written. An Intel Xeon gains nothing by it: it computes for longer than it waits.
+bool past_caches(const Params& p) {
+  return !p.out_is_bf16 && !cpu::isa().intel && hs::is_long(p.tokens * p.heads * kWidth) &&
+         hs::at_line(p.out) && p.out_token % hs::kLine == 0 && p.out_head % hs::kLine == 0;
+}
+
 // Step by step over all heads: one alone would wait for its largest magnitude.
-HWY_INLINE void store_block(const Params& p, const hs::TileQuantizer& quantizer, Block& block) {
+HWY_INLINE void store_block(const Params& p, const hs::TileQuantizer& quantizer, bool stream,
+                            Block& block) {
+  alignas(hs::kLine) uint8_t codes[kWidth];
   const auto row = [&](int64_t r) { return block.rows + r * kWidth; };
   for (int64_t r = 0; r < block.count && !p.out_is_bf16; ++r)
     block.most[r] = hs::largest_magnitude<kWidth>(row(r));
@@ -54,7 +65,8 @@ HWY_INLINE void store_block(const Params& p, const hs::TileQuantizer& quantizer,
     if (p.out_is_bf16) std::memcpy(static_cast<bf16*>(p.out) + to, row(r), kWidth * sizeof(bf16));
     else
       scale = hs::write_tile<kWidth>(quantizer, block.most[r], row(r),
-                                     static_cast<uint8_t*>(p.out) + to);
+                                     stream ? codes : static_cast<uint8_t*>(p.out) + to);
+    if (stream) hs::stream_lines(codes, kWidth, static_cast<uint8_t*>(p.out) + to);
     p.out_weights[t * p.out_weight_token + h * p.out_weight_head] =
         weight_of(p, t, h) * scale * p.factor;
   }
@@ -65,22 +77,27 @@ HWY_INLINE void store_block(const Params& p, const hs::TileQuantizer& quantizer,
 void prepare_heads(const Params& p, int64_t first, int64_t last) {
   const hs::TileQuantizer quantizer(p.quantizer);
   hs::TokenAngles angles(p.rope, p.positions, p.position_stride);
+  // Subnormal values of a head become zeros as codes; the sums of a Hadamard rotation could tell.
+  const bool flush = !p.out_is_bf16 && !p.hadamard && hs::can_round_flushing();
+  const bool stream = past_caches(p);
   Block block;
   int64_t t = first / p.heads;
   int64_t h = first % p.heads;
   for (int64_t at = first; at < last; ++at) {
     if (angles.load(t)) {
-      turn_head(p, angles, p.q + t * p.q_token + h * p.q_head, block.rows + block.count * kWidth);
+      turn_head(p, angles, flush, p.q + t * p.q_token + h * p.q_head,
+                block.rows + block.count * kWidth);
       block.tokens[block.count] = t;
       block.heads[block.count++] = h;
-      if (block.count == kRows) store_block(p, quantizer, block);
+      if (block.count == kRows) store_block(p, quantizer, stream, block);
     }
     if (++h == p.heads) {
       h = 0;
       ++t;
     }
   }
-  store_block(p, quantizer, block);
+  store_block(p, quantizer, stream, block);
+  if (stream) hwy::FlushStream();
 }
 
 }  // namespace winnow::internal::index_query::HWY_NAMESPACE
@@ -93,10 +110,11 @@ HWY_EXPORT(prepare_heads);
 
 void simd(const Params& p) noexcept {
   const int64_t count = p.tokens * p.heads;
-  constexpr int64_t kHeads = 128;  // 48 KB of traffic: above the cost of a task
-  cpu::parallel_for(ceil_div(count, kHeads), [&](int64_t task, int) {
-    const int64_t first = task * kHeads;
-    HWY_DYNAMIC_DISPATCH(prepare_heads)(p, first, std::min(first + kHeads, count));
+  // 48 KB of traffic, above the cost of a task; more where every worker has some.
+  const int64_t heads = std::clamp<int64_t>(count / (16 * cpu::threads()), 128, 1024);
+  cpu::parallel_for(ceil_div(count, heads), [&](int64_t task, int) {
+    const int64_t first = task * heads;
+    HWY_DYNAMIC_DISPATCH(prepare_heads)(p, first, std::min(first + heads, count));
   });
 }
 

@@ -38,6 +38,7 @@ inline std::vector<Case> cases() {
       {"v4_output_odd_heads", 90, 13, 512, kInterleaved, kLast, true},
       {"v32_query_prefill", 70, 64, 192, kInterleaved, kLast, false, true},
       {"half_prefill", 40, 64, 256, kHalf, kLast},
+      {"first_long", 3, 180, 256, kHalf, kFirst},  // past the caches, as v4_query
       {"no_tokens", 0, 4, 128},
       {"no_heads", 4, 0, 128},
   };

@@ -27,6 +27,7 @@ struct Case {
   RopeSlice slice = RopeSlice::kLast;
   int64_t tokens = 13;
   int32_t page = kPages[0];
+  bool small = false;  // quarters of a row down to subnormal values
 
   int64_t pages() const { return tokens / page + 1; }
 };
@@ -61,6 +62,15 @@ std::vector<Case> cases() {
        .pairs = kHalf,
        .slice = kFirst,
        .tokens = 1031},
+      {.name = "v32_small", .format = F::kV32Fp8, .norm = N::kRms, .small = true},
+      {.name = "v4_small", .format = F::kV4Fp8, .norm = N::kRms, .small = true},
+      {.name = "index_small", .format = F::kIndexKeys, .norm = N::kRms, .small = true},
+      {.name = "index_small_half",
+       .format = F::kIndexKeys,
+       .norm = N::kRms,
+       .pairs = kHalf,
+       .slice = kFirst,
+       .small = true},
   };
 }
 
@@ -84,6 +94,9 @@ struct Problem {
         slots(c.tokens) {
     testing::Rng rng(dim);
     for (bf16& v : kv) v = to_bf16(testing::normal(rng) + 0.5f);
+    constexpr int kExponents[] = {0, -60, -110, -126};
+    for (int64_t i = 0; i < c.tokens * dim && c.small; ++i)
+      kv[i] = to_bf16(std::ldexp(to_float(kv[i]), kExponents[(i / dim + i % dim * 4 / dim) % 4]));
     for (float& w : weight) w = 1 + 0.2f * testing::normal(rng);
     for (float& b : bias) b = testing::normal(rng);
     rope_table({.table = tensor(angles.data(), {kPositions, 2, 32})});

@@ -3,11 +3,12 @@
 //
 // Budget, V3.2 fp8: a token reads 1,152 B and writes 656 B. Encoding takes some 20 vector
 // operations for each vector of values, and kAmax a division; two passes over a tile, the second
-// from L1.
+// from L1. Rows of whole lines (all but V3.2's fp8 records) go past the caches in long calls.
 #include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cstring>
+#include <type_traits>
 
 #include "core/arithmetic.h"
 #include "cpu/threads.h"
@@ -21,6 +22,7 @@
 //
 #include "cpu/formats_simd.h"
 #include "cpu/prologue_simd.h"
+#include "cpu/stream_simd.h"
 #include "cpu/write_record_simd.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -39,13 +41,11 @@ struct Block {
   int64_t offsets[kRows];
 };
 
-constexpr int64_t kLine = 64;  // bytes
-
 // Asks for what row r of the block behind will read, one row at a time and for L2: more lines than
 // L1 can wait for would stop the row at hand.
 template <class R>
 HWY_INLINE void prefetch_row(const Params& p, const Block& block, int64_t r) {
-  constexpr int64_t kValues = kLine / static_cast<int64_t>(sizeof(bf16));
+  constexpr int64_t kValues = hs::kLine / static_cast<int64_t>(sizeof(bf16));
   if (r >= block.count) return;
   const int64_t t = block.tokens[r];
   const bf16* row = p.kv + t * p.kv_stride;
@@ -72,9 +72,10 @@ HWY_INLINE Block next_block(const Params& p, int64_t& t, int64_t last) {
 }
 
 // Rows behind their prologue, R::kDim values each. Step by step over all rows: one row alone would
-// wait for its sums, and then for what the step before stored.
+// wait for its sums, and then for what the step before stored. `flush`: subnormal values that
+// become codes may become zeros.
 template <class R>
-HWY_INLINE void prepare(const Params& p, const hs::RowNorm& norm, const Block& block,
+HWY_INLINE void prepare(const Params& p, const hs::RowNorm& norm, bool flush, const Block& block,
                         const Block& behind, bf16* rows) {
   const auto row = [&](int64_t r) { return rows + r * R::kDim; };
   const auto given = [&](int64_t r) { return p.kv + block.tokens[r] * p.kv_stride; };
@@ -90,23 +91,50 @@ HWY_INLINE void prepare(const Params& p, const hs::RowNorm& norm, const Block& b
   }
   if (normed) {
     hs::RowNorm::Factors factors[kRows];
-    for (int64_t r = 0; r < block.count; ++r) factors[r] = norm.factors(whole ? given(r) : row(r));
+    static_assert(kRows == hs::RowNorm::kGroup);
+    const auto source = [&](int64_t r) HWY_ATTR { return whole ? given(r) : row(r); };
+    norm.factors(block.count, source, factors);
+    const hs::Flushed flushed = flush ? hs::flushed_of<R>(p.rope) : hs::Flushed();
     for (int64_t r = 0; r < block.count; ++r) {
       prefetch_row<R>(p, behind, r);
-      const bf16* from = whole ? given(r) : row(r);
-      norm.finish(factors[r], from, row(r));
-      if (whole)
-        std::memcpy(row(r) + p.norm_width, from + p.norm_width,
-                    (R::kDim - p.norm_width) * sizeof(bf16));
+      const bf16* from = source(r);
+      norm.finish(factors[r], from, row(r), flushed);
+      if (whole && p.norm_width < R::kDim) hs::copy_64(from + p.norm_width, row(r) + p.norm_width);
     }
   }
   if (p.rope.table)
     for (int64_t r = 0; r < block.count; ++r) {
       bf16* slice = row(r) + rope_begin(p.rope, R::kDim);
-      hs::rotate_at(p.rope, p.positions[block.tokens[r] * p.position_stride], slice, slice);
+      hs::rotate_at(p.rope, p.positions[block.tokens[r] * p.position_stride], slice, slice,
+                    flush && R::kRope == 0);
     }
   if (p.hadamard)
     for (int64_t r = 0; r < block.count; ++r) hs::hadamard_row(row(r), row(r));
+}
+
+template <class R>
+hs::RecordPlace<R> place_of(const Params& p, const Block& block, int64_t r) {
+  return hs::RecordPlace<R>(block.pages[r], block.offsets[r], p.cache.page);
+}
+
+// Whether subnormal values of a row may become zeros in its prologue. The sums of a Hadamard
+// rotation could tell.
+template <class R>
+bool may_flush(const Params& p) {
+  return R::kQuantized && !p.hadamard && hs::can_round_flushing();
+}
+
+// A record of V3.2, whose scales have no floor to speak of, once more without flushing, if a tile's
+// largest magnitude is below 2^-90.
+HWY_NOINLINE void rewrite_small(const Params& p, const hs::RowNorm& norm,
+                                const hs::TileQuantizer& quantizer, const Block& block, int64_t r) {
+  using R = V32Fp8;
+  HWY_ALIGN bf16 row[R::kDim];
+  Block one;
+  one.count = 1;
+  one.tokens[0] = block.tokens[r];
+  prepare<R>(p, norm, false, one, Block(), row);
+  hs::write_record<R>(quantizer, row, row + R::kNope, place_of<R>(p, block, r));
 }
 
 // Stores the block while the memory of the one behind it is on its way: slots may be anywhere.
@@ -115,15 +143,30 @@ HWY_INLINE void write_block(const Params& p, const hs::RowNorm& norm,
                             const hs::TileQuantizer& quantizer, const Block& block,
                             const Block& behind) {
   HWY_ALIGN bf16 rows[kRows * R::kDim];
-  if (p.prologue) prepare<R>(p, norm, block, behind, rows);
+  const bool stream = hs::past_caches<R>(p.cache, p.tokens);
+  const bool flush = p.prologue && may_flush<R>(p);
+  if (p.prologue) prepare<R>(p, norm, flush, block, behind, rows);
   const bool asked = p.prologue && p.norm.kind != NormKind::kNone;
   for (int64_t r = 0; r < block.count; ++r) {
     if (!asked) prefetch_row<R>(p, behind, r);
-    if (r < behind.count) hs::prefetch_record<R>(behind.pages[r], behind.offsets[r], p.cache.page);
+    if (r < behind.count) {
+      const hs::RecordPlace<R> next = place_of<R>(p, behind, r);
+      if (!stream) hs::prefetch_record<R>(next);
+      else if (R::kQuantized) __builtin_prefetch(next.scales, 1);
+    }
     const int64_t t = block.tokens[r];
     const bf16* values = p.prologue ? rows + r * R::kDim : p.kv + t * p.kv_stride;
     const bf16* rope = p.prologue ? values + R::kNope : p.rope_part + t * p.rope_stride;
-    hs::write_record<R>(quantizer, values, rope, block.pages[r], block.offsets[r], p.cache.page);
+    const hs::RecordPlace<R> to = place_of<R>(p, block, r);
+    if (stream) {
+      hs::stream_record<R>(quantizer, values, rope, to);
+      continue;
+    }
+    [[maybe_unused]] const uint16_t most = hs::write_record<R>(quantizer, values, rope, to);
+    if constexpr (std::is_same_v<R, V32Fp8>) {
+      constexpr uint16_t kSmall = (127 - 90) << 7;
+      if (flush && most < kSmall) rewrite_small(p, norm, quantizer, block, r);
+    }
   }
 }
 
@@ -137,6 +180,7 @@ void write_tokens_of(const Params& p, int64_t first, int64_t last) {
     write_block<R>(p, norm, quantizer, block, behind);
     block = behind;
   }
+  if (hs::past_caches<R>(p.cache, p.tokens)) hwy::FlushStream();
 }
 
 void write_tokens(const Params& p, int64_t first, int64_t last) {
@@ -256,8 +300,9 @@ void in_blocks(int64_t count, int64_t block, F&& body) {
 }  // namespace
 
 void write(const Params& p) noexcept {
-  // 1 to 4 us, above the cost of handing out a task; more where every worker has some.
-  const int64_t block = std::clamp<int64_t>(p.tokens / (4 * cpu::threads()), 16, 64);
+  // 1 us or more, above the cost of handing out a task; longer where every worker has some, since
+  // nothing has asked for a task's first rows.
+  const int64_t block = std::clamp<int64_t>(p.tokens / (4 * cpu::threads()), 16, 512);
   in_blocks(p.tokens, block, [&](int64_t first, int64_t last) {
     HWY_DYNAMIC_DISPATCH(write_tokens)(p, first, last);
   });

@@ -7,14 +7,34 @@
 namespace winnow {
 namespace {
 
-void measure(bench::Runner& runner, CacheFormat format, int64_t tokens) {
-  const bench::Sizes sizes{.batch = tokens, .context = 32768, .device = runner.device()};
-  bench::Case c{.name = fmt::format("{} {} tokens", name_of(format), tokens)};
+// Slots are drawn, or in order, as those of a prefill are.
+void measure(bench::Runner& runner, CacheFormat format, int64_t tokens, bool in_order = false) {
+  const bench::Sizes sizes{
+      .batch = tokens, .context = 32768, .in_order = in_order, .device = runner.device()};
+  bench::Case c{
+      .name = fmt::format("{} {} tokens{}", name_of(format), tokens, in_order ? " in order" : "")};
   c.batch = tokens;
   c.s_q = 1;
   c.context = sizes.context;
   if (!runner.wants(c)) return;
   bench::WriteProblem problem(sizes, format);
+  c.bytes = problem.bytes();
+  for (const std::string& kernel : runner.kernels()) {
+    c.kernel = kernel;
+    problem.args.target.kernel = kernel.c_str();
+    runner.measure(c, [&] { write(problem.args); });
+  }
+}
+
+void measure_projection_in_order(bench::Runner& runner, CacheFormat format, int64_t tokens) {
+  const bench::Sizes sizes{
+      .batch = tokens, .context = 8192, .in_order = true, .device = runner.device()};
+  bench::Case c{.name =
+                    fmt::format("{} tokens of a projection, {} in order", tokens, name_of(format))};
+  c.batch = tokens;
+  c.s_q = 1;
+  if (!runner.wants(c)) return;
+  bench::WriteProjectionsProblem problem(sizes, format);
   c.bytes = problem.bytes();
   for (const std::string& kernel : runner.kernels()) {
     c.kernel = kernel;
@@ -49,7 +69,13 @@ const bench::Suite suite("write", "default", [](bench::Runner& runner) {
     bench::measure_tokens(
         runner, fmt::format("of a projection, {}", name_of(format)), 1,
         [=](const bench::Sizes& s) { return bench::WriteProjectionsProblem(s, format); }, write);
-  if (!runner.on_cuda()) return;
+  if (!runner.on_cuda()) {
+    for (const CacheFormat format : cache_formats()) measure(runner, format, 4096, true);
+    for (const CacheFormat format :
+         {CacheFormat::kV32Fp8, CacheFormat::kV4Fp8, CacheFormat::kIndexKeys})
+      measure_projection_in_order(runner, format, 4096);
+    return;
+  }
   for (const Model& model : {kV32, kV4})
     for (const int64_t tokens : {1024, 65536}) measure_gather(runner, model, tokens);
 });

@@ -40,6 +40,14 @@ inline std::vector<Case> cases() {
       {"index_pow2", F::kIndexKeys, S::kDefault, 50, 64, 2, 0, 7},
       {"index_amax", F::kIndexKeys, S::kAmax, 23, 5, 6, 2, 0, 12},
       {"index_bf16", F::kIndexKeysBf16, S::kDefault, 23, 5, 6, 2, 3, 16},
+      // Long calls, whose records the CPU's vectors store past the caches where they may: from
+      // 128 KB for each worker on.
+      {"v4_long", F::kV4Fp8, S::kDefault, 950, 64, 16},
+      {"v4_bf16_long", F::kV4Bf16, S::kDefault, 600, 64, 10},
+      {"v32_bf16_long_split", F::kV32Bf16, S::kDefault, 480, 3, 170, 0, 8, 0, true},
+      {"index_long", F::kIndexKeys, S::kDefault, 4200, 64, 70},
+      {"index_bf16_long", F::kIndexKeysBf16, S::kDefault, 2100, 16, 140},
+      {"index_bf16_long_unaligned", F::kIndexKeysBf16, S::kDefault, 2100, 16, 140, 0, 0, 16},
       {"no_tokens", F::kV32Fp8, S::kDefault, 0, 64, 1},
       {"no_pages", F::kV4Fp8, S::kDefault, 3, 64, 0},  // every slot is padding
   };

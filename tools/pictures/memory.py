@@ -55,10 +55,11 @@ def decode_memory(record, heads):
     c = constants("src/attend/decode_sm90/layout.cuh")
     rows, block, ahead = c["kRows"], c["kBlock"], c["kAhead"]
     pitch = record["row"] if record["row"] % 128 == 16 else record["row"] + 16
-    kinds = 2 if record["kDv"] > record["kNope"] else 1  # P as fp16, and as bf16 for RoPE's columns
+    # Of V4's two tiles the second is room for the output of many tokens.
+    tiles = 2 if record["kDv"] > record["kNope"] else 1
     scales = (record["scales"] + 1) * rows * 2
     side = record["side"] * rows if record["side"] else 8
-    q, p, log2_p = record["kDqk"] // 64 * heads * 128, kinds * 64 * 128, heads * 256
+    q, p, log2_p = record["kDqk"] // 64 * heads * 128, tiles * 64 * 128, heads * 256
     few = heads * 4 * 9 + ahead * (block * 8 + 8) + 192
     per_stage = rows * pitch + side + scales + rows * 8 + 24
     stages = min(20, (MAX_SHARED - q - p - log2_p - few) // per_stage)

@@ -44,37 +44,54 @@ __device__ __forceinline__ bool describe_fp32_scales(const Smem<Row, kHeads>& sm
   return strange;
 }
 
-// The same for V4's scales, powers of two in a byte each. The fourth tile's are also kept as bf16
-// for e4m3_b2, in the place of the bytes, which no one needs any more.
+// How far the largest fp8 value of a V4 record, at most 448 times its largest scale, lies below
+// what fp16 holds, as a power of two. RoPE's values become fp16 too, and may be so much larger
+// before lambda has to be raised for them (rope.cuh).
+constexpr int kRopeHeadroom = 5;
+
+// The same for V4's scales, powers of two in a byte each. Those below 2^(lambda - 24) count as 0.
 template <class Row, int kHeads, class Put>
-__device__ __forceinline__ void describe_power_scales(Smem<Row, kHeads>& smem, int kv_stage,
+__device__ __forceinline__ void describe_power_scales(const Smem<Row, kHeads>& smem, int kv_stage,
                                                       int row, uint32_t valid, int (&lambda)[2],
                                                       Put put) {
   static_assert(Row::kSideBytes == 8 && Row::kScales == 7);
   uint4 bytes = *reinterpret_cast<const uint4*>(smem.side[kv_stage] + row * 8);
-  // All lanes have read them before the fourth scales are written over them.
-  __syncwarp();
   if (!(valid & 1)) bytes.x = bytes.y = 0;
   if (!(valid & 2)) bytes.z = bytes.w = 0;
-  const auto lambda_of = [](uint32_t lo, uint32_t hi) {
-    uint32_t most = __vmaxu4(lo, hi & 0x00ffffff);
-    most = __vmaxu4(most, most >> 16);
-    return min(max((int)max(most & 0xff, (most >> 8) & 0xff) - 127 - 7, -60), 60);
+  const auto largest = [](uint32_t lo, uint32_t hi) {
+    constexpr uint32_t kEven = 0x00ff00ff;
+    uint32_t most = __vmaxu2(lo & kEven, hi & kEven);
+    most = __vmaxu2(most, __vmaxu2(lo >> 8 & kEven, hi >> 8 & 0xff));
+    return static_cast<int>(max(most & 0xffff, most >> 16));
   };
-  lambda[0] = lambda_of(bytes.x, bytes.y);
-  lambda[1] = lambda_of(bytes.z, bytes.w);
-  const auto scale = [](uint32_t word, int k, int lambda) {
-    const int byte = (word >> (8 * (k & 3))) & 0xff;
-    return byte == 255 ? NAN : pow2i(max(byte - 127 - lambda, -126));
-  };
+  const int most0 = largest(bytes.x, bytes.y);
+  const int most1 = largest(bytes.z, bytes.w);
+  lambda[0] = max(most0 - 7 + kRopeHeadroom - 127, -60);
+  lambda[1] = max(most1 - 7 + kRopeHeadroom - 127, -60);
+  // Two scales at once, 2^13 times as large while they are made: then fp16 has no subnormals among
+  // them, and the largest are below 2^16. `minus` leaves fp16's biased exponent of a scale's byte.
+  constexpr int kUp = 13;
+  static_assert(7 - kRopeHeadroom + kUp <= 15);
+  constexpr uint32_t kDown = (15 - kUp) * 0x04000400;
+  constexpr int kBias = 127 - 15 - kUp;
+  const uint32_t minus = __byte_perm(-kBias - lambda[0], -kBias - lambda[1], 0x5410);
 #pragma unroll
   for (int k = 0; k < 7; k++) {
-    const float scale0 = scale(k < 4 ? bytes.x : bytes.y, k, lambda[0]);
-    const float scale1 = scale(k < 4 ? bytes.z : bytes.w, k, lambda[1]);
-    put(k, pack<false>(scale0, scale1));
-    if (k == 3)
-      *reinterpret_cast<uint32_t*>(smem.side[kv_stage] + scale_position(row) * 2) =
-          pack<true>(scale0 * 0x1p120f, scale1 * 0x1p120f);
+    const uint32_t two = __byte_perm(k < 4 ? bytes.x : bytes.y, k < 4 ? bytes.z : bytes.w,
+                                     0x0400 + (k & 3) * 0x0101) &
+                         0x00ff00ff;
+    put(k, mul_h2(__viaddmax_s16x2(two, minus, 0) << 10, kDown));
+  }
+  // Rare: 255 is NaN.
+  if (max(most0, most1) == 255) {
+    const auto scale = [](uint32_t word, int k, int lambda) {
+      const int byte = (word >> (8 * (k & 3))) & 0xff;
+      return byte == 255 ? NAN : pow2i(max(byte - 127 - lambda, -126));
+    };
+#pragma unroll 1
+    for (int k = 0; k < 7; k++)
+      put(k, pack<false>(scale(k < 4 ? bytes.x : bytes.y, k, lambda[0]),
+                         scale(k < 4 ? bytes.z : bytes.w, k, lambda[1])));
   }
 }
 

@@ -159,12 +159,13 @@ struct ConfigOf {
   static constexpr int kNopeTiles = Row::kNope / (Row::kCodes ? 128 : 64);
   static constexpr int kQTiles = kNopeTiles + 1;
   static constexpr int kStageBytes = kRows * kPitch;
-  // Whether RoPE's bf16 columns are part of V: one output tile then needs bf16 P beside fp16 P.
+  // Whether RoPE's bf16 columns are part of V: weigh then makes fp16 of them.
   static constexpr bool kRopeInV = Row::kFp8 && Row::kV > Row::kNope;
   // Whether there is a second path for scales that fp16 cannot carry (exact.cuh).
   static constexpr bool kHasExactPath = Row::kFp8 && !kRopeInV && !Row::kCodes;
-  // Tiles of 8 KB of P: one, one more as bf16, or an e4m3 one of half that size for every scale.
-  static constexpr int kPKinds = kRopeInV || Row::kCodes ? 2 : 1;
+  // Tiles of 8 KB of P: one, or an e4m3 one of half that size for every scale. V4's output, which
+  // lies where P is in CTAs of many tokens, needs the room of two (OutputStaging).
+  static constexpr int kPTiles = kRopeInV || Row::kCodes ? 2 : 1;
   // Whether score multiplies sums by scales, and not rows: over all columns of a scale, or the
   // growing sums between the columns of two scales (score.cuh).
   static constexpr bool kScaledSums = Row::kFp8 && kHeads <= 16;
@@ -175,7 +176,7 @@ struct ConfigOf {
   static constexpr bool kRopeFactor = Row::kFp8 && (kRopeInV || !(kScaledSums || kRescaledSums));
   static constexpr int kFactors = Row::kFp8 && !Row::kCodes ? Row::kScales + kRopeFactor : 1;
   static constexpr int kQBytes = kQTiles * kHeads * 128;
-  static constexpr int kPBytes = kPKinds * 64 * 128;
+  static constexpr int kPBytes = kPTiles * 64 * 128;
   static constexpr int kLog2PBytes = kHeads * 256;
   static constexpr int kSideStageBytes = Row::kSideBytes ? Row::kSideBytes * kRows : 8;
   // Blocks whose rows are found ahead of the copies.
@@ -248,16 +249,15 @@ template <class Row, int kHeads>
 struct alignas(1024) Smem {
   using Config = ConfigOf<Row, kHeads>;
   uint8_t q[Config::kQBytes];
-  // P as [row][head], with a 128-byte swizzle; fp16, and bf16 for RoPE's columns.
-  uint8_t p[Config::kPKinds][64 * 128];
+  // P as [row][head], with a 128-byte swizzle; fp16 with fp8 rows (e4m3: codes.cuh).
+  uint8_t p[Config::kPBytes];
   // log2 P, as the score warpgroup's threads hold it.
   float4 log2_p[kHeads / 8][128];
   // Rows as they are stored.
   uint8_t ring[Config::kStages][Config::kStageBytes];
   // Of each row of a stage: 2^lambda, and lambda (-inf: no token).
   float2 row_lambda[Config::kStages][Config::kRows];
-  // Scales that lie elsewhere in the page, as they are stored. Then describe() puts the fourth
-  // tile's scales as bf16 here.
+  // Scales that lie elsewhere in the page, as they are stored.
   uint8_t side[Config::kStages][Config::kSideStageBytes];
   // Scales / 2^lambda as fp16; with kRopeFactor the last one, of the RoPE part, is 2^-lambda as
   // bf16.

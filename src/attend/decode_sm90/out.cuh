@@ -64,7 +64,7 @@ __device__ __forceinline__ void write_out(const Smem<Row, kHeads>& smem, const A
 #pragma unroll
       for (int tile = 0; tile < 4; tile++) {
         uint32_t x = pack<true>(o[tile][4 * j + k] * by, o[tile][4 * j + k + 2] * by);
-        // The last tile of either warpgroup is bf16, see weigh.cuh.
+        // The last tile of either warpgroup may be RoPE's, see weigh.cuh.
         const bool bf16_tile = !Row::kFp8 || (kRopeInV && tile == 3);
         if (bf16_tile) x = __byte_perm(x, __shfl_xor_sync(~0u, x, 4), order.mix);
         store_if((bf16_tile ? head + order.aside : head) + tile * kNextTile, x, heads_left > k);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attend/decode_sm90/exact.cuh"
+#include "attend/decode_sm90/rope.cuh"
 
 namespace winnow::internal::attend::decode_sm90 {
 
@@ -9,7 +10,7 @@ namespace winnow::internal::attend::decode_sm90 {
 // grows while the other one, of the columns before, is scaled and added to s. With few heads that
 // is fewer instructions than scaling the rows, and exact whatever V3.2's scales are.
 template <class Row, int kHeads>
-__device__ __forceinline__ void scaled_sums(const Smem<Row, kHeads>& smem, int kv_stage, float unit,
+__device__ __forceinline__ void scaled_sums(Smem<Row, kHeads>& smem, int kv_stage, float unit,
                                             float (&s)[kHeads / 2]) {
   using Config = ConfigOf<Row, kHeads>;
   const int lane = thread_here() & 31;
@@ -17,8 +18,9 @@ __device__ __forceinline__ void scaled_sums(const Smem<Row, kHeads>& smem, int k
   // Groups of 64 columns, and how many of them share a scale.
   constexpr int kGroups = Row::kNope / 64;
   constexpr int kGroupsPerScale = Row::kTile / 64;
-  uint32_t rows = s32(smem.ring[kv_stage]) + ((lane & 7) + 8 * ((lane >> 3) & 1)) * Config::kPitch +
-                  (lane >> 4) * 16;
+  const uint32_t lane_offset =
+      ((lane & 7) + 8 * ((lane >> 3) & 1)) * Config::kPitch + (lane >> 4) * 16;
+  uint32_t rows = s32(smem.ring[kv_stage]) + lane_offset;
   // From lane 0, so that the compiler knows it as uniform.
   const uint32_t q_desc = __shfl_sync(~0u, desc(s32(smem.q), 16), 0);
   // Fragments; codes of the next group, or RoPE.
@@ -95,6 +97,16 @@ __device__ __forceinline__ void scaled_sums(const Smem<Row, kHeads>& smem, int k
   multiply(std::true_type{}, raw, kGroups, sum[Row::kScales & 1], 0);
   wg_wait<1>();
   add(Row::kScales - 1, scale);
+  if constexpr (Config::kRopeInV) {
+    uint32_t rope[4][4];
+    const uint32_t factor0 = twice(scale_halves[Row::kScales * Config::kRows]);
+    const uint32_t factor1 = twice(scale_halves[Row::kScales * Config::kRows + 2]);
+#pragma unroll
+    for (int step = 0; step < 4; step++)
+#pragma unroll
+      for (int k = 0; k < 4; k++) rope[step][k] = mul_b2(raw[step][k], k & 1 ? factor1 : factor0);
+    put_rope<Row, kHeads>(smem, kv_stage, lane_offset, rope);
+  }
   wg_wait<0>();
   add(Row::kScales, make_float2(unit, unit));
 }
@@ -205,11 +217,12 @@ __device__ void multiply_stored_codes(const Smem<Row, kHeads>& smem, int kv_stag
                                       float (&s)[kHeads / 2]);
 
 // S^T of a warp's 16 rows in a stage, in groups of 64 columns: the next group's fragments are made
-// while this one multiplies. The last products are under way when it returns.
+// while this one multiplies. The last products are under way when it returns. Returns 0, or where
+// the rows' lambda has been raised meanwhile, 2^-lambda of rows r and r + 8 as S has it: two bf16.
 template <class Row, int kHeads>
-__device__ __forceinline__ void multiply_keys(const Smem<Row, kHeads>& smem, int kv_stage,
-                                              uint32_t lane_offset, int row, uint32_t q,
-                                              float (&s)[kHeads / 2]) {
+__device__ __forceinline__ uint32_t multiply_keys(Smem<Row, kHeads>& smem, int kv_stage,
+                                                  uint32_t lane_offset, int row, uint32_t q,
+                                                  float (&s)[kHeads / 2]) {
   using Config = ConfigOf<Row, kHeads>;
   constexpr int kGroups = Row::kQk / 64;
   constexpr int kFp8Groups = Row::kFp8 ? Row::kNope / 64 : 0;
@@ -292,6 +305,8 @@ __device__ __forceinline__ void multiply_keys(const Smem<Row, kHeads>& smem, int
         f[step][k] =
             mul_b2(step < 2 ? raw[step][k] : rope[step - 2][k], k & 1 ? next_scale1 : next_scale0);
     multiply(std::true_type{}, kRopeGroup, 1);
+    if (Config::kRopeInV && !put_rope<Row, kHeads>(smem, kv_stage, lane_offset, f))
+      return __byte_perm(next_scale0, next_scale1, 0x5410);
   } else {
 #pragma unroll
     for (int group = 0; group < kGroups; group++) {
@@ -300,6 +315,7 @@ __device__ __forceinline__ void multiply_keys(const Smem<Row, kHeads>& smem, int
       multiply(std::true_type{}, group, group);
     }
   }
+  return 0;
 }
 
 // Scores of a block with rows whose scales fp16 does not carry: their unit is not Q's, and lambda
@@ -362,12 +378,13 @@ __device__ __forceinline__ void score(Smem<Row, kHeads>& smem, const Args& args,
 #pragma unroll 1
   for (; i < block_end; i += Config::kScoreWarpgroups) {
     mb_wait(&smem.block_ready[i % kReady], (i / kReady) & 1);
+    uint32_t raised = 0;
     if constexpr (Row::kCodes)
       multiply_stored_codes<Row, kHeads>(smem, next_stage, lane_offset, row, q, s);
     else if constexpr (Config::kScaledSums) scaled_sums<Row, kHeads>(smem, next_stage, unit, s);
     else if constexpr (Config::kRescaledSums)
       multiply_codes<Row, kHeads>(smem, next_stage, lane_offset, row, q, s);
-    else multiply_keys<Row, kHeads>(smem, next_stage, lane_offset, row, q, s);
+    else raised = multiply_keys<Row, kHeads>(smem, next_stage, lane_offset, row, q, s);
     const int kv_stage = next_stage;
     next_stage = advance(next_stage, 4 * Config::kScoreWarpgroups);
     // Weigh has loaded the last block, and moved the reference where that asked for it.
@@ -378,6 +395,10 @@ __device__ __forceinline__ void score(Smem<Row, kHeads>& smem, const Args& args,
 #pragma unroll
     for (int j = 0; j < kHeads / 8; j++)
       reference[j] = *reinterpret_cast<const float2*>(&smem.reference[8 * j + 2 * (lane & 3)]);
+    if (Config::kRopeInV && raised) {
+      lambda0.x = pow2i(127 - static_cast<int>(raised >> 7 & 0xff));
+      lambda1.x = pow2i(127 - static_cast<int>(raised >> 23));
+    }
     // Sums that have been scaled need no power of two.
     if constexpr (Config::kRescaledSums || Row::kCodes) lambda0.x = lambda1.x = 1;
     bool odd_rows = false;

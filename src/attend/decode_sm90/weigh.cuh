@@ -3,9 +3,8 @@
 // The two weigh warpgroups run the same code, in named steps: for each block load_scores(),
 // move_reference() where a logit has outgrown the reference, make_weights(), multiply_values(); at
 // the end of a token epilogue(). Both warpgroups have one code, because two of them did not fit the
-// instruction cache (V4 waited 15 % of its time). So the last tile of either is bf16 with V4's fp8
-// rows, where the last tile of the second one is RoPE: e4m3 times a power of two is exact there
-// too.
+// instruction cache (V4 waited 15 % of its time). So with V4's fp8 rows the last tile of either can
+// be RoPE's, which is the second one's: score has left fp16 there (rope.cuh).
 #pragma once
 
 #include "attend/decode_sm90/codes.cuh"
@@ -50,8 +49,8 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
                                    float (&row_sum)[2 * kOwnEights])
       : Base(smem, args, span, warpgroup, thread, progress, row_sum) {}
 
-  // Whether a tile of the output is multiplied as bf16 although rows are fp8.
-  static __device__ constexpr bool bf16_tile(int tile) { return Config::kRopeInV && tile == 3; }
+  // Whether a tile may be RoPE's, which has no scales.
+  static __device__ constexpr bool rope_tile(int tile) { return Config::kRopeInV && tile == 3; }
 
   // Waits until all products of this warpgroup are done.
   __device__ void drain() {
@@ -242,8 +241,8 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
 #pragma unroll
     for (int j = 0; j < kOwnEights; j++)
       if ((j & 1) || j == kOwnEights - 1) {
-        if (Config::kRopeInV || !exact) store(std::bool_constant<!Row::kFp8>{}, j, s32(smem.p[0]));
-        if (Config::kRopeInV || exact) store(std::true_type{}, j, s32(smem.p[Config::kPKinds - 1]));
+        if (!exact) store(std::bool_constant<!Row::kFp8>{}, j, s32(smem.p));
+        if (exact) store(std::true_type{}, j, s32(smem.p));
       }
   }
 
@@ -314,7 +313,6 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
                                                   uint32_t fp8_offset, uint32_t bf16_offset,
                                                   int& kv_stage) {
     constexpr int kScales = Row::kFp8 && Row::kTile == 64 ? 2 : 1;
-    constexpr int kLastFactor = Config::kFactors - 1;
     uint32_t raw[4];
     uint32_t scale[kScales][2];
     uint32_t a[2][2][4];
@@ -327,16 +325,9 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
         if (kScales == 1 && half == 1) return;
 #pragma unroll
         for (int k = 0; k < kScales; k++) {
-          // Chosen by arithmetic: with a branch between products, ptxas would wait for each.
+          // RoPE's factor is the last one.
           const int tile = kScales == 2 ? 4 * warpgroup + 2 * half + k : 2 * warpgroup + warp / 2;
-          const int distance =
-              bf16_tile(2 * half + k) && warpgroup == 0
-                  ? static_cast<int>(smem.side[kv_stage] - reinterpret_cast<const uint8_t*>(
-                                                               smem.scales[kv_stage][kLastFactor]))
-                  : 32 * (tile - kLastFactor);
-          const auto* last_factor =
-              reinterpret_cast<const uint8_t*>(&smem.scales[kv_stage][kLastFactor][4 * quad]);
-          const uint2 two = *reinterpret_cast<const uint2*>(last_factor + distance);
+          const uint2 two = *reinterpret_cast<const uint2*>(&smem.scales[kv_stage][tile][4 * quad]);
           scale[k][0] = two.x;
           scale[k][1] = two.y;
         }
@@ -345,29 +336,24 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
     // Makes the fragments of half a step.
     const auto dequantize = [&](int half) {
 #pragma unroll
-      for (int k = 0; k < 2; k++) {
+      for (int n = 0; n < 2; n++) {
+        // What may be RoPE's comes first: its rows arrive while the other tile's are made.
+        const int k = rope_tile(2 * half + 1) ? 1 - n : n;
         const int tile = 2 * half + k;
         uint32_t(&f)[4] = a[half][k];
         const uint32_t lo = scale[k % kScales][0];
         const uint32_t hi = scale[k % kScales][1];
         if (!Row::kFp8) {
           ldsm_t(f, s32(smem.ring[kv_stage]) + bf16_offset + tile * 32);
-        } else if (bf16_tile(tile)) {
-#pragma unroll
-          for (int e = 0; e < 4; e++) f[e] = e4m3_b2(raw[2 + e / 2], e & 1);
-          ldsm_t_if(warpgroup, f, s32(smem.ring[kv_stage]) + bf16_offset - 512 + Row::kRopeOffset);
-          f[0] = mul_b2(f[0], lo);
-          f[1] = mul_b2(f[1], lo);
-          f[2] = mul_b2(f[2], hi);
-          f[3] = mul_b2(f[3], hi);
         } else {
-          uint32_t e0, e1, e2, e3;
-          e4m3x4(__byte_perm(raw[k * 2], 0, 0x3120), e0, e1);
-          e4m3x4(__byte_perm(raw[k * 2 + 1], 0, 0x3120), e2, e3);
-          f[0] = mul_h2(e0, lo);
-          f[1] = mul_h2(e1, lo);
-          f[2] = mul_h2(e2, hi);
-          f[3] = mul_h2(e3, hi);
+          e4m3x4(__byte_perm(raw[k * 2], 0, 0x3120), f[0], f[1]);
+          e4m3x4(__byte_perm(raw[k * 2 + 1], 0, 0x3120), f[2], f[3]);
+#pragma unroll
+          for (int e = 0; e < 4; e++) f[e] = mul_h2(f[e], e < 2 ? lo : hi);
+          // By a predicate: with a branch between products, ptxas would wait for each.
+          if (rope_tile(tile))
+            ldsm_t_if(warpgroup, f,
+                      s32(smem.ring[kv_stage]) + bf16_offset - 512 + Row::kRopeOffset);
         }
       }
     };
@@ -378,7 +364,7 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
     wait_for_peer();
     // The last block: statistics leave while it is multiplied.
     if (kWay == Way::kExchange && i + 1 == block_end) this->send_statistics_early();
-    uint32_t p_desc = desc(s32(smem.p[0]), 8192);
+    uint32_t p_desc = desc(s32(smem.p), 8192);
     if constexpr (Config::kHasExactPath)
       if (block.exact) {
         exact_products<Row, kHeads>(smem, kv_stage, warpgroup, p_desc, o);
@@ -390,11 +376,8 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
       const uint32_t p_here = fresh(p_desc);
       wg_fence();
 #pragma unroll
-      for (int k = 0; k < 2; k++) {
-        const int tile = 2 * half + k;
-        if (!bf16_tile(tile)) wgmma_rs<kHeads, !Row::kFp8, 1>(o[tile], a[half][k], p_here, 1);
-        else wgmma_rs<kHeads, true, 1>(o[tile], a[half][k], p_here + (8192 >> 4), 1);
-      }
+      for (int k = 0; k < 2; k++)
+        wgmma_rs<kHeads, !Row::kFp8, 1>(o[2 * half + k], a[half][k], p_here, 1);
       wg_commit();
     };
 #pragma unroll
