@@ -15,9 +15,7 @@ __global__ void __launch_bounds__(kWarps * 32) norm_rows(const __grid_constant__
 __global__ void __launch_bounds__(kFewPieces * 32)
     norm_few_rows(const __grid_constant__ FewCall call) {
   __shared__ Sums sums;
-  // Two copies of the code: an index into the parameters takes longer than a branch.
-  if (blockIdx.y == 0) norm_few(call.rows[0], blockIdx.x, sums);
-  else norm_few(call.rows[1], blockIdx.x, sums);
+  norm_few(rows_of(call, blockIdx.y > 0), blockIdx.x, sums);
 }
 
 // Many rows, all of whose norms are plain.

@@ -205,11 +205,26 @@ struct FewCall {
   FewRows rows[2];
 };
 
+// One of two, without an index into the parameters, which takes longer.
+__device__ __forceinline__ FewRows rows_of(const FewCall& call, bool second) {
+  const FewRows& a = call.rows[0];
+  const FewRows& b = call.rows[1];
+  return {second ? b.x : a.x,
+          second ? b.out : a.out,
+          second ? b.weights : a.weights,
+          second ? b.x_stride : a.x_stride,
+          second ? b.out_stride : a.out_stride,
+          second ? b.count : a.count,
+          second ? b.width : a.width,
+          second ? b.of_width : a.of_width,
+          second ? b.eps : a.eps};
+}
+
 // A row by as many warps as it has pieces, or four. The first four add up the squares, of a chain
 // each (prologue.h), and every warp finishes the piece of its number.
-__device__ __forceinline__ void norm_few(const FewRows& rows, uint32_t wanted, Sums& sums) {
+__device__ __forceinline__ void norm_few(const FewRows& rows, uint32_t row, Sums& sums) {
   constexpr int kStep = kWarps * cuda::kWarpValues;  // from a chain's piece to its next
-  const uint32_t row = wanted < rows.count ? wanted : rows.count - 1;  // and not stored
+  if (row >= rows.count) return;
   const auto warp = static_cast<int>(threadIdx.x / 32);
   const auto lane = static_cast<int>(threadIdx.x % 32);
   const int at = cuda::piece_at(warp, lane);
@@ -234,7 +249,7 @@ __device__ __forceinline__ void norm_few(const FewRows& rows, uint32_t wanted, S
       cuda::warp_sum(cuda::joined(of[0][lane], of[1][lane], of[2][lane], of[3][lane]));
   const float inverse =
       cuda::inverse_of(rows.eps, squares, static_cast<float>(rows.width), rows.of_width);
-  if (has && wanted < rows.count)
+  if (has)
     cuda::store16(cuda::at_product(rows.out, row, rows.out_stride) + at,
                   cuda::normed(inverse, own, cuda::as_floats(low, high)));
 }
