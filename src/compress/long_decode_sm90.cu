@@ -23,23 +23,19 @@ struct Cut {
   static constexpr int kWidth = R::kDim / kRanks;     // values of a block
   static constexpr int kRowThreads = kWidth / kQuad;  // that share a row
   static constexpr int kThreads = kRanks < 4 ? 512 : 256;
-  // Rows of a group that a warp takes at once: of its even and its odd rows, or also of the first
-  // and the last half of them.
-  static constexpr int kAtOnceRows = kRowThreads < 32 ? 32 / kRowThreads : 1;
-  static constexpr int kTeam = kRowThreads < 32 ? 32 : kRowThreads;  // threads that share a group
+  // Half a warp for each row: one half takes a group's even rows, the other its odd ones.
+  static constexpr bool kHalves = kRowThreads < 32;
+  static constexpr int kTeam = kHalves ? 32 : kRowThreads;  // threads that share a group
   static constexpr int kTeams = kThreads / kTeam;
   static constexpr int kTurns = kGroups / kTeams;  // groups of a team
-  static constexpr int kOfGroup = 4 / kAtOnceRows;
+  static constexpr int kOfGroup = kHalves ? 2 : 4;
   static constexpr int kQuarters = kTurns * kOfGroup;  // of groups, four rows each, of a thread
-  static constexpr int kAhead = kQuarters < 2 ? kQuarters : 2;  // ... on their way
+  static constexpr int kAhead = 2;                     // ... on their way
   // Whether rows come by bulk copies, which few threads ask for, or each thread asks for its own,
   // which is faster where they are short.
   static constexpr bool kBulk = kRanks <= 4;
   // Blocks of a cluster, of one or several entries: its launch takes longer than theirs.
   static constexpr int kCluster = kRanks == 1 ? 1 : 8;
-  // Blocks that share a tile of the record: the first of them finishes it.
-  static constexpr int kOfTile = kWidth < R::kTile ? R::kTile / kWidth : 1;
-  static constexpr int kFinishers = kOfTile * kRowThreads;  // threads
   static_assert(kTurns == 1 || kTurns == 2, "a warp's lanes find the rows of two groups");
 };
 
@@ -57,9 +53,11 @@ struct DecodeMemory {
   using C = Cut<kRanks>;
   std::conditional_t<C::kBulk, BulkMemory<kRanks>, NoMemory> bulk;
   GroupPools<C::kWidth> pools;
-  alignas(16) float pooled[C::kOfTile * C::kWidth];
+  alignas(16) float pooled[C::kWidth];
   Squares squares;
   uint64_t inbox;  // counts the bytes that other blocks send
+  Near near;
+  int64_t slot;
 };
 
 template <int kRanks>
@@ -76,7 +74,7 @@ template <int kRanks>
 struct Seat {
   using C = Cut<kRanks>;
   int thread, lane, rank, team;
-  int part;  // of the warp's lanes, that have the same row
+  int half;  // of a warp, where each has rows of its own
   int quad;  // of the block's values
   int at;    // the first of its four values
 
@@ -85,7 +83,7 @@ struct Seat {
         lane(thread % 32),
         rank(static_cast<int>(blockIdx.x) % kRanks),
         team(thread / C::kTeam),
-        part(C::kAtOnceRows > 1 ? lane / C::kRowThreads : 0),
+        half(C::kHalves ? lane / C::kRowThreads : 0),
         quad(thread % C::kRowThreads),
         at(rank * C::kWidth + quad * kQuad) {}
   // The entry's row that this lane finds.
@@ -99,15 +97,16 @@ struct Seat {
 struct Quarter {
   Quad values[kAtOnce], scores[kAtOnce];
 };
-// Which rows these are: the lane that found row i of quarter q of lanes of a part.
+// Which rows these are: the lane that found row i of quarter q of half a warp.
 template <int kRanks>
-__device__ __forceinline__ constexpr int finder(int part, int q, int i) {
+__device__ __forceinline__ constexpr int finder(int half, int q, int i) {
   using C = Cut<kRanks>;
-  const int quarter = part * C::kOfGroup + q % C::kOfGroup;
+  const int quarter = half * C::kOfGroup + q % C::kOfGroup;
   return q / C::kOfGroup * kGroupRows + (quarter % 2 * kAtOnce + i) * 2 + quarter / 2;
 }
 
-// A thread's quarters of an entry's rows, in order; kAhead of them are on their way: to registers ...
+// A thread's quarters of an entry's rows, in order; kAhead of them are on their way: to registers
+// ...
 template <int kRanks>
 struct RegisterRows {
   using C = Cut<kRanks>;
@@ -120,7 +119,7 @@ struct RegisterRows {
     Quarter& to = quarters[q % C::kAhead];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const float* from = of_lane(mine.from, finder<kRanks>(me.part, q, i)) + me.at;
+      const float* from = from_lane(mine.from, finder<kRanks>(me.half, q, i)) + me.at;
       to.values[i] = load_now(from);
       to.scores[i] = load_now(from + kScores);
     }
@@ -153,7 +152,7 @@ struct BulkRows {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       auto& slot = memory.rows[me.team][q % C::kAhead][i];
-      const float* row = of_lane(mine.from, finder<kRanks>(0, q, i)) + me.rank * C::kWidth;
+      const float* row = from_lane(mine.from, finder<kRanks>(0, q, i)) + me.rank * C::kWidth;
       const auto from = reinterpret_cast<uint64_t>(row);
       constexpr bool kWhole = kRanks == 1;  // scores follow the values
       cuda::bulk_copy_one(cuda::s32(slot), from, kWhole ? 2 * kBytes : kBytes, cuda::s32(arrived));
@@ -211,7 +210,7 @@ __device__ __forceinline__ void add_biases(const Params& p, const Seat<kRanks>& 
   if (p.bias == nullptr) return;
 #pragma unroll
   for (int i = 0; i < kAtOnce; ++i) {
-    const int found = finder<kRanks>(me.part, q, i);
+    const int found = finder<kRanks>(me.half, q, i);
     const int row = (me.team + q / C::kOfGroup * C::kTeams) * kGroupRows + found % kGroupRows;
     if (called >> found & 1)
       add_bias<Load::kFloats>(of.scores[i], p.bias + row * p.bias_stride, me.at);
@@ -222,10 +221,9 @@ template <int kRanks>
 __device__ __forceinline__ void take_own(const Seat<kRanks>& me, const LongRow& mine,
                                          const Quad& bias, Quarter& of) {
   constexpr int kOwn = kAtOnce - 1;
-  float* to = of_lane(mine.place, finder<kRanks>(me.part, Cut<kRanks>::kQuarters - 1, kOwn));
+  float* to = from_lane(mine.place, finder<kRanks>(me.half, Cut<kRanks>::kQuarters - 1, kOwn));
 #pragma unroll
-  for (int k = 0; k < kQuad; ++k)
-    of.scores[kOwn].v[k] = __fadd_rn(of.scores[kOwn].v[k], bias.v[k]);
+  for (int k = 0; k < kQuad; ++k) of.scores[kOwn].v[k] = __fadd_rn(of.scores[kOwn].v[k], bias.v[k]);
   if (to == nullptr) return;
   store_quad<Load::kFloats>(to + me.at, of.values[kOwn]);
   store_quad<Load::kFloats>(to + kScores + me.at, of.scores[kOwn]);
@@ -238,15 +236,14 @@ __device__ __forceinline__ QuadPool joined(const QuadPool& a, const QuadPool& b)
   return both;
 }
 
-// With the pool of the lane kAway away, of later rows, for the lanes that stand before those.
-template <int kAway>
-__device__ __forceinline__ QuadPool joined_far(const QuadPool& near) {
+// With the pool of the warp's other half, for the first one.
+__device__ __forceinline__ QuadPool joined_halves(const QuadPool& near) {
   QuadPool far;
 #pragma unroll
   for (int k = 0; k < kQuad; ++k)
-    far.of[k] = {__shfl_xor_sync(~0u, near.of[k].largest, kAway),
-                 __shfl_xor_sync(~0u, near.of[k].whole, kAway),
-                 __shfl_xor_sync(~0u, near.of[k].sum, kAway)};
+    far.of[k] = {__shfl_xor_sync(~0u, near.of[k].largest, 16),
+                 __shfl_xor_sync(~0u, near.of[k].whole, 16),
+                 __shfl_xor_sync(~0u, near.of[k].sum, 16)};
   return joined(near, far);
 }
 
@@ -257,7 +254,7 @@ __device__ __forceinline__ void pool_rows(const Params& p, DecodeMemory<kRanks>&
                                           Rows<kRanks>& rows, Asked asked) {
   using C = Cut<kRanks>;
   const unsigned called = __ballot_sync(~0u, mine.called);
-  const bool has_own = me.team == C::kTeams - 1 && me.part == C::kAtOnceRows - 1;
+  const bool has_own = me.team == C::kTeams - 1 && me.half == C::kHalves;
   Quad bias{};
   if (!kAny && has_own && p.bias != nullptr)
     bias = load_now(p.bias + (kWindow - 1) * p.bias_stride + me.at);
@@ -270,16 +267,17 @@ __device__ __forceinline__ void pool_rows(const Params& p, DecodeMemory<kRanks>&
     else if constexpr (q == C::kQuarters - 1) take_own(me, mine, bias, of);
     pool = pool_of(of.values, of.scores, kAtOnce);
     constexpr int kOf = q % C::kOfGroup;
-    if constexpr (C::kOfGroup == 1) pool = joined_far<C::kRowThreads>(pool);
-    else if constexpr (kOf % 2 == 0) low = pool;
-    else pool = joined(low, pool);
-    if constexpr (kOf != C::kOfGroup - 1) {
-      if constexpr (kOf == 1) even = pool;
+    if constexpr (kOf % 2 == 0) {
+      low = pool;
       return;
     }
-    if constexpr (C::kOfGroup == 4) pool = joined(even, pool);
-    else pool = joined_far<16>(pool);
-    if (me.part == 0) shared.pools.put(me.team + q / C::kOfGroup * C::kTeams, me.quad, pool);
+    pool = joined(low, pool);
+    if constexpr (kOf != C::kOfGroup - 1) {
+      even = pool;
+      return;
+    }
+    pool = C::kHalves ? joined_halves(pool) : joined(even, pool);
+    if (me.half == 0) shared.pools.put(me.team + q / C::kOfGroup * C::kTeams, me.quad, pool);
   });
 }
 
@@ -292,8 +290,8 @@ __device__ __forceinline__ void make(const Call& call, DecodeMemory<kRanks>& sha
                                      int64_t last, uint32_t turn) {
   using C = Cut<kRanks>;
   constexpr int kWarpSums = C::kWidth / 32;
-  const bool finishes = me.thread < C::kFinishers && me.rank % C::kOfTile == 0;
-  const int at = finishes ? me.rank * C::kWidth + me.thread * kQuad : kMaxWidth;
+  const bool finishes = me.thread < C::kRowThreads;
+  const int at = finishes ? me.at : kMaxWidth;
   Steps steps;
   pool_rows<kRanks, kAny>(call.p, shared, me, mine, rows, [&] {
     if (!finishes) return;
@@ -308,35 +306,28 @@ __device__ __forceinline__ void make(const Call& call, DecodeMemory<kRanks>& sha
   }
   const int warp = me.thread / 32;
   if constexpr (kRanks > 1) {
-    cuda::cluster_wait();  // all blocks have begun, and have read what they got for the entry before
-    constexpr uint32_t kBytes = sizeof(Squares) + (C::kOfTile - 1) * C::kWidth * sizeof(float);
-    if (me.thread == 0 && me.rank % C::kOfTile == 0) cuda::mb_expect(&shared.inbox, kBytes);
+    cuda::cluster_wait();  // all blocks have begun, and have read what they got for the entry
+                           // before
+    if (me.thread == 0) cuda::mb_expect(&shared.inbox, sizeof(Squares));
   }
   if (me.thread < C::kWidth) {
     const float squares = cuda::warp_sum(__fmul_rn(value, value));
     float* mailbox = &shared.squares.of[me.rank * kWarpSums + warp];
     if constexpr (kRanks == 1) {
       if (me.lane == 0) *mailbox = squares;
-    } else {
-      const uint32_t inbox = cuda::s32(&shared.inbox);
-      const int entry = static_cast<int>(blockIdx.x) % C::kCluster - me.rank;  // its first block
-      const int peer = entry + me.lane * C::kOfTile;
-      if (me.lane * C::kOfTile < kRanks)
-        cuda::peer_put(cuda::peer(cuda::s32(mailbox), peer), squares, cuda::peer(inbox, peer));
-      if constexpr (C::kOfTile > 1) {
-        const int first = me.rank - me.rank % C::kOfTile;
-        float* to = shared.pooled + me.rank % C::kOfTile * C::kWidth + me.thread;
-        if (me.rank > first)
-          cuda::peer_put(cuda::peer(cuda::s32(to), first), value, cuda::peer(inbox, first));
-      }
+    } else if (me.lane < kRanks) {
+      // No barrier of the cluster follows: that would wait for all that the blocks have stored.
+      const int peer = static_cast<int>(blockIdx.x) % C::kCluster - me.rank + me.lane;
+      cuda::peer_put(cuda::peer(cuda::s32(mailbox), peer), squares,
+                     cuda::peer(cuda::s32(&shared.inbox), peer));
     }
   }
   __syncthreads();  // the block's values are there
-  if (warp * 32 >= C::kFinishers || me.rank % C::kOfTile != 0) return;
+  if (warp * 32 >= C::kRowThreads) return;
   if constexpr (kRanks > 1) cuda::mb_wait_cluster(&shared.inbox, turn & 1);
   Quad pooled{};
   if (finishes) {
-    const float4 all = *reinterpret_cast<const float4*>(shared.pooled + me.thread * kQuad);
+    const float4 all = *reinterpret_cast<const float4*>(shared.pooled + me.quad * kQuad);
     pooled = {all.x, all.y, all.z, all.w};
   }
   finish<R>(call, steps, pooled, token, goal, at, [&](float) { return shared.squares.sum(); });
@@ -344,8 +335,8 @@ __device__ __forceinline__ void make(const Call& call, DecodeMemory<kRanks>& sha
 
 // The block's part of a token's own row goes to the state.
 template <int kRanks>
-__device__ __forceinline__ void store_own(const Params& p, const Seat<kRanks>& me,
-                                          const float* row, int64_t position, float* place) {
+__device__ __forceinline__ void store_own(const Params& p, const Seat<kRanks>& me, const float* row,
+                                          int64_t position, float* place) {
   using C = Cut<kRanks>;
   if (place == nullptr || me.thread >= 2 * C::kRowThreads) return;
   const bool scores = me.thread >= C::kRowThreads;
@@ -421,8 +412,37 @@ __device__ __noinline__ void take_any(const Call& call, DecodeMemory<kRanks>& sh
 __device__ __forceinline__ void touch(const Call& call) {
   const Params& p = call.p;
   asm volatile("" ::"r"(call.block.factor), "l"(p.table), "l"(p.state), "l"(p.norm.weight),
-               "l"(p.rope.table), "l"(p.cache.data), "r"(static_cast<int>(p.quantizer.power_of_two)),
-               "l"(p.bias), "l"(p.latent), "l"(p.table_width));
+               "l"(p.rope.table), "l"(p.cache.data),
+               "r"(static_cast<int>(p.quantizer.power_of_two)), "l"(p.bias), "l"(p.latent),
+               "l"(p.table_width));
+}
+
+// The token's neighbours and its slot, by all threads of a block.
+template <int kRanks>
+__device__ __forceinline__ Near look_at(const Call& call, DecodeMemory<kRanks>& shared,
+                                        const Seat<kRanks>& me, int64_t token, int64_t& slot) {
+  const Params& p = call.p;
+  const auto look = [&] {
+    return look_near(p, token, me.lane, [&] {
+      slot = load_now(p.slots + token * p.slot_stride);
+      touch(call);
+      if (me.thread == 0) init(shared);
+    });
+  };
+  if constexpr (!Cut<kRanks>::kBulk) return look();
+  // One warp: those of all blocks would ask for the same lines at once.
+  if (me.thread < 32) {
+    const Near near = look();
+    if (me.lane == 0) {
+      shared.near = near;
+      shared.slot = slot;
+    }
+  } else {
+    touch(call);
+  }
+  __syncthreads();  // barriers are there, too
+  slot = shared.slot;
+  return shared.near;
 }
 
 // A token that is alone in its run, as in a decode; false: it is not, and nothing is done.
@@ -432,12 +452,7 @@ __device__ __forceinline__ bool take_alone(const Call& call, DecodeMemory<kRanks
   const Params& p = call.p;
   const Seat<kRanks> me;
   int64_t slot = -1;
-  const Near near = look_near(p, token, me.lane, [&] {
-    slot = load_now(p.slots + token * p.slot_stride);
-    touch(call);
-    if (me.thread == 0) init(shared);
-    if (Cut<kRanks>::kBulk) __syncthreads();  // barriers are there
-  });
+  const Near near = look_at(call, shared, me, token, slot);
   // In a ring of fewer rows than a window its own row takes the place of one that its entry reads.
   if (near.has_before || (call.ordered && (near.has_behind || p.block < kWindow))) return false;
   if (near.position < 0) return true;
@@ -470,7 +485,7 @@ __device__ __forceinline__ bool take_alone(const Call& call, DecodeMemory<kRanks
 template <int kRanks>
 __global__ void __cluster_dims__(Cut<kRanks>::kCluster)
     __launch_bounds__(Cut<kRanks>::kThreads, 512 / Cut<kRanks>::kThreads)
-    c128a_decode(const __grid_constant__ Call call) {
+        c128a_decode(const __grid_constant__ Call call) {
   extern __shared__ float4 memory[];
   auto& shared = *reinterpret_cast<DecodeMemory<kRanks>*>(memory);
   const int64_t token = blockIdx.x / kRanks;
@@ -483,13 +498,17 @@ void launch(const Call& call) {
   constexpr size_t kBytes = sizeof(DecodeMemory<kRanks>);
   const auto kernel = c128a_decode<kRanks>;
   cuda::keep_error(cuda::allow_shared(kernel, kBytes));
-  if constexpr (kRanks > 8)
-    cuda::keep_error(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
   const auto blocks =
       static_cast<unsigned>(round_up(call.p.tokens * kRanks, int64_t{Cut<kRanks>::kCluster}));
-  cudaLaunchConfig_t config = cuda::launch_config(
-      dim3(blocks), Cut<kRanks>::kThreads, kBytes, cuda::stream_of(call.p.device));
+  cudaLaunchConfig_t config = cuda::launch_config(dim3(blocks), Cut<kRanks>::kThreads, kBytes,
+                                                  cuda::stream_of(call.p.device));
+#ifdef POLICY
+  cudaLaunchAttribute policy{};
+  policy.id = cudaLaunchAttributeClusterSchedulingPolicyPreference;
+  policy.val.clusterSchedulingPolicyPreference = cudaClusterSchedulingPolicyLoadBalancing;
+  config.attrs = &policy;
+  config.numAttrs = kRanks > 1;
+#endif
   cuda::keep_error(cudaLaunchKernelEx(&config, kernel, call));
 }
 

@@ -52,7 +52,7 @@ __device__ __forceinline__ void ask_row(LongMemory<kStages>& shared, const Place
                                         const float* mine) {
   constexpr int kRowBytes = sizeof(shared.values[0]);
   constexpr int kSlot = i % kStages * kRowBytes;
-  const float* from = of_lane(mine, i * kRowsAtOnce + me.lane / kLanes) + me.at;
+  const float* from = from_lane(mine, i * kRowsAtOnce + me.lane / kLanes) + me.at;
   const uint32_t slot = cuda::s32(&shared.values[0][threadIdx.x]);
   cuda::copy_async_behind<kSlot, 0>(slot, from);
   cuda::copy_async_behind<kStages * kRowBytes + kSlot, kScores * sizeof(float)>(slot, from);
@@ -96,7 +96,7 @@ __device__ __forceinline__ QuadPool pool_rows(const Params& p, LongMemory<kStage
       scores[i].v[2] = __fadd_rn(score.z, scores[i].v[2]);
       scores[i].v[3] = __fadd_rn(score.w, scores[i].v[3]);
       if (placed == 0) return;
-      float* to = of_lane(mine.place, found);
+      float* to = from_lane(mine.place, found);
       if (to == nullptr) return;
       const float4 value = shared.values[kRow % kStages][thread];
       store_quad<Load::kFloats>(to + me.at, {value.x, value.y, value.z, value.w});

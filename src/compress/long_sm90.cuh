@@ -43,12 +43,6 @@ __device__ __forceinline__ void static_for(F f) {
   }
 }
 
-template <class T>
-__device__ __forceinline__ T* of_lane(T* pointer, int lane) {
-  const auto bits = reinterpret_cast<unsigned long long>(pointer);
-  return reinterpret_cast<T*>(__shfl_sync(~0u, bits, lane));
-}
-
 // The pools of all groups, of kWidth values.
 template <int kWidth>
 struct GroupPools {
