@@ -1,9 +1,9 @@
 // compress on the device, C128A: decodes of usual calls (entry_sm90.cuh), whose tokens are alone in
 // their runs. Blocks share the values of an entry: as many blocks as give every multiprocessor one,
 // so that memory is busy from the first row to the last and every entry is finished once. A thread
-// has four values of each of its rows, straight in registers: it pools four rows while it waits for
-// others, 128 KiB a multiprocessor on their way. Groups of rows meet in shared memory, blocks
-// exchange the squares of their values, and each finishes its tiles of the record.
+// has four values of each of its rows and pools four rows at a time, while the next four are on
+// their way: 128 KiB a multiprocessor. Groups of rows meet in shared memory, blocks exchange the
+// squares of their values, and each finishes its tiles of the record.
 //
 // Budget: 512 KiB read an entry. It waits for positions, (paged: the table,) rows, and the cluster
 // once. A token that is not alone, such as a draft, is left to take_any().
@@ -23,14 +23,15 @@ struct Cut {
   static constexpr int kWidth = R::kDim / kRanks;     // values of a block
   static constexpr int kRowThreads = kWidth / kQuad;  // that share a row
   static constexpr int kThreads = kRanks < 4 ? 512 : 256;
-  // Half a warp for each row: one half takes a group's even rows, the other its odd ones.
-  static constexpr bool kHalves = kRowThreads < 32;
-  static constexpr int kTeam = kHalves ? 32 : kRowThreads;  // threads that share a group
+  // Rows of a group that a warp takes at once: of its even and its odd rows, or also of the first
+  // and the last half of them.
+  static constexpr int kAtOnceRows = kRowThreads < 32 ? 32 / kRowThreads : 1;
+  static constexpr int kTeam = kRowThreads < 32 ? 32 : kRowThreads;  // threads that share a group
   static constexpr int kTeams = kThreads / kTeam;
   static constexpr int kTurns = kGroups / kTeams;  // groups of a team
-  static constexpr int kOfGroup = kHalves ? 2 : 4;
+  static constexpr int kOfGroup = 4 / kAtOnceRows;
   static constexpr int kQuarters = kTurns * kOfGroup;  // of groups, four rows each, of a thread
-  static constexpr int kAhead = 2;                     // ... on their way
+  static constexpr int kAhead = kQuarters < 2 ? kQuarters : 2;  // ... on their way
   // Whether rows come by bulk copies, which few threads ask for, or each thread asks for its own,
   // which is faster where they are short.
   static constexpr bool kBulk = kRanks <= 4;
@@ -56,8 +57,6 @@ struct DecodeMemory {
   alignas(16) float pooled[C::kWidth];
   Squares squares;
   uint64_t inbox;  // counts the bytes that other blocks send
-  Near near;
-  int64_t slot;
 };
 
 template <int kRanks>
@@ -74,7 +73,7 @@ template <int kRanks>
 struct Seat {
   using C = Cut<kRanks>;
   int thread, lane, rank, team;
-  int half;  // of a warp, where each has rows of its own
+  int part;  // of the warp's lanes, that have the same row
   int quad;  // of the block's values
   int at;    // the first of its four values
 
@@ -83,7 +82,7 @@ struct Seat {
         lane(thread % 32),
         rank(static_cast<int>(blockIdx.x) % kRanks),
         team(thread / C::kTeam),
-        half(C::kHalves ? lane / C::kRowThreads : 0),
+        part(C::kAtOnceRows > 1 ? lane / C::kRowThreads : 0),
         quad(thread % C::kRowThreads),
         at(rank * C::kWidth + quad * kQuad) {}
   // The entry's row that this lane finds.
@@ -97,11 +96,11 @@ struct Seat {
 struct Quarter {
   Quad values[kAtOnce], scores[kAtOnce];
 };
-// Which rows these are: the lane that found row i of quarter q of half a warp.
+// Which rows these are: the lane that found row i of quarter q of lanes of a part.
 template <int kRanks>
-__device__ __forceinline__ constexpr int finder(int half, int q, int i) {
+__device__ __forceinline__ constexpr int finder(int part, int q, int i) {
   using C = Cut<kRanks>;
-  const int quarter = half * C::kOfGroup + q % C::kOfGroup;
+  const int quarter = part * C::kOfGroup + q % C::kOfGroup;
   return q / C::kOfGroup * kGroupRows + (quarter % 2 * kAtOnce + i) * 2 + quarter / 2;
 }
 
@@ -119,7 +118,7 @@ struct RegisterRows {
     Quarter& to = quarters[q % C::kAhead];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const float* from = from_lane(mine.from, finder<kRanks>(me.half, q, i)) + me.at;
+      const float* from = from_lane(mine.from, finder<kRanks>(me.part, q, i)) + me.at;
       to.values[i] = load_now(from);
       to.scores[i] = load_now(from + kScores);
     }
@@ -210,7 +209,7 @@ __device__ __forceinline__ void add_biases(const Params& p, const Seat<kRanks>& 
   if (p.bias == nullptr) return;
 #pragma unroll
   for (int i = 0; i < kAtOnce; ++i) {
-    const int found = finder<kRanks>(me.half, q, i);
+    const int found = finder<kRanks>(me.part, q, i);
     const int row = (me.team + q / C::kOfGroup * C::kTeams) * kGroupRows + found % kGroupRows;
     if (called >> found & 1)
       add_bias<Load::kFloats>(of.scores[i], p.bias + row * p.bias_stride, me.at);
@@ -221,7 +220,7 @@ template <int kRanks>
 __device__ __forceinline__ void take_own(const Seat<kRanks>& me, const LongRow& mine,
                                          const Quad& bias, Quarter& of) {
   constexpr int kOwn = kAtOnce - 1;
-  float* to = from_lane(mine.place, finder<kRanks>(me.half, Cut<kRanks>::kQuarters - 1, kOwn));
+  float* to = from_lane(mine.place, finder<kRanks>(me.part, Cut<kRanks>::kQuarters - 1, kOwn));
 #pragma unroll
   for (int k = 0; k < kQuad; ++k) of.scores[kOwn].v[k] = __fadd_rn(of.scores[kOwn].v[k], bias.v[k]);
   if (to == nullptr) return;
@@ -236,14 +235,15 @@ __device__ __forceinline__ QuadPool joined(const QuadPool& a, const QuadPool& b)
   return both;
 }
 
-// With the pool of the warp's other half, for the first one.
-__device__ __forceinline__ QuadPool joined_halves(const QuadPool& near) {
+// With the pool of the lane kAway away, of later rows, for the lanes that stand before those.
+template <int kAway>
+__device__ __forceinline__ QuadPool joined_far(const QuadPool& near) {
   QuadPool far;
 #pragma unroll
   for (int k = 0; k < kQuad; ++k)
-    far.of[k] = {__shfl_xor_sync(~0u, near.of[k].largest, 16),
-                 __shfl_xor_sync(~0u, near.of[k].whole, 16),
-                 __shfl_xor_sync(~0u, near.of[k].sum, 16)};
+    far.of[k] = {__shfl_xor_sync(~0u, near.of[k].largest, kAway),
+                 __shfl_xor_sync(~0u, near.of[k].whole, kAway),
+                 __shfl_xor_sync(~0u, near.of[k].sum, kAway)};
   return joined(near, far);
 }
 
@@ -254,7 +254,7 @@ __device__ __forceinline__ void pool_rows(const Params& p, DecodeMemory<kRanks>&
                                           Rows<kRanks>& rows, Asked asked) {
   using C = Cut<kRanks>;
   const unsigned called = __ballot_sync(~0u, mine.called);
-  const bool has_own = me.team == C::kTeams - 1 && me.half == C::kHalves;
+  const bool has_own = me.team == C::kTeams - 1 && me.part == C::kAtOnceRows - 1;
   Quad bias{};
   if (!kAny && has_own && p.bias != nullptr)
     bias = load_now(p.bias + (kWindow - 1) * p.bias_stride + me.at);
@@ -267,17 +267,16 @@ __device__ __forceinline__ void pool_rows(const Params& p, DecodeMemory<kRanks>&
     else if constexpr (q == C::kQuarters - 1) take_own(me, mine, bias, of);
     pool = pool_of(of.values, of.scores, kAtOnce);
     constexpr int kOf = q % C::kOfGroup;
-    if constexpr (kOf % 2 == 0) {
-      low = pool;
-      return;
-    }
-    pool = joined(low, pool);
+    if constexpr (C::kOfGroup == 1) pool = joined_far<C::kRowThreads>(pool);
+    else if constexpr (kOf % 2 == 0) low = pool;
+    else pool = joined(low, pool);
     if constexpr (kOf != C::kOfGroup - 1) {
-      even = pool;
+      if constexpr (kOf == 1) even = pool;
       return;
     }
-    pool = C::kHalves ? joined_halves(pool) : joined(even, pool);
-    if (me.half == 0) shared.pools.put(me.team + q / C::kOfGroup * C::kTeams, me.quad, pool);
+    if constexpr (C::kOfGroup == 4) pool = joined(even, pool);
+    else pool = joined_far<16>(pool);
+    if (me.part == 0) shared.pools.put(me.team + q / C::kOfGroup * C::kTeams, me.quad, pool);
   });
 }
 
@@ -417,34 +416,6 @@ __device__ __forceinline__ void touch(const Call& call) {
                "l"(p.table_width));
 }
 
-// The token's neighbours and its slot, by all threads of a block.
-template <int kRanks>
-__device__ __forceinline__ Near look_at(const Call& call, DecodeMemory<kRanks>& shared,
-                                        const Seat<kRanks>& me, int64_t token, int64_t& slot) {
-  const Params& p = call.p;
-  const auto look = [&] {
-    return look_near(p, token, me.lane, [&] {
-      slot = load_now(p.slots + token * p.slot_stride);
-      touch(call);
-      if (me.thread == 0) init(shared);
-    });
-  };
-  if constexpr (!Cut<kRanks>::kBulk) return look();
-  // One warp: those of all blocks would ask for the same lines at once.
-  if (me.thread < 32) {
-    const Near near = look();
-    if (me.lane == 0) {
-      shared.near = near;
-      shared.slot = slot;
-    }
-  } else {
-    touch(call);
-  }
-  __syncthreads();  // barriers are there, too
-  slot = shared.slot;
-  return shared.near;
-}
-
 // A token that is alone in its run, as in a decode; false: it is not, and nothing is done.
 template <int kRanks>
 __device__ __forceinline__ bool take_alone(const Call& call, DecodeMemory<kRanks>& shared,
@@ -452,7 +423,12 @@ __device__ __forceinline__ bool take_alone(const Call& call, DecodeMemory<kRanks
   const Params& p = call.p;
   const Seat<kRanks> me;
   int64_t slot = -1;
-  const Near near = look_at(call, shared, me, token, slot);
+  const Near near = look_near(p, token, me.lane, [&] {
+    slot = load_now(p.slots + token * p.slot_stride);
+    touch(call);
+    if (me.thread == 0) init(shared);
+    if (Cut<kRanks>::kBulk) __syncthreads();  // barriers are there
+  });
   // In a ring of fewer rows than a window its own row takes the place of one that its entry reads.
   if (near.has_before || (call.ordered && (near.has_behind || p.block < kWindow))) return false;
   if (near.position < 0) return true;
@@ -502,13 +478,6 @@ void launch(const Call& call) {
       static_cast<unsigned>(round_up(call.p.tokens * kRanks, int64_t{Cut<kRanks>::kCluster}));
   cudaLaunchConfig_t config = cuda::launch_config(dim3(blocks), Cut<kRanks>::kThreads, kBytes,
                                                   cuda::stream_of(call.p.device));
-#ifdef POLICY
-  cudaLaunchAttribute policy{};
-  policy.id = cudaLaunchAttributeClusterSchedulingPolicyPreference;
-  policy.val.clusterSchedulingPolicyPreference = cudaClusterSchedulingPolicyLoadBalancing;
-  config.attrs = &policy;
-  config.numAttrs = kRanks > 1;
-#endif
   cuda::keep_error(cudaLaunchKernelEx(&config, kernel, call));
 }
 

@@ -1,10 +1,10 @@
-// compress on the device, prefills of C4A's indexer in usual calls (entry_sm90.cuh): windows of four
-// rows of 128 values, whose first part belongs to the next window's entry. A warp takes a window, a
-// block four that follow each other: a warp pools the part for the next entry, too, and hands that
-// over in shared memory. So a row is read once, straight to registers, asked for before it is known
-// that it belongs to a window; of the window before the block's the first part is read again. A
-// thread has four values of each part of a row. Windows that are none are left to few_sm90.cuh,
-// token by token.
+// compress on the device, prefills of C4A's indexer in usual calls (entry_sm90.cuh): windows of
+// four rows of 128 values, whose first part belongs to the next window's entry. A warp takes a
+// window, a block four that follow each other: a warp pools the part for the next entry, too, and
+// hands that over in shared memory. So a row is read once, straight to registers, asked for before
+// it is known that it belongs to a window; of the window before the block's the first part is read
+// again. A thread has four values of each part of a row. Windows that are none are left to
+// few_sm90.cuh, token by token.
 //
 // Budget: 2 KiB read and 2 KiB written a token, 8 KiB a warp and 128 KiB a multiprocessor on their
 // way; 8,192 tokens run at once. Parts are pooled and joined as few_sm90.cuh does it, so that both
@@ -104,8 +104,7 @@ struct Part {
   __device__ __forceinline__ void add_biases(const Params& p, int column) {
     if (p.bias == nullptr) return;
 #pragma unroll
-    for (int i = 0; i < kRatio; ++i)
-      add_bias<kLoad>(scores[i], p.bias + i * p.bias_stride, column);
+    for (int i = 0; i < kRatio; ++i) add_bias<kLoad>(scores[i], p.bias + i * p.bias_stride, column);
   }
   // `place`: of the row that lane kRatio + i knows.
   __device__ __forceinline__ void store(float* place, int column) const {
@@ -163,7 +162,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   if (w.whole) {
     next.add_biases(p, at);
     next.store(place, at);
-    if (warp + 1 < kWindows) shared.handed[warp + 1].put(lane, pool_of(next.values, next.scores, kRatio));
+    if (warp + 1 < kWindows)
+      shared.handed[warp + 1].put(lane, pool_of(next.values, next.scores, kRatio));
     own.add_biases(p, kWidth + at);
     own.store(place, kWidth + at);
     pool = pool_of(own.values, own.scores, kRatio);
