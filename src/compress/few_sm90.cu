@@ -2,7 +2,7 @@
 // takes a token; a thread has four values of every row. Its position, those of the tokens around
 // it, its slot and its own row are asked for at once; then the rows of the entry that it closes,
 // weights and angles; the row is stored while they come. Prefills are streamed where they can be
-// (stream_sm90.cu).
+// (stream_sm90.cu, and of C4A's indexer overlap_sm90.cu).
 //
 // A usual call (entry_sm90.cuh) of one token a request has a kernel of its own: it holds what a
 // decode runs and nothing else, because one token's time is that of its instructions, one after the
@@ -149,7 +149,7 @@ void launch_for(const Call& call) {
 }  // namespace
 
 void few_rows(const Call& call, Load load, bool many) noexcept {
-  if (many && stream_rows(call, load)) return;
+  if (many && (overlap_rows(call, load) || stream_rows(call, load))) return;
   switch (load) {
     case Load::kFloats: return launch_for<Load::kFloats>(call);
     case Load::kBf16: return launch_for<Load::kBf16>(call);

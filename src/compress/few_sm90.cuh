@@ -11,12 +11,6 @@ namespace winnow::internal::compress {
 inline constexpr int kThreads = 128;
 inline constexpr int kHalf = 4;  // rows of a window that are pooled at once
 
-template <class T>
-__device__ __forceinline__ T* from_lane(T* pointer, int lane) {
-  const auto bits = reinterpret_cast<unsigned long long>(pointer);
-  return reinterpret_cast<T*>(__shfl_sync(~0u, bits, lane));
-}
-
 // The threads that share a row.
 template <int kWarps>
 struct Team {
@@ -178,6 +172,38 @@ __device__ __forceinline__ void make_entry(const Call& call, Team<kWarps>& team,
   }
   finish<void>(call, steps, mean_of(pools[0], pools[1]), token, goal, at,
                [&](float x) { return team.sum(x); });
+}
+
+// The part of the rows before token `first` that its entry takes: of the window before;
+// false: one of them is missing.
+template <Load kLoad, int kRatio>
+__device__ __forceinline__ bool pool_before(const Params& p, int64_t first, int64_t start,
+                                            int64_t request, int lane, int at, QuadPool& before) {
+  const int64_t values_width = values_of(p);
+  const int away = kRatio - lane;
+  const bool needed = lane < kRatio;
+  const bool called = needed && is_neighbour(p, first, first - away, start - away);
+  const void* mine = nullptr;
+  if (called)
+    mine = static_cast<const std::byte*>(p.rows) +
+           (first - away) * p.row_stride * (kLoad == Load::kBf16 ? 2 : 4);
+  else if (needed) mine = state_row(p, request, start - away);
+  if (__any_sync(~0u, needed && mine == nullptr)) return false;
+  const unsigned of_call = __ballot_sync(~0u, called);
+  Quad values[kRatio], scores[kRatio];
+#pragma unroll
+  for (int i = 0; i < kRatio; ++i) {
+    const void* row = from_lane(mine, i);
+    const bool is_bf16 = of_call >> i & 1;
+    values[i] = load_quad<kLoad>(row, is_bf16, at);
+    scores[i] = load_quad<kLoad>(row, is_bf16, values_width + at);
+  }
+#pragma unroll
+  for (int i = 0; i < kRatio; ++i)
+    if (p.bias != nullptr && (of_call >> i & 1))
+      add_bias<kLoad>(scores[i], p.bias + i * p.bias_stride, at);
+  before = pool_of(values, scores, kRatio);
+  return true;
 }
 
 // kAlone: for the shortest wait; else one of many, in fewer registers, and never in order.

@@ -14,6 +14,9 @@ void few_rows(const Call& call, Load load, bool many) noexcept;
 // Those of a prefill whose windows are streamed; false: not such a call, and nothing is done.
 bool stream_rows(const Call& call, Load load) noexcept;
 
+// Those of C4A's indexer, of a usual call; false: not such a call, and nothing is done.
+bool overlap_rows(const Call& call, Load load) noexcept;
+
 // Entries of any number of rows.
 void many_rows(const Call& call, Load load) noexcept;
 

@@ -1,19 +1,18 @@
-// compress on the device, C128A: usual calls (entry_sm90.cuh) with entries of 128 rows and 512
-// values. A cluster of 8 blocks makes an entry, a block 64 values of it, a warp 16 rows, 8 a half
-// warp: a lane has four values of 8 rows, which it pools four at a time. They are on their way to
-// shared memory, each thread's own; warps exchange their pools, blocks the squares of their values.
-// A block's 64 values are a tile of the record, so that each block finishes its own.
+// compress on the device, C128A: prefills of usual calls (entry_sm90.cuh), entries of 128 rows and
+// 512 values. A cluster of 8 blocks makes an entry, a block 64 values of it, a warp 16 rows, 8 a
+// half warp: a lane has four values of 8 rows, which it pools four at a time. They are on their way
+// to shared memory, each thread's own; warps exchange their pools, blocks the squares of their
+// values. A block's 64 values are a tile of the record, so that each block finishes its own.
 //
 // Few entries have all of their rows on their way at once, three blocks a multiprocessor. Of many,
 // six of a lane's eight rows are, so that four blocks share a multiprocessor: 64 entries, 8,192
-// tokens, run at once. A prefill's rows are asked for before it is known that they are a window.
+// tokens, run at once. Rows are asked for before it is known that they are a window.
 //
-// Budget: 4 KiB read and 4 KiB written a token. A decode reads 512 KiB an entry: it waits for
-// positions, (paged: the table,) rows, and the cluster once.
+// Budget: 4 KiB read and 4 KiB written a token.
 #include <cuda_runtime.h>
 
 #include "compress/kernels_sm90.h"
-#include "compress/many_sm90.cuh"
+#include "compress/long_sm90.cuh"
 #include "cuda/copies.h"
 #include "cuda/device.h"
 
@@ -21,97 +20,29 @@ namespace winnow::internal::compress::many {
 
 namespace {
 
-using R = V4Fp8;
-constexpr int kWindow = 128;
 constexpr int kRanks = R::kDim / kColumns;
-constexpr int kWarpRows = kWindow / kWarps;
-constexpr int kEach = kWarpRows / kRowsAtOnce;  // rows of a lane
-constexpr int kScores = R::kDim;                // where a row's scores begin
-static_assert(R::kTile == kColumns, "a block finishes a tile");
+constexpr int kEach = kGroupRows / kRowsAtOnce;  // rows of a lane
+static_assert(R::kTile == kColumns && kWarps == kGroups,
+              "a block finishes a tile, a warp has a group");
 
-// How an entry is made: that of a token that is alone in its run, whose own row alone is the
-// call's; of a prefill's window; or of take_any().
-enum class Way : uint8_t { kDecode, kWindow, kAny };
-
-// Pools of a block's values that every warp leaves.
-enum PoolPart : uint8_t { kLargest, kWhole, kSum, kPoolParts };
-using Pools = float4[kPoolParts][kWarps][kLanes];
+using Pools = GroupPools<kColumns>;
 
 // kStages: rows of a lane that are on their way.
 template <int kStages>
 struct LongMemory {
   float4 values[kStages][kThreads], scores[kStages][kThreads];
   alignas(16) float pooled[kColumns];
-  uint2 squares[kRanks][kColumns / 32];  // of each warp's values: a float, by all blocks
-  uint64_t inbox;                        // ... and a barrier that counts their bytes
+  Squares squares;
+  uint64_t inbox;  // counts the bytes of the squares
   union {
     Pools pools;
     TokensMemory tokens;  // of take_any(), whose pools take the place of rows
   };
 };
 
-// The entry's row that a lane has found for its warp; lanes 16 and more the same once more.
-struct LongRow {
-  const float* from = nullptr;
-  float* place = nullptr;  // where it is stored, too
-  bool called = false;
-};
+// The entry's row that a lane finds for its warp; lanes 16 and more the same once more.
 __device__ __forceinline__ int found_row(const Place& me) {
-  return me.warp * kWarpRows + me.lane % kWarpRows;
-}
-
-// Calls f(std::integral_constant<int, i>) for i = 0 to kCount - 1.
-template <int kCount, int kFirst = 0, class F>
-__device__ __forceinline__ void static_for(F f) {
-  if constexpr (kFirst < kCount) {
-    f(std::integral_constant<int, kFirst>());
-    static_for<kCount, kFirst + 1>(f);
-  }
-}
-
-template <class T>
-__device__ __forceinline__ T* of_lane(T* pointer, int lane) {
-  const auto bits = reinterpret_cast<unsigned long long>(pointer);
-  return reinterpret_cast<T*>(__shfl_sync(~0u, bits, lane));
-}
-
-// The value of column `thread` of the block, from all warps' pools.
-__device__ __forceinline__ float join_warps(const Pools& pools, int thread) {
-  const auto part = [&](PoolPart which, int warp) {
-    return reinterpret_cast<const float*>(pools[which][warp])[thread];
-  };
-  float largest = part(kLargest, 0);
-#pragma unroll
-  for (int w = 1; w < kWarps; ++w) largest = fmaxf(largest, part(kLargest, w));
-  float whole = 0, sum = 0;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    const float weight = exp_of(__fsub_rn(part(kLargest, w), largest));
-    whole = __fmaf_rn(part(kWhole, w), weight, whole);
-    sum = __fmaf_rn(part(kSum, w), weight, sum);
-  }
-  return quotient_of({largest, whole, sum});
-}
-
-// All blocks get the sum of a warp's squares. No barrier of the cluster follows: that would wait
-// for all that the blocks have stored.
-template <int kStages>
-__device__ __forceinline__ void share_squares(LongMemory<kStages>& shared, const Place& me,
-                                              float value) {
-  const float sum = cuda::warp_sum(__fmul_rn(value, value));
-  if (me.lane < kRanks)
-    cuda::peer_put(cuda::peer(cuda::s32(&shared.squares[me.rank][me.warp]), me.lane),
-                   uint2{__float_as_uint(sum), 0}, cuda::peer(cuda::s32(&shared.inbox), me.lane));
-}
-template <int kStages>
-__device__ __forceinline__ float sum_of_squares(const LongMemory<kStages>& shared) {
-  float sums[kRanks];
-#pragma unroll
-  for (int r = 0; r < kRanks; ++r)
-    sums[r] =
-        __fadd_rn(__uint_as_float(shared.squares[r][0].x), __uint_as_float(shared.squares[r][1].x));
-  return __fadd_rn(cuda::joined(sums[0], sums[1], sums[2], sums[3]),
-                   cuda::joined(sums[4], sums[5], sums[6], sums[7]));
+  return me.warp * kGroupRows + me.lane % kGroupRows;
 }
 
 // A lane's row i is on its way to the thread's slot. `mine`: the row that the lane has found for
@@ -121,7 +52,7 @@ __device__ __forceinline__ void ask_row(LongMemory<kStages>& shared, const Place
                                         const float* mine) {
   constexpr int kRowBytes = sizeof(shared.values[0]);
   constexpr int kSlot = i % kStages * kRowBytes;
-  const float* from = of_lane(mine, i * kRowsAtOnce + me.lane / kLanes) + me.at;
+  const float* from = from_lane(mine, i * kRowsAtOnce + me.lane / kLanes) + me.at;
   const uint32_t slot = cuda::s32(&shared.values[0][threadIdx.x]);
   cuda::copy_async_behind<kSlot, 0>(slot, from);
   cuda::copy_async_behind<kStages * kRowBytes + kSlot, kScores * sizeof(float)>(slot, from);
@@ -133,14 +64,11 @@ __device__ __forceinline__ void ask_first(LongMemory<kStages>& shared, const Pla
   static_for<kStages>([&](auto i) { ask_row<kStages, i>(shared, me, mine); });
 }
 
-constexpr int kAtOnce = kEach / 2;  // rows of a lane that are pooled at once
-
 // The pool of a lane's rows, for each of its four values. Rows are stored as they come, while later
 // ones are still on their way.
-template <Way kWay, int kStages>
+template <int kStages>
 __device__ __forceinline__ QuadPool pool_rows(const Params& p, LongMemory<kStages>& shared,
                                               const Place& me, const LongRow& mine) {
-  constexpr bool kAlone = kWay == Way::kDecode;
   const auto thread = static_cast<int>(threadIdx.x);
   const int half = me.lane / kLanes;
   const unsigned called = __ballot_sync(~0u, mine.called);
@@ -153,10 +81,9 @@ __device__ __forceinline__ QuadPool pool_rows(const Params& p, LongMemory<kStage
     for (int i = 0; i < kAtOnce; ++i) {
       const int found = (kFirst + i) * kRowsAtOnce + half;
       scores[i] = {};
-      if (kAlone && kFirst + i < kEach - 1) continue;
       if (p.bias != nullptr && (called >> found & 1))
-        scores[i] = load_quad<Load::kFloats>(p.bias, false,
-                                             (me.warp * kWarpRows + found) * p.bias_stride + me.at);
+        scores[i] = load_quad<Load::kFloats>(
+            p.bias, false, (me.warp * kGroupRows + found) * p.bias_stride + me.at);
     }
     static_for<kAtOnce>([&](auto row_of_part) {
       constexpr int i = row_of_part;
@@ -164,16 +91,12 @@ __device__ __forceinline__ QuadPool pool_rows(const Params& p, LongMemory<kStage
       const int found = kRow * kRowsAtOnce + half;
       cuda::copies_wait<(kFirst == 0 ? kStages : kEach) - 1 - kRow>();
       const float4 score = shared.scores[kRow % kStages][thread];
-      if (kAlone && kRow < kEach - 1) {
-        scores[i] = {score.x, score.y, score.z, score.w};
-        return;
-      }
       scores[i].v[0] = __fadd_rn(score.x, scores[i].v[0]);
       scores[i].v[1] = __fadd_rn(score.y, scores[i].v[1]);
       scores[i].v[2] = __fadd_rn(score.z, scores[i].v[2]);
       scores[i].v[3] = __fadd_rn(score.w, scores[i].v[3]);
       if (placed == 0) return;
-      float* to = of_lane(mine.place, found);
+      float* to = from_lane(mine.place, found);
       if (to == nullptr) return;
       const float4 value = shared.values[kRow % kStages][thread];
       store_quad<Load::kFloats>(to + me.at, {value.x, value.y, value.z, value.w});
@@ -198,15 +121,16 @@ __device__ __forceinline__ QuadPool pool_rows(const Params& p, LongMemory<kStage
 
 // The entry that `token` closes at position `last`, whose first rows are on their way. All threads
 // of the cluster come here, after they have arrived at its barrier. `turn` counts the entries.
-template <Way kWay, int kStages>
+// kOfWindow: it is a prefill's window; else one of take_any().
+template <bool kOfWindow, int kStages>
 __device__ __forceinline__ void make_of_rows(const Call& call, LongMemory<kStages>& shared,
                                              const Place& me, const LongRow& mine, const Goal& goal,
                                              int64_t token, int64_t last, uint32_t turn) {
   const Params& p = call.p;
   const auto thread = static_cast<int>(threadIdx.x);
-  constexpr bool kApart = kWay != Way::kAny;  // pools have a place of their own
-  Pools& pools = kApart ? shared.pools : *reinterpret_cast<Pools*>(shared.values);
-  QuadPool pool = pool_rows<kWay>(p, shared, me, mine);
+  // Pools of a window have a place of their own.
+  Pools& pools = kOfWindow ? shared.pools : *reinterpret_cast<Pools*>(shared.values);
+  QuadPool pool = pool_rows(p, shared, me, mine);
   Steps steps;
   const int at = thread < kLanes ? me.at : kMaxWidth;
   if (thread < kLanes) {
@@ -219,23 +143,24 @@ __device__ __forceinline__ void make_of_rows(const Call& call, LongMemory<kStage
                    __shfl_xor_sync(~0u, of.sum, kLanes)};
     of = joined(of, far);  // of the first half's lanes, which are taken
   }
-  if (!kApart) __syncthreads();  // the rows of all warps are read
-  if (me.lane < kLanes) {
-    const Pool(&of)[kQuad] = pool.of;
-    pools[kLargest][me.warp][me.lane] = {of[0].largest, of[1].largest, of[2].largest,
-                                         of[3].largest};
-    pools[kWhole][me.warp][me.lane] = {of[0].whole, of[1].whole, of[2].whole, of[3].whole};
-    pools[kSum][me.warp][me.lane] = {of[0].sum, of[1].sum, of[2].sum, of[3].sum};
-  }
+  if (!kOfWindow) __syncthreads();  // the rows of all warps are read
+  if (me.lane < kLanes) pools.put(me.warp, me.lane, pool);
   __syncthreads();
   float value = 0;
   if (thread < kColumns) {
-    value = join_warps(pools, thread);
+    value = pools.joined(thread);
     shared.pooled[thread] = value;
   }
   cuda::cluster_wait();  // all blocks have begun, and have read what they got for the entry before
   if (thread == 0) cuda::mb_expect(&shared.inbox, sizeof(shared.squares));
-  if (thread < kColumns) share_squares(shared, me, value);
+  if (thread < kColumns) {
+    // No barrier of the cluster follows: that would wait for all that the blocks have stored.
+    const float sum = cuda::warp_sum(__fmul_rn(value, value));
+    const uint32_t mailbox = cuda::s32(&shared.squares.of[me.rank * (kColumns / 32) + me.warp]);
+    if (me.lane < kRanks)
+      cuda::peer_put(cuda::peer(mailbox, me.lane), sum,
+                     cuda::peer(cuda::s32(&shared.inbox), me.lane));
+  }
   __syncthreads();  // the block's values are there
   if (me.warp > 0) return;
   cuda::mb_wait_cluster(&shared.inbox, turn & 1);
@@ -244,7 +169,7 @@ __device__ __forceinline__ void make_of_rows(const Call& call, LongMemory<kStage
     const float4 all = *reinterpret_cast<const float4*>(shared.pooled + thread * kQuad);
     pooled = {all.x, all.y, all.z, all.w};
   }
-  finish<R>(call, steps, pooled, token, goal, at, [&](float) { return sum_of_squares(shared); });
+  finish<R>(call, steps, pooled, token, goal, at, [&](float) { return shared.squares.sum(); });
 }
 
 // Makes the entry that `token` closes, if it closes one that is to be made, and stores those rows
@@ -281,81 +206,18 @@ __device__ __forceinline__ void make_long_entry(const Call& call, LongMemory<kSt
     return cuda::cluster_wait();
   }
   if (stores) shared.tokens.stored[other - store_from] = true;
-  make_of_rows<Way::kAny>(call, shared, me, mine, goal, token, last, turn);
+  make_of_rows<false>(call, shared, me, mine, goal, token, last, turn);
   ++turn;
   __syncthreads();  // what the blocks exchanged is read
 }
 
-// What the compiler may know of a call; it leaves the rest where it is.
-__device__ __forceinline__ Call known(const Call& call) {
-  Call of = call;
-  of.p.ratio = kWindow;
-  of.p.width = R::kDim;
-  of.p.overlap = false;
-  of.p.rows_are_bf16 = false;
-  return of;
-}
-
-// The tokens of a cluster that are neither a token alone nor a window.
+// The tokens of a cluster that are no window.
 template <int kStages>
 __device__ __noinline__ void take_any(const Call& call, LongMemory<kStages>& shared, Place me) {
   uint32_t turn = 0;
   take_tokens<Load::kFloats>(
       call, shared.tokens, me, first_of(call),
       [&](int64_t token, int64_t from) { make_long_entry(call, shared, me, token, from, turn); });
-}
-
-// A thread's own row of the call goes to the state, by the first warp of a block: lanes 16 and more
-// have the scores.
-__device__ __forceinline__ void store_own(const Params& p, const Place& me, const float* row,
-                                          int32_t position, float* place) {
-  const bool scores = me.lane >= kLanes;
-  const int column = me.at + (scores ? kScores : 0);
-  Quad own = load_quad<Load::kFloats>(row, false, column);
-  if (scores && p.bias != nullptr)
-    add_bias<Load::kFloats>(own, p.bias + position % kWindow * p.bias_stride, me.at);
-  store_quad<Load::kFloats>(place + column, own);
-}
-
-// A token that is alone in its run, as in a decode; false: it is not, and nothing is done.
-template <int kStages>
-__device__ __forceinline__ bool take_alone(const Call& call, LongMemory<kStages>& shared,
-                                           const Place& me) {
-  const Params& p = call.p;
-  const int64_t token = blockIdx.x / kRanks;
-  int64_t slot = -1;
-  const Near near =
-      look_near(p, token, me.lane, [&] { slot = load_now(p.slots + token * p.slot_stride); });
-  // In a ring of fewer rows than a window its own row takes the place of one that its entry reads.
-  if (near.has_before || (call.ordered && (near.has_behind || p.block < kWindow))) return false;
-  if (near.position < 0) return true;
-  const auto* own = static_cast<const float*>(p.rows) + token * p.row_stride;
-  const Goal goal = goal_of(p, slot, near.position);
-  if ((static_cast<uint32_t>(near.position) + 1) % kWindow != 0 || !goal.any()) {
-    float* place =
-        me.warp > 0 || near.later ? nullptr : state_row_of(call, near.request, near.position);
-    if (place != nullptr) store_own(p, me, own, near.position, place);
-    return true;
-  }
-  cuda::cluster_arrive();
-  const int row = found_row(me);
-  float* stored = state_row_of(call, near.request, near.position - (kWindow - 1) + row);
-  LongRow mine{stored};
-  if (row == kWindow - 1) mine = {own, near.later ? nullptr : stored, true};
-  const bool missing = mine.from == nullptr;
-  if (missing) mine.from = own;  // which can be asked for
-  ask_first(shared, me, mine.from);
-  if (__syncthreads_or(missing)) {  // the row is stored, and no entry made
-    cuda::copies_wait<0>();
-    if (me.warp == kWarps - 1) {
-      float* place = of_lane(mine.place, kWarpRows - 1);
-      if (place != nullptr) store_own(p, me, own, near.position, place);
-    }
-    cuda::cluster_wait();
-    return true;
-  }
-  make_of_rows<Way::kDecode>(call, shared, me, mine, goal, token, near.position, 0);
-  return true;
 }
 
 // The tokens of a window, as in a prefill; false: they are none, and nothing is done.
@@ -390,13 +252,13 @@ __device__ __forceinline__ bool take_window(const Call& call, LongMemory<kStages
     return false;
   }
   cuda::cluster_arrive();
-  make_of_rows<Way::kWindow>(call, shared, me, mine, goal, token, last, 0);
+  make_of_rows<true>(call, shared, me, mine, goal, token, last, 0);
   return true;
 }
 
-// kWindows: a cluster has the tokens of a window; else one.
-template <int kStages, int kBlocks, bool kWindows>
-__global__ void __launch_bounds__(kThreads, kBlocks) c128a_rows(const __grid_constant__ Call call) {
+template <int kStages, int kBlocks>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    c128a_windows(const __grid_constant__ Call call) {
   extern __shared__ float4 memory[];
   auto& shared = *reinterpret_cast<LongMemory<kStages>*>(memory);
   const Call of = known(call);
@@ -405,15 +267,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks) c128a_rows(const __grid_con
     cuda::mb_init(&shared.inbox, 1);
     cuda::fence_barrier_init();
   }
-  if (kWindows ? take_window(of, shared, me) : take_alone(of, shared, me)) return;
-  take_any(call, shared, me);
+  if (!take_window(of, shared, me)) take_any(call, shared, me);
 }
 
 template <int kStages, int kBlocks>
 void launch(const Call& call) {
-  const auto kernel =
-      call.tokens > 1 ? c128a_rows<kStages, kBlocks, true> : c128a_rows<kStages, kBlocks, false>;
-  launch_clusters(kernel, call, sizeof(LongMemory<kStages>));
+  launch_clusters(c128a_windows<kStages, kBlocks>, call, sizeof(LongMemory<kStages>));
 }
 
 }  // namespace
@@ -428,6 +287,10 @@ bool long_rows(const Call& call, Load load) noexcept {
       p.cache.format != many::R::kFormat)
     return false;
   if (p.state == nullptr) return false;
+  if (call.tokens == 1) {
+    many::long_decode(call);
+    return true;
+  }
   constexpr int kFew = 3, kMany = 4;  // blocks of a multiprocessor
   const int units = cuda::multiprocessors(p.device.index) / many::kRanks;
   const int64_t needed = ceil_div(p.tokens, int64_t{call.tokens});

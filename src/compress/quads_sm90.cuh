@@ -107,6 +107,13 @@ __device__ __forceinline__ float exp_of(float x) {
   return y;
 }
 
+// A lane's pointer, by all lanes of a warp.
+template <class T>
+__device__ __forceinline__ T* from_lane(T* pointer, int lane) {
+  const auto bits = reinterpret_cast<unsigned long long>(pointer);
+  return reinterpret_cast<T*>(__shfl_sync(~0u, bits, lane));
+}
+
 // A softmax over some rows, for one value.
 struct Pool {
   float largest = -INFINITY, whole = 0, sum = 0;

@@ -52,37 +52,6 @@ __device__ __forceinline__ Quad quad_of(const uint2& raw) {
 constexpr int kSlots = 3;
 constexpr int blocks_of(int ratio) { return ratio == 2 ? 7 : 4; }
 
-// The part of the rows before token `first` that its entry takes: of the window before.
-template <Load kLoad, int kRatio>
-__device__ __forceinline__ bool pool_before(const Params& p, int64_t first, int64_t start,
-                                            int64_t request, int lane, int at, QuadPool& before) {
-  const int64_t values_width = values_of(p);
-  const int away = kRatio - lane;
-  const bool needed = lane < kRatio;
-  const bool called = needed && is_neighbour(p, first, first - away, start - away);
-  const void* mine = nullptr;
-  if (called)
-    mine = static_cast<const std::byte*>(p.rows) +
-           (first - away) * p.row_stride * (kLoad == Load::kBf16 ? 2 : 4);
-  else if (needed) mine = state_row(p, request, start - away);
-  if (__any_sync(~0u, needed && mine == nullptr)) return false;
-  const unsigned of_call = __ballot_sync(~0u, called);
-  Quad values[kRatio], scores[kRatio];
-#pragma unroll
-  for (int i = 0; i < kRatio; ++i) {
-    const void* row = from_lane(mine, i);
-    const bool is_bf16 = of_call >> i & 1;
-    values[i] = load_quad<kLoad>(row, is_bf16, at);
-    scores[i] = load_quad<kLoad>(row, is_bf16, values_width + at);
-  }
-#pragma unroll
-  for (int i = 0; i < kRatio; ++i)
-    if (p.bias != nullptr && (of_call >> i & 1))
-      add_bias<kLoad>(scores[i], p.bias + i * p.bias_stride, at);
-  before = pool_of(values, scores, kRatio);
-  return true;
-}
-
 // Tokens [first, first + count) if they are whole windows of one request; false if they are not.
 template <Load kLoad, int kWarps, int kRatio, class R>
 __device__ __forceinline__ bool stream(const Call& call, Team<kWarps>& team, int64_t first,
@@ -253,9 +222,8 @@ void launch(const Call& call) {
 
 template <Load kLoad, int kWarps, int kRatio>
 void launch_for(const Call& call) {
-  using R = std::conditional_t<kWarps == 1, IndexKeys, V4Fp8>;
-  if constexpr (kLoad == Load::kFloats)
-    if (is_usual(call)) return launch<kLoad, kWarps, kRatio, R>(call);
+  if constexpr (kLoad == Load::kFloats && kWarps > 1)  // index keys: overlap_sm90.cu
+    if (is_usual(call)) return launch<kLoad, kWarps, kRatio, V4Fp8>(call);
   launch<kLoad, kWarps, kRatio, void>(call);
 }
 
