@@ -22,19 +22,7 @@ using internal::attend::Problem;
 using internal::attend::Results;
 using testing::Guarded;
 
-class AttendOnCpu : public ::testing::TestWithParam<std::string> {
- protected:
-  void SetUp() override {
-    if (const std::string why = testing::why_not("attend", GetParam()); !why.empty())
-      GTEST_SKIP() << why;
-  }
-  AttendArgs args(Problem& p, Results& r) const {
-    AttendArgs a = p.args();
-    r.attach(a);
-    a.target.kernel = GetParam().c_str();
-    return a;
-  }
-};
+using AttendOnCpu = internal::attend::KernelTest;
 
 // Pages 3 GB apart: offsets beyond 32 bits.
 TEST_P(AttendOnCpu, FarPages) {

@@ -26,21 +26,14 @@ void measure(bench::Runner& runner, CacheFormat format, int64_t tokens, bool in_
   }
 }
 
-void measure_projection_in_order(bench::Runner& runner, CacheFormat format, int64_t tokens) {
-  const bench::Sizes sizes{
-      .batch = tokens, .context = 8192, .in_order = true, .device = runner.device()};
-  bench::Case c{.name =
-                    fmt::format("{} tokens of a projection, {} in order", tokens, name_of(format))};
-  c.batch = tokens;
-  c.s_q = 1;
-  if (!runner.wants(c)) return;
-  bench::WriteProjectionsProblem problem(sizes, format);
-  c.bytes = problem.bytes();
-  for (const std::string& kernel : runner.kernels()) {
-    c.kernel = kernel;
-    problem.args.target.kernel = kernel.c_str();
-    runner.measure(c, [&] { write(problem.args); });
-  }
+void measure_projection(bench::Runner& runner, CacheFormat format, bool in_order) {
+  const auto problem = [=](bench::Sizes sizes) {
+    sizes.in_order = in_order;
+    return bench::WriteProjectionsProblem(sizes, format);
+  };
+  const char* order = in_order ? " in order" : "";
+  bench::measure_tokens(runner, fmt::format("of a projection, {}{}", name_of(format), order), 1,
+                        problem, write);
 }
 
 void measure_gather(bench::Runner& runner, const Model& model, int64_t tokens) {
@@ -64,16 +57,12 @@ void measure_gather(bench::Runner& runner, const Model& model, int64_t tokens) {
 const bench::Suite suite("write", "default", [](bench::Runner& runner) {
   for (const CacheFormat format : cache_formats())
     for (const int64_t tokens : {1, 16, 4096}) measure(runner, format, tokens);
-  for (const CacheFormat format :
-       {CacheFormat::kV32Fp8, CacheFormat::kV4Fp8, CacheFormat::kIndexKeys})
-    bench::measure_tokens(
-        runner, fmt::format("of a projection, {}", name_of(format)), 1,
-        [=](const bench::Sizes& s) { return bench::WriteProjectionsProblem(s, format); }, write);
+  constexpr CacheFormat kProjected[] = {CacheFormat::kV32Fp8, CacheFormat::kV4Fp8,
+                                        CacheFormat::kIndexKeys};
+  for (const CacheFormat format : kProjected) measure_projection(runner, format, false);
   if (!runner.on_cuda()) {
     for (const CacheFormat format : cache_formats()) measure(runner, format, 4096, true);
-    for (const CacheFormat format :
-         {CacheFormat::kV32Fp8, CacheFormat::kV4Fp8, CacheFormat::kIndexKeys})
-      measure_projection_in_order(runner, format, 4096);
+    for (const CacheFormat format : kProjected) measure_projection(runner, format, true);
     return;
   }
   for (const Model& model : {kV32, kV4})

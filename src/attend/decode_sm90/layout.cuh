@@ -159,7 +159,7 @@ struct ConfigOf {
   static constexpr int kNopeTiles = Row::kNope / (Row::kCodes ? 128 : 64);
   static constexpr int kQTiles = kNopeTiles + 1;
   static constexpr int kStageBytes = kRows * kPitch;
-  // Whether RoPE's bf16 columns are part of V: weigh then makes fp16 of them.
+  // Whether RoPE's bf16 columns are part of V: score then makes fp16 of them (rope.cuh).
   static constexpr bool kRopeInV = Row::kFp8 && Row::kV > Row::kNope;
   // Whether there is a second path for scales that fp16 cannot carry (exact.cuh).
   static constexpr bool kHasExactPath = Row::kFp8 && !kRopeInV && !Row::kCodes;
