@@ -31,8 +31,8 @@ struct NormArgs {
 };
 
 // out = bf16(normalised x * weight + bias), fp32 with one rounding at the end. A row's result does
-// not depend on the others. Squares are summed in fp32, but by the reference: a row whose squares
-// sum to 3.4e38 (one value above 1.8e19) counts as zeros. Cost: one pass over x.
+// not depend on the others. Every kernel but the reference sums squares in fp32: there a row whose
+// squares reach 3.4e38 (one value above 1.8e19) becomes zeros. Cost: one pass over x.
 void norm(const NormArgs& args);
 
 }  // namespace winnow
