@@ -22,7 +22,7 @@ enum {
 };
 
 /* Message of this thread's last call that failed: "stage: argument: expected ..., found ...". Empty
- * when none did. Valid until this thread's next failure. */
+ * when none did. Valid until this thread's next failure or its end; atexit() handlers ask again. */
 const char* winnow_last_error(void);
 
 /* ---- Views (<winnow/tensor.h>) ------------------------------------------------------------- */

@@ -1,6 +1,7 @@
 #include "c_api/common.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <exception>
 #include <new>
 #include <string>
@@ -20,15 +21,42 @@ static_assert(int(ErrorCode::kInvalidArgument) == WINNOW_INVALID_ARGUMENT &&
               int(ErrorCode::kUnsupported) == WINNOW_UNSUPPORTED &&
               int(ErrorCode::kRuntime) == WINNOW_RUNTIME);
 
-thread_local std::string last_error;
+// A thread's string is destroyed before the process runs its atexit() handlers and static
+// destructors, which may still call winnow and ask why a call failed. From then on messages are
+// kept in plain memory, cut to its size.
+thread_local char late_error[512] = "";
+thread_local bool string_is_gone = false;
+
+struct LastError {
+  std::string text;
+  LastError() = default;
+  LastError(const LastError&) = delete;
+  LastError& operator=(const LastError&) = delete;
+  ~LastError() {
+    keep_late(text.c_str());
+    string_is_gone = true;
+  }
+  static void keep_late(const char* message) noexcept {
+    std::snprintf(late_error, sizeof(late_error), "%s", message);
+  }
+};
+thread_local LastError last_error;
 
 winnow_status keep(winnow_status status, const char* message) noexcept {
+  if (string_is_gone) {
+    LastError::keep_late(message);
+    return status;
+  }
   try {
-    last_error = message;
+    last_error.text = message;
   } catch (const std::bad_alloc&) {
-    last_error.clear();  // no memory even for the message
+    last_error.text.clear();  // no memory even for the message
   }
   return status;
+}
+
+const char* message_of_last_error() noexcept {
+  return string_is_gone ? late_error : last_error.text.c_str();
 }
 
 }  // namespace
@@ -75,5 +103,5 @@ std::span<const int32_t> In::operator()(const winnow_ints& v, const char* argume
 }  // namespace winnow::internal::c_api
 
 extern "C" const char* winnow_last_error(void) {
-  return winnow::internal::c_api::last_error.c_str();
+  return winnow::internal::c_api::message_of_last_error();
 }

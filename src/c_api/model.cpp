@@ -17,9 +17,10 @@ CacheFormat checked(winnow_format format, const In& in) {
   return in.choice(format, "format", CacheFormat::kIndexKeysBf16);
 }
 
-// The table does not change while the process lives.
+// The table does not change while the process lives, and is never destroyed: static destructors may
+// still read it.
 const std::vector<winnow::KernelInfo>& kernels() {
-  static const std::vector<winnow::KernelInfo> table = winnow::support();
+  static const auto& table = *new const std::vector<winnow::KernelInfo>(winnow::support());
   return table;
 }
 
@@ -119,7 +120,7 @@ const char* winnow_version(void) { return winnow::version(); }
 const char* winnow_cpu_name(void) {
   const char* name = nullptr;
   guarded("support", [&](const In&) {
-    static const std::string text = winnow::cpu_name();
+    static const auto& text = *new const std::string(winnow::cpu_name());
     name = text.c_str();
   });
   return name;

@@ -38,8 +38,9 @@ std::string shape_of(const Tensor& t) {
 }
 
 namespace {
-// Made while there is memory: copying it takes none.
-const Error no_memory_for_words(ErrorCode::kRuntime, "winnow: out of memory");
+// Made while there is memory: copying it takes none. Never destroyed, as static destructors may
+// make calls.
+const Error& no_memory_for_words = *new const Error(ErrorCode::kRuntime, "winnow: out of memory");
 }  // namespace
 
 void out_of_memory(const char* stage) {

@@ -15,7 +15,8 @@ namespace {
 // Throws if no kernel, or no stage for one of its own, has the name: WINNOW_KERNEL is misspelt, and
 // would be ignored.
 void check_known(std::string_view name, bool stage, std::string_view item) {
-  static const std::vector<KernelInfo> all = support();
+  // Never destroyed: static destructors may still make calls.
+  static const auto& all = *new const std::vector<KernelInfo>(support());
   for (const KernelInfo& k : all)
     if (stage ? name == k.stage : means(name, k.kernel)) return;
   throw Error(ErrorCode::kInvalidArgument,

@@ -1,0 +1,35 @@
+/* Calls from atexit() handlers: the messages of failed calls and the names of kernels are still
+ * there when the process ends. */
+#include <stdlib.h>
+
+#include "c_testing.h"
+
+static winnow_kernel_info first;
+static char first_kernel[64], cpu[256];
+
+static void at_exit(void) {
+  /* The message of main()'s last failure, then those of calls that fail now. */
+  CHECK(strstr(winnow_last_error(), "norm: x: expected [any, any] bf16, found nothing"));
+  winnow_locate_args locate = WINNOW_LOCATE_ARGS_INIT;
+  INVALID(winnow_locate(&locate), "locate: ids: expected [any, any] int32, found nothing");
+  winnow_select_args select = WINNOW_SELECT_ARGS_INIT;
+  INVALID(winnow_select(&select), "select: logits: expected [any, any] f32, found nothing");
+
+  /* Registered before these were asked for first, so what they hold would be destroyed by now. */
+  CHECK(strcmp(first.kernel, first_kernel) == 0);
+  winnow_kernel_info again;
+  OK(winnow_support(0, &again));
+  CHECK(again.kernel == first.kernel);
+  CHECK(strcmp(winnow_cpu_name(), cpu) == 0);
+  if (failures) _Exit(1);
+}
+
+int main(void) {
+  CHECK(atexit(at_exit) == 0);
+  OK(winnow_support(0, &first));
+  snprintf(first_kernel, sizeof(first_kernel), "%s", first.kernel);
+  snprintf(cpu, sizeof(cpu), "%s", winnow_cpu_name());
+  winnow_norm_args norm = WINNOW_NORM_ARGS_INIT;
+  INVALID(winnow_norm(&norm), "norm: x: expected [any, any] bf16, found nothing");
+  return failures != 0;
+}
