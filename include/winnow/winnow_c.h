@@ -32,8 +32,10 @@ typedef struct winnow_write_args {
   winnow_target target;
   winnow_prologue prologue; /* all zero: rows are stored as they are */
 } winnow_write_args;
+/* clang-format off */
 #define WINNOW_WRITE_ARGS_INIT \
-  { .struct_size = sizeof(winnow_write_args) }
+  {.struct_size = sizeof(winnow_write_args), .prologue = {.norm = {.eps = 1e-6f}}}
+/* clang-format on */
 winnow_status winnow_write(const winnow_write_args* args);
 
 typedef struct winnow_gather_args {
@@ -268,9 +270,9 @@ typedef struct winnow_indexer {
   winnow_tensor q, weights;  /* [T, H_I, 128] e4m3, [T, H_I] f32 */
 } winnow_indexer;
 
-/* V4's steps between projections and the stages; given by rope.table. All zero: none. */
+/* V4's steps between projections and the stages; given by rope.table. */
 typedef struct winnow_compressor {
-  winnow_tensor rows; /* [T, ...] f32 or bf16 */
+  winnow_tensor rows; /* [T, ...] f32 or bf16; all zero: no such step */
   bool overlap, gate;
   winnow_tensor bias;
   winnow_tensor state_rows, state_table;
@@ -313,8 +315,14 @@ typedef struct winnow_pipeline_args {
   winnow_tensor ids; /* [T, K] int32, optional: the indexer's choice; without indexer.q an input */
   winnow_select_blocks blocks;
 } winnow_pipeline_args;
-#define WINNOW_PIPELINE_ARGS_INIT \
-  { .struct_size = sizeof(winnow_pipeline_args), .scale = WINNOW_NOT_GIVEN }
+/* clang-format off */
+#define WINNOW_PIPELINE_ARGS_INIT                                                                 \
+  {.struct_size = sizeof(winnow_pipeline_args), .scale = WINNOW_NOT_GIVEN,                        \
+   .steps = {.kv_norm = {.eps = 1e-6f}, .q_norm = {.eps = 1e-6f},                                 \
+             .states = {.gate = true, .norm = {.kind = WINNOW_RMS_NORM, .eps = 1e-6f}},           \
+             .index = {.gate = true, .norm = {.kind = WINNOW_RMS_NORM, .eps = 1e-6f}},            \
+             .index_factor = 1.0f}}
+/* clang-format on */
 winnow_status winnow_pipeline(const winnow_pipeline_args* args);
 winnow_status winnow_pipeline_workspace_bytes(const winnow_plan* plan, size_t* out);
 

@@ -29,8 +29,12 @@ typedef struct winnow_norm_args {
   winnow_norm_rows rows[2]; /* the second is optional */
   winnow_target target;
 } winnow_norm_args;
-#define WINNOW_NORM_ARGS_INIT \
-  { .struct_size = sizeof(winnow_norm_args) }
+/* clang-format off */
+#define WINNOW_NORM_ARGS_INIT                                                    \
+  {.struct_size = sizeof(winnow_norm_args),                                      \
+   .rows = {{.norm = {.kind = WINNOW_RMS_NORM, .eps = 1e-6f}},                   \
+            {.norm = {.kind = WINNOW_RMS_NORM, .eps = 1e-6f}}}}
+/* clang-format on */
 winnow_status winnow_norm(const winnow_norm_args* args);
 
 /* ---- rotate, rope_table (<winnow/rotate.h>) ------------------------------------------------ */
@@ -83,8 +87,10 @@ typedef struct winnow_prepare_query_args {
   winnow_tensor out; /* [T, H, d] bf16 */
   winnow_target target;
 } winnow_prepare_query_args;
+/* clang-format off */
 #define WINNOW_PREPARE_QUERY_ARGS_INIT \
-  { .struct_size = sizeof(winnow_prepare_query_args) }
+  {.struct_size = sizeof(winnow_prepare_query_args), .norm = {.eps = 1e-6f}}
+/* clang-format on */
 winnow_status winnow_prepare_query(const winnow_prepare_query_args* args);
 
 typedef struct winnow_index_query_args {

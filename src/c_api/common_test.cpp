@@ -1,7 +1,11 @@
 // Argument structs of the C ABI: the sizes of every published version are taken, others are not.
+// And the macros that set up such structs give them the defaults of the C++ structs.
 #include "c_api/common.h"
 
 #include <gtest/gtest.h>
+
+#include "c_api/layers.h"
+#include "winnow/pipeline.h"
 
 extern "C" {
 // A struct that got a member after it was published first.
@@ -67,6 +71,35 @@ TEST(StructSize, OthersAreRefusedWithTheMacrosName) {
               std::string::npos)
         << winnow_last_error();
   }
+}
+
+void expect_same(const winnow_norm_step& given, const Norm& expected) {
+  const Norm norm = norm_of(given, In("defaults"));
+  EXPECT_EQ(norm.kind, expected.kind);
+  EXPECT_EQ(norm.eps, expected.eps);
+}
+
+TEST(Defaults, Norms) {
+  const winnow_norm_args norm = WINNOW_NORM_ARGS_INIT;
+  for (int i = 0; i < 2; ++i) expect_same(norm.rows[i].norm, NormArgs{}.rows[i].norm);
+  const winnow_prepare_query_args query = WINNOW_PREPARE_QUERY_ARGS_INIT;
+  expect_same(query.norm, PrepareQueryArgs{}.norm);
+  const winnow_write_args write = WINNOW_WRITE_ARGS_INIT;
+  expect_same(write.prologue.norm, WriteArgs{}.prologue.norm);
+  const winnow_compress_args compress = WINNOW_COMPRESS_ARGS_INIT;
+  expect_same(compress.norm, CompressArgs{}.norm);
+}
+
+TEST(Defaults, StepsOfAPipeline) {
+  const winnow_pipeline_args c = WINNOW_PIPELINE_ARGS_INIT;
+  const LayerSteps expected = PipelineArgs{}.steps;
+  expect_same(c.steps.kv_norm, expected.kv_norm);
+  expect_same(c.steps.q_norm, expected.q_norm);
+  expect_same(c.steps.states.norm, expected.states.norm);
+  expect_same(c.steps.index.norm, expected.index.norm);
+  EXPECT_EQ(c.steps.states.gate, expected.states.gate);
+  EXPECT_EQ(c.steps.index.gate, expected.index.gate);
+  EXPECT_EQ(c.steps.index_factor, expected.index_query.factor);
 }
 
 }  // namespace
