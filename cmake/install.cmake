@@ -22,6 +22,10 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/winnow-config-version.cma
 install(FILES ${PROJECT_BINARY_DIR}/winnow-config.cmake ${PROJECT_BINARY_DIR}/winnow-config-version.cmake
               cmake/FindHighway.cmake DESTINATION ${where})
 
+# The build folder is a package too: find_package(winnow) with -Dwinnow_DIR=build/release.
+export(EXPORT winnow-targets NAMESPACE winnow:: FILE ${PROJECT_BINARY_DIR}/winnow-targets.cmake)
+file(COPY cmake/FindHighway.cmake DESTINATION ${PROJECT_BINARY_DIR})
+
 # `pkg-config winnow`, wherever the installation is moved to. A static library is always linked with what
 # it needs, the C++ runtime for C programs too; a shared one brings it along.
 set(needs " -lhwy -pthread")

@@ -22,6 +22,16 @@ step(${CMAKE_COMMAND} --build ${work}/build)
 step(${work}/build/use_cpp)
 step(${work}/build/use_c)
 
+# The build folder as the package.
+step(${CMAKE_COMMAND} -S ${source} -B ${work}/of_build -G ${generator} -Dwinnow_DIR=${build}
+     "-DCMAKE_PREFIX_PATH=${prefix_path}" -DWINNOW_WANTED=${version} -DCMAKE_C_FLAGS=${flags} -DCMAKE_CXX_FLAGS=${flags})
+step(${CMAKE_COMMAND} --build ${work}/of_build)
+step(${work}/of_build/use_cpp)
+
+# winnow's sources as a folder of another project; compiling them again would take minutes.
+step(${CMAKE_COMMAND} -S ${source}/embedding -B ${work}/embedding -G ${generator}
+     "-DCMAKE_PREFIX_PATH=${prefix_path}" -DWINNOW_SOURCE=${source}/../..)
+
 # A project in C alone.
 step(${CMAKE_COMMAND} -S ${source}/c_only -B ${work}/c_only -G ${generator} "-DCMAKE_PREFIX_PATH=${prefix_path}"
      -DWINNOW_WANTED=${version} -DCMAKE_C_FLAGS=${flags})
