@@ -24,7 +24,8 @@ step(${work}/build/use_c)
 
 # The build folder as the package.
 step(${CMAKE_COMMAND} -S ${source} -B ${work}/of_build -G ${generator} -Dwinnow_DIR=${build}
-     "-DCMAKE_PREFIX_PATH=${prefix_path}" -DWINNOW_WANTED=${version} -DCMAKE_C_FLAGS=${flags} -DCMAKE_CXX_FLAGS=${flags})
+     "-DCMAKE_PREFIX_PATH=${prefix_path}" -DWINNOW_WANTED=${version} -DCMAKE_C_FLAGS=${flags}
+     -DCMAKE_CXX_FLAGS=${flags})
 step(${CMAKE_COMMAND} --build ${work}/of_build)
 step(${work}/of_build/use_cpp)
 
