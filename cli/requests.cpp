@@ -1,8 +1,11 @@
 #include "requests.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #include "core/arithmetic.h"
+#include "core/check.h"
+#include "winnow/error.h"
 
 namespace winnow::cli {
 
@@ -16,6 +19,16 @@ std::vector<int32_t> shuffled(int64_t count, tools::Random& random) {
   for (int64_t i = 0; i < count; ++i) ids[i] = static_cast<int32_t>(i);
   for (int64_t i = count - 1; i > 0; --i) std::swap(ids[i], ids[random.draw(0, i)]);
   return ids;
+}
+
+// Pages for every request's longest sequence. Slots are int32; more of them are refused before the
+// ids of millions of pages are drawn.
+int64_t checked_pages(const Limits& limits, int32_t width) {
+  const int64_t pages = int64_t{width} * limits.requests, tokens = pages * limits.page;
+  if (tokens > INT32_MAX)
+    throw Error(ErrorCode::kInvalidArgument, cat("--context: expected at most ", INT32_MAX,
+                                                 " tokens of all --requests, found ", tokens));
+  return pages;
 }
 
 void take(std::vector<int32_t>& from, std::vector<int32_t>& to, int32_t count) {
@@ -32,7 +45,7 @@ Requests::Requests(const Limits& limits, uint64_t seed)
       state_width_(limits.ratio > 1
                        ? pages_for(std::max(limits.context / limits.ratio, 1), limits.page)
                        : 0),
-      pages_(int64_t{width_} * limits.requests),
+      pages_(checked_pages(limits, width_)),
       state_pages_(int64_t{state_width_} * limits.requests),
       free_pages_(shuffled(pages_, random_)),
       free_state_pages_(shuffled(state_pages_, random_)) {}

@@ -50,6 +50,8 @@ TEST_F(Cli, BadUsageIsNamed) {
   expect("verify", {"path"});
   expect("run --steps 1 --seed -1", {"--seed", "expected 0 or more, found -1"});
   expect("attend --seed -1", {"--seed", "-1"});
+  expect("run --context 16777216 --requests 4096",
+         {"--context: expected at most 2147483647", "--requests", "68719476736"});
   expect("bench locate --after code", {"after", "CUDA"});
   expect("bench --runs 0", {"--runs", "not in range"});
   expect("locate --repeat 0", {"--repeat", "not in range"});
