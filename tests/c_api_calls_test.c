@@ -282,6 +282,10 @@ static void layers(void) {
   OK(winnow_compress(&compress));
   CHECK(from_bf16(latent[512]) == 1 && from_bf16(out[0]) == 1 && from_bf16(out[448]) == -1);
   CHECK(state[0] == 4 && state[512] == 0); /* the ring's one row: position 1 */
+  /* A cache without a page is not one that was left out: its entries would be lost. */
+  compress.cache.page = 0;
+  INVALID(winnow_compress(&compress), "compress: cache.page: expected 1 to 2147483647, found 0");
+  compress.cache = write.cache;
   compress.ratio = 0;
   INVALID(winnow_compress(&compress), "ratio");
 }

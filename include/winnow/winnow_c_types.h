@@ -78,7 +78,7 @@ typedef struct winnow_cache { /* all zero: not given */
   void* data;
   winnow_format format;
   int64_t pages;
-  int32_t page;        /* tokens per page */
+  int32_t page;        /* tokens per page; no default: a cache with data needs it */
   int64_t page_stride; /* bytes; 0 means winnow_page_bytes() */
 } winnow_cache;
 

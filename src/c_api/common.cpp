@@ -87,6 +87,9 @@ Tensor In::operator()(const winnow_tensor& t, const char* argument) const {
 }
 
 Cache In::operator()(const winnow_cache& c, const char* argument) const {
+  // Data but no page: a field forgotten as well. Optional caches would count as not given.
+  if (c.data && c.page < 1)
+    check_.range(c.page, std::string(cat(argument, ".page")).c_str(), 1, INT32_MAX);
   return {c.data, choice(c.format, argument, CacheFormat::kIndexKeysBf16, ".format"), c.pages,
           c.page, c.page_stride};
 }
