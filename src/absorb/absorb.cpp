@@ -2,18 +2,21 @@
 // kernel.
 #include "winnow/absorb.h"
 
+#include <atomic>
 #include <vector>
 
 #include "absorb/kernel.h"
 #include "core/arithmetic.h"
 #include "core/check.h"
+#include "core/made_once.h"
 
 namespace winnow {
 
 namespace internal::absorb {
 
 std::span<const AbsorbKernel> kernels() {
-  static const auto table = [] {
+  static std::atomic<const std::vector<AbsorbKernel>*> table{nullptr};
+  return made_once(table, [] {
     std::vector<AbsorbKernel> rows;
 #ifdef WINNOW_WITH_CUDA
     for (const AbsorbKernel& row : sm90::kernels()) rows.push_back(row);
@@ -22,8 +25,7 @@ std::span<const AbsorbKernel> kernels() {
     rows.push_back(
         {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference::absorb});
     return rows;
-  }();
-  return table;
+  });
 }
 
 std::span<const DequantizeKernel> dequantize_kernels() {

@@ -1,10 +1,12 @@
 // Models, formats and what this build can do, in C.
 #include "winnow/model.h"
 
+#include <atomic>
 #include <string>
 #include <vector>
 
 #include "c_api/common.h"
+#include "core/made_once.h"
 #include "winnow/support.h"
 
 using winnow::CacheFormat;
@@ -17,11 +19,10 @@ CacheFormat checked(winnow_format format, const In& in) {
   return in.choice(format, "format", CacheFormat::kIndexKeysBf16);
 }
 
-// The table does not change while the process lives, and is never destroyed: static destructors may
-// still read it.
+// The table does not change while the process lives.
 const std::vector<winnow::KernelInfo>& kernels() {
-  static const auto& table = *new const std::vector<winnow::KernelInfo>(winnow::support());
-  return table;
+  static std::atomic<const std::vector<winnow::KernelInfo>*> table{nullptr};
+  return winnow::made_once(table, winnow::support);
 }
 
 }  // namespace
@@ -120,8 +121,8 @@ const char* winnow_version(void) { return winnow::version(); }
 const char* winnow_cpu_name(void) {
   const char* name = nullptr;
   guarded("support", [&](const In&) {
-    static const auto& text = *new const std::string(winnow::cpu_name());
-    name = text.c_str();
+    static std::atomic<const std::string*> text{nullptr};
+    name = winnow::made_once(text, winnow::cpu_name).c_str();
   });
   return name;
 }

@@ -1,11 +1,13 @@
 #include "core/kernel_table.h"
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
 #include <vector>
 
 #include "core/check.h"
+#include "core/made_once.h"
 #include "winnow/error.h"
 
 namespace winnow::internal::core::detail {
@@ -15,9 +17,8 @@ namespace {
 // Throws if no kernel, or no stage for one of its own, has the name: WINNOW_KERNEL is misspelt, and
 // would be ignored.
 void check_known(std::string_view name, bool stage, std::string_view item) {
-  // Never destroyed: static destructors may still make calls.
-  static const auto& all = *new const std::vector<KernelInfo>(support());
-  for (const KernelInfo& k : all)
+  static std::atomic<const std::vector<KernelInfo>*> all{nullptr};
+  for (const KernelInfo& k : made_once(all, support))
     if (stage ? name == k.stage : means(name, k.kernel)) return;
   throw Error(ErrorCode::kInvalidArgument,
               cat("WINNOW_KERNEL: expected kernel or stage=kernel, as `winnow support` lists them, "

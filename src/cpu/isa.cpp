@@ -1,5 +1,6 @@
 #include "cpu/isa.h"
 
+#include <atomic>
 #include <cstring>
 
 #if defined(__x86_64__)
@@ -11,6 +12,7 @@
 #endif
 
 #include "core/check.h"
+#include "core/made_once.h"
 #include "winnow/support.h"
 
 namespace winnow::internal::cpu {
@@ -72,8 +74,8 @@ Isa detect() {
 }  // namespace
 
 const Isa& isa() {
-  static const Isa r = detect();
-  return r;
+  static std::atomic<const Isa*> found{nullptr};
+  return made_once(found, detect);
 }
 
 }  // namespace winnow::internal::cpu

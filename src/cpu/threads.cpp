@@ -166,14 +166,22 @@ class Pool {
 
 std::atomic<Pool*> pool{nullptr};
 
+// Before there is a pool. Without a lock, which the child of a fork() at this moment would find
+// closed: threads that come here together all prepare, and nothing is wrong with twice.
+void prepare() {
+  static std::atomic<bool> prepared{false};
+  if (prepared.load(std::memory_order_acquire)) return;
+  pin_library();
+  pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr); });
+  prepared.store(true, std::memory_order_release);
+}
+
 // Worker threads do not survive fork(): the child starts a pool of its own when it first needs one.
 // Null when there is no memory for one.
 Pool* the_pool() {
   Pool* p = pool.load(std::memory_order_acquire);
   if (!p) {
-    static const int registered =
-        (pin_library(), pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr); }));
-    (void)registered;
+    prepare();
     Pool* fresh = new (std::nothrow) Pool(threads());
     if (!fresh) return nullptr;
     if (pool.compare_exchange_strong(p, fresh)) return fresh;  // lives until the process ends
@@ -185,8 +193,11 @@ Pool* the_pool() {
 }  // namespace
 
 int threads() {
-  static const int n = default_threads();
-  return n;
+  static std::atomic<int> known{0};
+  int n = known.load(std::memory_order_acquire);
+  if (n > 0) return n;
+  const int found = default_threads();
+  return known.compare_exchange_strong(n, found) ? found : n;
 }
 
 namespace detail {

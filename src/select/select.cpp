@@ -2,9 +2,11 @@
 #include "winnow/select.h"
 
 #include <algorithm>
+#include <atomic>
 #include <vector>
 
 #include "core/check.h"
+#include "core/made_once.h"
 #include "select/kernel.h"
 #include "winnow/plan.h"
 
@@ -13,7 +15,8 @@ namespace winnow {
 namespace internal::select {
 
 std::span<const SelectKernel> kernels() {
-  static const auto table = [] {
+  static std::atomic<const std::vector<SelectKernel>*> table{nullptr};
+  return made_once(table, [] {
     std::vector<SelectKernel> rows;
 #ifdef WINNOW_WITH_CUDA
     for (const SelectKernel& row : sm90_kernels()) rows.push_back(row);
@@ -22,8 +25,7 @@ std::span<const SelectKernel> kernels() {
     rows.push_back(
         {{"reference", DeviceKind::kCpu, true, detail::any_machine}, nullptr, reference});
     return rows;
-  }();
-  return table;
+  });
 }
 
 namespace {
