@@ -99,6 +99,8 @@ void bench_over_ranks(const RankedBench& b) {
     for (const std::string& line : start_ranks("bench parallel", job).lines)
       rows.push_back(ordered_json::parse(line));
   }
+  if (rows.empty())
+    throw Error(ErrorCode::kUnsupported, "bench: no case of parallel matches what was asked for");
   std::sort(rows.begin(), rows.end(), [](const ordered_json& x, const ordered_json& y) {
     return std::tie(x.at("case"), x.at("ranks")) < std::tie(y.at("case"), y.at("ranks"));
   });

@@ -157,6 +157,10 @@ void print_json(const RunOptions& o, const Layer& layer, const Counts& n, bool o
 int run_ranked(const RunOptions& o) {
   if (o.model != "v32")
     throw Error(ErrorCode::kUnsupported, "run: --ranks: expected --model v32, found " + o.model);
+  if (o.heads % o.ranked.ranks != 0)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("run: --heads: expected a multiple of --ranks {}, found {}",
+                            o.ranked.ranks, o.heads));
   RankedRun r = o.ranked;
   r.json = o.json;
   const auto add = [&](const char* name, int64_t value) {

@@ -129,7 +129,7 @@ RankOutput start_ranks(const std::string& command, const RankJob& job) {
   std::istringstream lines(ended.out);
   for (std::string line; std::getline(lines, line);)
     if (line.starts_with('{')) output.lines.push_back(line);
-  if (output.lines.empty() || (ended.status != 0 && ended.status != 1))
+  if (ended.status != 0 && (output.lines.empty() || ended.status != 1))
     throw Error(ErrorCode::kRuntime,
                 fmt::format("{}: {} ended with status {}", command, joined(words), ended.status));
   for (const std::string& line : output.lines) {
@@ -148,6 +148,7 @@ int run_over_ranks(const RankedRun& run) {
   job.words.insert(job.words.end(), {"--interleave", std::to_string(run.interleave)});
   job.words.insert(job.words.end(), run.options.begin(), run.options.end());
   const RankOutput output = start_ranks("run", job);
+  if (output.lines.empty()) throw Error(ErrorCode::kRuntime, "run: winnow-ranks printed no result");
   const nlohmann::json r = nlohmann::json::parse(output.lines.front());
   if (run.json) {
     fmt::print("{}\n", output.lines.front());

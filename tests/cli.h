@@ -36,7 +36,11 @@ class Cli : public ::testing::Test {
     return {std::istreambuf_iterator<char>(stream), {}};
   }
   Output run(const std::string& arguments, const std::string& environment = {}) const {
-    const std::string command = environment + " '" + WINNOW_PROGRAM + "' " + arguments + " >'" +
+    return start(WINNOW_PROGRAM, arguments, environment);
+  }
+  Output start(const std::string& program, const std::string& arguments,
+               const std::string& environment = {}) const {
+    const std::string command = environment + " '" + program + "' " + arguments + " >'" +
                                 path("out") + "' 2>'" + path("err") + "'";
     const int status = std::system(command.c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, text_of(path("out")),

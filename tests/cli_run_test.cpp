@@ -51,9 +51,32 @@ TEST_F(Cli, RunsOverRanks) {
   const Output none = run("run --ranks 2" + small, "PATH=/nowhere");
   EXPECT_EQ(none.code, 2);
   expect_in(none.err, {"no mpirun in PATH", "install", "mpirun -n 2", "winnow-ranks run"});
+  const Output uneven = run("run --ranks 3 --spread heads" + small);
+  EXPECT_EQ(uneven.code, 2);
+  EXPECT_EQ(uneven.err, "winnow: error: run: --heads: expected a multiple of --ranks 3, found 4\n");
   const Output v4 = run("run --ranks 2 --model v4" + small);
   EXPECT_EQ(v4.code, 2);
   expect_in(v4.err, {"--ranks", "v32"});
+}
+
+// By hand, without a launcher: a group of one.
+TEST_F(Cli, RanksNameBadWords) {
+  const std::string program = WINNOW_PROGRAM "-ranks";
+  if (!std::filesystem::exists(program)) GTEST_SKIP() << "built without MPI";
+  const Output help = start(program, "--help");
+  EXPECT_EQ(help.code, 0);
+  expect_in(help.out, {"mpirun -n N winnow-ranks run", "step-tokens", "milliseconds"});
+  const auto expect = [&](const std::string& arguments, const char* words) {
+    const Output o = start(program, arguments);
+    EXPECT_EQ(o.code, 2) << arguments;
+    EXPECT_EQ(o.err, "winnow-ranks: error: " + std::string(words) + "\nSee winnow-ranks --help.\n");
+  };
+  expect("", "expected run or bench, found ''");
+  expect("run --step 3", "unknown option '--step'");
+  expect("run 3", "unknown option '3'");
+  expect("run --steps", "--steps: expected a value");
+  expect("run --heads 4x", "--heads: expected a whole number, found '4x'");
+  expect("bench --steps 3", "unknown option '--steps'");
 }
 
 TEST_F(Cli, BenchOverRanks) {
@@ -62,6 +85,9 @@ TEST_F(Cli, BenchOverRanks) {
   if (!std::filesystem::exists(std::filesystem::path(WINNOW_PROGRAM).parent_path() /
                                "winnow-ranks"))
     GTEST_SKIP() << "built without MPI";
+  const Output none = run("bench parallel --quick --ranks 1 --filter nothing");
+  EXPECT_EQ(none.code, 2);
+  expect_in(none.err, {"bench: no case of parallel matches"});
   const Output o = run("bench parallel --quick --ranks 1,2 --filter context_1x32k --json '" +
                        path("ranks.json") + "' --save '" + path("saved.json") + "'");
   ASSERT_EQ(o.code, 0) << o.err;

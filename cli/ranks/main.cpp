@@ -3,23 +3,66 @@
 // error.
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <string>
 
 #include "ranks/ranks.h"
 #include "winnow/mpi.h"
 
+namespace winnow::cli {
+namespace {
+
+constexpr const char* kHelp =
+    "A rank of `winnow run --ranks N` and of `winnow bench parallel`, which start it.\n"
+    "With a launcher of your own:\n"
+    "  mpirun -n N winnow-ranks run [--NAME VALUE ...]\n"
+    "    spread interleave heads index-heads topk requests context step-tokens page steps seed\n"
+    "    kernel deadline\n"
+    "  mpirun -n N winnow-ranks bench [--NAME VALUE ...]\n"
+    "    filter kernel milliseconds deadline\n"
+    "Rank 0 prints JSON, an object a line. Exit status: 1 if a check fails, 2 after an error.\n";
+
+bool asks_for_help(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i)
+    if (std::string(argv[i]) == "--help" || std::string(argv[i]) == "-h") return true;
+  return false;
+}
+
+// Before MPI, which would report a misspelt option as ranks that were killed.
+Words checked_words(const std::string& what, int argc, char** argv) {
+  if (what == "run")
+    return Words(argc, argv,
+                 {"spread", "interleave", "heads", "index-heads", "topk", "requests", "context",
+                  "step-tokens", "page", "steps", "seed", "kernel", "deadline"});
+  if (what == "bench") return Words(argc, argv, {"filter", "kernel", "milliseconds", "deadline"});
+  throw Error(ErrorCode::kInvalidArgument, "expected run or bench, found '" + what + "'");
+}
+
+}  // namespace
+}  // namespace winnow::cli
+
 int main(int argc, char** argv) {
   using namespace winnow;
   using namespace winnow::cli;
+  if (asks_for_help(argc, argv)) {
+    std::fputs(kHelp, stdout);
+    return 0;
+  }
+  const std::string what = argc > 1 ? argv[1] : "";
+  std::unique_ptr<const Words> words;
+  std::chrono::seconds deadline{};
+  try {
+    words = std::make_unique<const Words>(checked_words(what, argc, argv));
+    deadline = std::chrono::seconds(words->number("deadline", 60));
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "winnow-ranks: error: %s\nSee winnow-ranks --help.\n", e.what());
+    return 2;
+  }
   MPI_Init(&argc, &argv);
   int status = 0;
   try {
-    const std::string what = argc > 1 ? argv[1] : "";
-    const Words words(argc, argv, 2);
-    MpiCommunicator comm(MPI_COMM_WORLD, std::chrono::seconds(words.number("deadline", 60)));
-    if (what == "run") status = run_ranks(words, comm);
-    else if (what == "bench") status = bench_ranks(words, comm);
-    else throw Error(ErrorCode::kInvalidArgument, "winnow-ranks: expected run or bench");
+    MpiCommunicator comm(MPI_COMM_WORLD, deadline);
+    status = what == "run" ? run_ranks(*words, comm) : bench_ranks(*words, comm);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "winnow-ranks: error: %s\n", e.what());
     // Others may be gone, and MPI_Finalize() would wait for them.

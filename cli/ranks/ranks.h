@@ -1,25 +1,31 @@
 // What the two commands of winnow-ranks share: options, and a communicator that counts.
 #pragma once
 
+#include <charconv>
 #include <chrono>
 #include <map>
+#include <set>
 #include <string>
+#include <system_error>
 
 #include "winnow/error.h"
 #include "winnow/parallel.h"
 
 namespace winnow::cli {
 
-// "--name value" pairs, as `winnow run --ranks` and `winnow bench parallel` hand them on.
+// "--name value" pairs behind the command, as `winnow run --ranks` and `winnow bench parallel` hand
+// them on.
 class Words {
  public:
-  Words(int argc, char** argv, int first) {
-    for (int i = first; i < argc; i += 2) {
-      const std::string name = argv[i];
-      if (!name.starts_with("--") || i + 1 == argc)
-        throw Error(ErrorCode::kInvalidArgument,
-                    "winnow-ranks: expected --name value, found " + name);
-      words_[name.substr(2)] = argv[i + 1];
+  Words(int argc, char** argv, const std::set<std::string>& known) {
+    for (int i = 2; i < argc; i += 2) {
+      const std::string word = argv[i];
+      const std::string name = word.starts_with("--") ? word.substr(2) : "";
+      if (!known.contains(name))
+        throw Error(ErrorCode::kInvalidArgument, "unknown option '" + word + "'");
+      if (i + 1 == argc) throw Error(ErrorCode::kInvalidArgument, word + ": expected a value");
+      words_[name] = argv[i + 1];
+      if (name != "spread" && name != "kernel" && name != "filter") number(name, 0);
     }
   }
   std::string text(const std::string& name, const std::string& otherwise) const {
@@ -28,7 +34,14 @@ class Words {
   }
   int64_t number(const std::string& name, int64_t otherwise) const {
     const auto found = words_.find(name);
-    return found == words_.end() ? otherwise : std::stoll(found->second);
+    if (found == words_.end()) return otherwise;
+    int64_t value = 0;
+    const std::string& text = found->second;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size())
+      throw Error(ErrorCode::kInvalidArgument,
+                  "--" + name + ": expected a whole number, found '" + text + "'");
+    return value;
   }
 
  private:

@@ -18,7 +18,8 @@ TEST(MadeOnce, AllThreadsGetTheFirst) {
   std::vector<std::thread> threads;
   for (const std::string*& mine : seen)
     threads.emplace_back([&] {
-      mine = &made_once(place, [] { return std::string("a text that does not fit into a string"); });
+      mine =
+          &made_once(place, [] { return std::string("a text that does not fit into a string"); });
     });
   for (std::thread& t : threads) t.join();
   for (const std::string* mine : seen) EXPECT_EQ(mine, place.load());
