@@ -33,6 +33,10 @@ const char* full(const Shape& shape) {
 }  // namespace
 
 std::span<const AttendKernel> kernels() {
+#if defined(__x86_64__)
+  // Asked for here and not while the table is made, whose lock a child of fork() may find closed.
+  const bool on_request = !cpu::bf16_dot_is_fast();
+#endif
   static const AttendKernel table[] = {
 #ifdef WINNOW_WITH_CUDA
     {{{"sm90/wide+decode", DeviceKind::kCuda, false, internal::cuda::missing},
@@ -56,9 +60,7 @@ std::span<const AttendKernel> kernels() {
 #endif
 #if defined(__x86_64__)
     {{{"amx", DeviceKind::kCpu, false, cpu::amx_machine}, full, cpu::amx}, cpu::amx_workspace},
-    {{{"avx512bf16", DeviceKind::kCpu, !cpu::bf16_dot_is_fast(), cpu::avx512bf16_machine},
-      full,
-      cpu::avx512bf16},
+    {{{"avx512bf16", DeviceKind::kCpu, on_request, cpu::avx512bf16_machine}, full, cpu::avx512bf16},
      cpu::avx512bf16_workspace},
     {{{"avx512", DeviceKind::kCpu, false, cpu::avx512_machine}, full, cpu::avx512},
      cpu::avx512_workspace},

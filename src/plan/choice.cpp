@@ -143,6 +143,7 @@ void check_model(const Check& check, const Model& m) {
 PlanOptions resolve(PlanOptions o) {
   const Check check("plan");
   check_model(check, o.model);
+  o.model.name = model_of(o.model.name).name;  // the caller's text may end before the plan
   check.choice(o.mode, "mode", Mode::kDirect);
   check.choice(o.split, "split", SplitPolicy::kFixed);
   check.choice(o.precision, "precision", Precision::kFp8);

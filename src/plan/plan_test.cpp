@@ -40,6 +40,16 @@ TEST(Plan, ResolvesDefaults) {
   EXPECT_EQ(v4_separate.options().workspace_rows, 4 * (251 + 128 + 300));
 }
 
+TEST(Plan, KeepsNoTextOfTheCaller) {
+  const std::string name = "v32", kernel = "simd";
+  Model model = kV32;
+  model.name = name;
+  const Plan plan({.model = model, .pages = 100, .target = {.kernel = kernel.c_str()}});
+  EXPECT_EQ(plan.options().model.name.data(), kV32.name.data());
+  EXPECT_NE(plan.options().target.kernel, kernel.c_str());
+  EXPECT_STREQ(plan.options().target.kernel, "simd");
+}
+
 TEST(Plan, ChoosesTheMode) {
   const auto mode = [](CacheFormat format, int32_t heads) {
     const Model& model = format <= CacheFormat::kV32Bf16 ? kV32 : kV4;

@@ -47,6 +47,10 @@ std::string lacks_amx() {
 }  // namespace
 
 std::span<const ScoreKernel> kernels() {
+#if defined(__x86_64__)
+  // Asked for here and not while the table is made, whose lock a child of fork() may find closed.
+  const bool on_request = internal::cpu::isa().intel;
+#endif
   static const ScoreKernel table[] = {
 #ifdef WINNOW_WITH_CUDA
     {{{"sm90/bulk", DeviceKind::kCuda, false, internal::cuda::missing}, needs_tiles, bulk_sm90},
@@ -62,9 +66,7 @@ std::span<const ScoreKernel> kernels() {
 #if defined(__x86_64__)
     {{{"amx", DeviceKind::kCpu, false, lacks_amx}, needs_e4m3, amx}, waves_workspace, in_waves},
     // Intel's AMX generations run VDPBF16PS slower than FMA: there it serves on request only.
-    {{{"avx512bf16", DeviceKind::kCpu, internal::cpu::isa().intel, lacks_avx512bf16},
-      needs_e4m3,
-      avx512bf16},
+    {{{"avx512bf16", DeviceKind::kCpu, on_request, lacks_avx512bf16}, needs_e4m3, avx512bf16},
      waves_workspace,
      in_waves},
 #endif
