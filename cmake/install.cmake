@@ -2,12 +2,19 @@
 include(CMakePackageConfigHelpers)
 install(TARGETS winnow EXPORT winnow-targets)
 install(DIRECTORY include/winnow DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-if(TARGET winnow-cli)
-  install(TARGETS winnow-cli)
-endif()
-if(TARGET winnow-ranks)
-  install(TARGETS winnow-ranks)  # where `winnow run --ranks` looks for it
-endif()
+# Programs find a shared libwinnow in any prefix, also one that was moved, and what is installed finds
+# a Highway outside of the system's folders. winnow-ranks stands where `winnow run --ranks` looks for it.
+set_target_properties(winnow PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
+file(RELATIVE_PATH libraries_from_programs /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
+foreach(program winnow-cli winnow-ranks)
+  if(TARGET ${program})
+    set_target_properties(${program} PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
+    if(BUILD_SHARED_LIBS)
+      set_property(TARGET ${program} APPEND PROPERTY INSTALL_RPATH $ORIGIN/${libraries_from_programs})
+    endif()
+    install(TARGETS ${program})
+  endif()
+endforeach()
 # What the C++ compiler links by itself and the C compiler does not: projects without C++ name it.
 set(winnow_cxx_runtime ${CMAKE_CXX_IMPLICIT_LINK_LIBRARIES})
 if(CMAKE_C_IMPLICIT_LINK_LIBRARIES)

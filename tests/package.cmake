@@ -57,9 +57,16 @@ target_link_libraries(plugin_host PRIVATE ${CMAKE_DL_LIBS} winnow_warnings)
 add_test(NAME plugin_unloads COMMAND plugin_host $<TARGET_FILE:test_plugin>)
 set_tests_properties(plugin_unloads PROPERTIES ENVIRONMENT WINNOW_THREADS=4)
 
-# A project that finds the installed package, builds and runs against it.
+# A project that finds the installed package, builds and runs against it. The programs start where they
+# were moved to.
+set(programs "")
+foreach(program winnow-cli winnow-ranks)
+  if(TARGET ${program})
+    list(APPEND programs ${CMAKE_INSTALL_BINDIR}/$<TARGET_FILE_NAME:${program}>)
+  endif()
+endforeach()
 add_test(NAME consumer
-         COMMAND ${CMAKE_COMMAND} -Dbuild=${PROJECT_BINARY_DIR}
+         COMMAND ${CMAKE_COMMAND} -Dbuild=${PROJECT_BINARY_DIR} "-Dprograms=${programs}"
                  -Dsource=${CMAKE_CURRENT_SOURCE_DIR}/consumer -Dgenerator=${CMAKE_GENERATOR}
                  -Dsanitize=${WINNOW_SANITIZE} -Dversion=${PROJECT_VERSION}
                  "-Dprefix_path=${CMAKE_PREFIX_PATH}" -Dcc=${CMAKE_C_COMPILER} -Dcxx=${CMAKE_CXX_COMPILER}
