@@ -183,21 +183,29 @@ void print(const Soak& soak, const Held& before, const Held& after, double secon
   fmt::print("{}\n{:.1f} s on {}\n", held.text(), seconds, soak.options.device);
 }
 
-int run_soak(const SoakOptions& o) {
+int run_soak(SoakOptions o) {
   if (o.graph_replays > 0 && o.device != "cuda")
     throw Error(ErrorCode::kInvalidArgument, "soak: --graph-replays: needs --device cuda");
   if (o.device == "cuda") expect_cuda();
+  // What is allocated once is there after a quarter.
+  const int64_t quarter = std::max<int64_t>(o.steps / 4, 1), rest = o.steps - quarter;
+  // Every thread compares at least once: "no drift" is said of what was looked at.
+  const int64_t of_a_thread = quarter / o.threads + rest / o.threads;
+  if (of_a_thread < 1)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("soak: --steps: expected at least {}, some for each of {} threads, "
+                            "found {}",
+                            2 * o.threads, o.threads, o.steps));
+  o.check_every = std::min(o.check_every, of_a_thread);
   const auto start = std::chrono::steady_clock::now();
   // The pool's threads start with the first call that shares its work, which may be as late as the
   // first comparison: they start here.
   internal::cpu::parallel_for(2, [](int64_t, int) {});
   Soak soak(o);
-  // What is allocated once is there after a quarter.
-  const int64_t quarter = std::max<int64_t>(o.steps / 4, 1);
   soak.run(quarter, o.graph_replays / 4);
   const bool cuda = o.device == "cuda";
   const Held before = Held::now(cuda);
-  if (!soak.stop) soak.run(o.steps - quarter, o.graph_replays - o.graph_replays / 4);
+  if (!soak.stop) soak.run(rest, o.graph_replays - o.graph_replays / 4);
   const Held after = held_at_the_end(before, cuda);
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -230,7 +238,8 @@ void add_soak(CLI::App& app, Outcome& outcome) {
       ->check(CLI::Range(int64_t{8}, int64_t{1} << 40))
       ->capture_default_str();
   cmd->add_option("--seed", o->seed, "Of the batches and their contents")->capture_default_str();
-  cmd->add_option("--check-every", o->check_every, "Steps from one comparison to the next")
+  cmd->add_option("--check-every", o->check_every,
+                  "Steps from one comparison to the next; at least one is made")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
   cmd->add_option("--threads", o->threads, "Threads that call the library at the same time")

@@ -173,6 +173,13 @@ TEST_F(Cli, SoakFindsNoDriftAndNoLeak) {
   const Output damaged = run("soak --steps 80 --check-every 1 --damage-step 20");
   EXPECT_EQ(damaged.code, 1) << damaged.out << damaged.err;
   expect_in(damaged.out, {"FAILED", "step 20", "main cache"});
+  // Fewer steps than lie between comparisons: one is made all the same.
+  const Output few = run("soak --steps 16 --damage-step 8");
+  EXPECT_EQ(few.code, 1) << few.out << few.err;
+  expect_in(few.out, {"FAILED", "step 8", "main cache"});
+  const Output none = run("soak --steps 8 --threads 64");
+  EXPECT_EQ(none.code, 2);
+  expect_in(none.err, {"--steps: expected at least 128", "64 threads", "found 8"});
   const Output wrong = run("soak --graph-replays 10");
   EXPECT_EQ(wrong.code, 2);
   expect_in(wrong.err, {"--graph-replays", "--device cuda"});
