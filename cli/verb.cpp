@@ -60,15 +60,22 @@ void resolve(VerbOptions& o) {
 void time_trial(Trial& trial, const VerbOptions& options,
                 const std::function<void(const char*)>& call) {
   const char* kernel = options.kernel.empty() ? nullptr : options.kernel.c_str();
+  trial.progress.at(trial.stage + ": first run");
+  const auto began = std::chrono::steady_clock::now();
   call(kernel);
+  // Short runs follow each other without a line between them, which would disturb them.
+  const bool slow = std::chrono::steady_clock::now() - began > std::chrono::milliseconds(50);
   trial.kernel = detail::last_chosen();
   trial.us = 1e30;
   for (int64_t r = 0; r < options.repeat; ++r) {
+    if (slow) trial.progress.at(fmt::format("{}: run {}/{}", trial.stage, r + 1, options.repeat));
     const auto start = std::chrono::steady_clock::now();
     call(kernel);
     const std::chrono::duration<double, std::micro> us = std::chrono::steady_clock::now() - start;
     trial.us = std::min(trial.us, us.count());
   }
+  // The caller's next step, which may take a hundred times as long.
+  if (options.check) trial.progress.at(trial.stage + ": comparing with the reference");
 }
 
 uint64_t digest(std::span<const std::byte> bytes, uint64_t seed) {
@@ -77,6 +84,7 @@ uint64_t digest(std::span<const std::byte> bytes, uint64_t seed) {
 }
 
 int report(const Trial& t, bool json) {
+  t.progress.clear();
   const std::string hex = fmt::format("{:016x}", t.digest);
   const double tflops = t.flops / t.us * 1e-6, gbps = t.bytes / t.us * 1e-3;
   if (json) {

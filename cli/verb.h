@@ -11,6 +11,7 @@
 #include "accuracy.h"
 #include "commands.h"
 #include "problems.h"
+#include "progress.h"
 #include "winnow/tensor.h"
 
 namespace winnow::cli {
@@ -39,6 +40,7 @@ struct Trial {
   uint64_t digest = 0;
   std::string deviation;
   bool ok = true;
+  mutable tools::Progress progress;  // until report()
 };
 
 // Runs `call(kernel name)` with the kernel asked for, or with null for the library's choice; best

@@ -1,6 +1,9 @@
 // The program as its users call it: exit status, key lines, and JSON that programs can read.
 #include "cli.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <regex>
 #include <set>
 
@@ -244,6 +247,27 @@ TEST_F(Cli, VerbsAgreeWithTheReference) {
   EXPECT_EQ(plan.at("parts")[1].at("mha"), false);
   EXPECT_EQ(run_json("plan --json --mha").at("mode"), "separate");
   expect_in(run("plan").out, {"decodes", "tiles of each worker", "attend"});
+}
+
+// The reference may take minutes: a terminal sees what is going on, a file nothing of it.
+TEST_F(Cli, VerbsShowProgressOnATerminal) {
+  const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+  ASSERT_GE(terminal, 0);
+  ASSERT_EQ(grantpt(terminal), 0);
+  ASSERT_EQ(unlockpt(terminal), 0);
+  const std::string line = ptsname(terminal);
+  const int kept = open(line.c_str(), O_RDWR | O_NOCTTY);  // what was written stays readable
+  ASSERT_GE(kept, 0);
+  const std::string call = "locate --context 64 --topk 8";
+  const int status = std::system(
+      (std::string("'") + WINNOW_PROGRAM + "' " + call + " >/dev/null 2>'" + line + "'").c_str());
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  char text[4096] = {};
+  EXPECT_GT(read(terminal, text, sizeof(text) - 1), 0);
+  expect_in(text, {"locate: first run", "comparing with the reference\r\033[K"});
+  close(kept);
+  close(terminal);
+  EXPECT_EQ(run(call).err, "");
 }
 
 TEST_F(Cli, BenchWritesItsFields) {
