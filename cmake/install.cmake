@@ -5,7 +5,7 @@ install(DIRECTORY include/winnow DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 # Programs find a shared libwinnow in any prefix, also one that was moved, and what is installed finds
 # a Highway outside of the system's folders. winnow-ranks stands where `winnow run --ranks` looks for it.
 set_target_properties(winnow PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
-file(RELATIVE_PATH libraries_from_programs /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
+file(RELATIVE_PATH libraries_from_programs ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
 foreach(program winnow-cli winnow-ranks)
   if(TARGET ${program})
     set_target_properties(${program} PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
