@@ -43,7 +43,7 @@ constexpr DType dtype_of() {
 // A strided view of up to four dimensions. Strides count elements and may be anything the stage
 // allows (the innermost dimension must usually be contiguous). A default-constructed view means
 // "not given"; a view with a zero in its shape is given and empty, and its data may be null.
-// Outputs must not overlap what a call reads, unless its header allows it.
+// Outputs that overlap each other or what a call reads are an Error, unless its header allows it.
 struct Tensor {
   void* data = nullptr;
   DType dtype = DType::kU8;

@@ -109,6 +109,7 @@ void dequantize_weight(const DequantizeWeightArgs& args) try {
     p.scale_col = args.scale.stride[1];
   }
   output(check, args.out, "out", {rows, cols});
+  check.apart({{args.out, "out"}}, {{args.weight, "weight"}, {args.scale, "scale"}});
   p.weight = static_cast<const e4m3*>(args.weight.data);
   p.weight_row = args.weight.stride[0];
   p.scale = static_cast<const float*>(args.scale.data);
@@ -131,6 +132,7 @@ void split_kv_b(const SplitKvBArgs& args) try {
   check.that(nope <= args.weight.shape[2], "w_uk", "at most as many columns per head as weight has",
              cat(nope));
   check.output(args.w_uv, "w_uv", DType::kBf16, {latent, heads, args.weight.shape[2] - nope});
+  check.apart({{args.w_uk, "w_uk"}, {args.w_uv, "w_uv"}}, {{args.weight, "weight"}});
   Params p;
   p.copies = {copy(args.weight, 0, args.w_uk), copy(args.weight, nope, args.w_uv)};
   p.copy_count = 2;
@@ -145,6 +147,7 @@ void absorb_query(const AbsorbQueryArgs& args) try {
   const auto& w = args.w_uk.shape;
   check.tensor(args.q_nope, "q_nope", DType::kBf16, {kAny, w[1], w[2]});
   output(check, args.out, "out", {args.q_nope.shape[0], w[1], w[0]});
+  check.apart({{args.out, "out"}}, {{args.q_nope, "q_nope"}, {args.w_uk, "w_uk"}});
   Params p;
   p.products[0] = product(args.q_nope, args.w_uk, args.out, true);
   p.product_count = 1;
@@ -159,6 +162,7 @@ void project_output(const ProjectOutputArgs& args) try {
   const auto& w = args.w_uv.shape;
   check.tensor(args.attn, "attn", DType::kBf16, {kAny, w[1], w[0]});
   output(check, args.out, "out", {args.attn.shape[0], w[1], w[2]});
+  check.apart({{args.out, "out"}}, {{args.attn, "attn"}, {args.w_uv, "w_uv"}});
   Params p;
   p.products[0] = product(args.attn, args.w_uv, args.out, false);
   p.product_count = 1;
@@ -179,6 +183,8 @@ void decompress(const DecompressArgs& args) try {
                shape_of(args.latent));
   output(check, args.k, "k", {rows, w[1], w[2] + rope});
   output(check, args.v, "v", {rows, w[1], args.w_uv.shape[2]});
+  check.apart({{args.k, "k"}, {args.v, "v"}},
+              {{args.latent, "latent"}, {args.w_uk, "w_uk"}, {args.w_uv, "w_uv"}});
 
   // Latent rows as [N, H, L + R] and keys as [N, H, P] || [N, H, R]: every head reads the same row.
   Tensor latent = args.latent;

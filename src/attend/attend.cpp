@@ -240,6 +240,12 @@ void check_results(const Check& check, const AttendArgs& a, Params& p) {
     p.max_token_stride = a.max_logit.stride[0];
     p.max_head_stride = a.max_logit.stride[1];
   }
+  check.apart({{a.out, "out"}, {a.lse, "lse"}, {a.max_logit, "max_logit"}},
+              {{a.q, "q"},
+               {a.q_rope, "q_rope"},
+               {a.lists[0].indices, kNames[0].indices},
+               {a.lists[1].indices, kNames[1].indices},
+               {a.sink, "sink"}});
   p.empty_lse = a.empty_lse_negative ? -std::numeric_limits<float>::infinity()
                                      : std::numeric_limits<float>::infinity();
 }

@@ -101,6 +101,8 @@ CheckedCall checked(const Check& check, const CombineArgs& a) {
   check.output_rows(a.out, "out", out, {tokens, own_heads, d_v});
   if (a.lse) check.output(a.lse, "lse", DType::kF32, {tokens, own_heads});
   check.optional(a.sink, "sink", DType::kF32, {own_heads});
+  check.apart({{a.out, "out"}, {a.lse, "lse"}},
+              {{a.partial_out, "partial_out"}, {a.partial_lse, "partial_lse"}, {a.sink, "sink"}});
 
   const Wire wire = a.plan ? a.plan->options().parallel.wire : a.wire;
   const Sizes sizes{tokens, heads, own_heads, d_v, ranks, wire == Wire::kBf16 && ranks > 1};

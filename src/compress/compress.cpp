@@ -121,6 +121,8 @@ Params checked(const CompressArgs& a) {
   p.hadamard = a.hadamard;
   check.that(!a.hadamard || p.width == 128, "hadamard", "rows of 128 values", cat(p.width));
   check_outputs(check, a, p);
+  check.apart({{a.state.rows, "state.rows"}, {a.latent, "latent"}},
+              {{a.rows, "rows"}, {a.positions, "positions"}, {a.bias, "bias"}});
   return p;
 }
 

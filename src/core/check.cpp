@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <utility>
 
+#include "core/overlap.h"
 #include "winnow/model.h"
 
 namespace winnow::internal::core {
@@ -37,6 +37,14 @@ std::string shape_of(const Tensor& t) {
   return list_of(t.shape.data(), std::clamp(t.rank, 0, 4), nullptr) + " " + name_of(t.dtype);
 }
 
+Tensor pages_view(const Cache& cache) {
+  if (!cache) return {};
+  const int64_t used = page_bytes_used(cache.format, cache.page);
+  const int64_t stride =
+      cache.page_stride ? cache.page_stride : page_bytes(cache.format, cache.page);
+  return {cache.data, DType::kU8, 2, {cache.pages, used}, {stride, 1}};
+}
+
 namespace {
 // Made while there is memory: copying it takes none. Never destroyed, as static destructors may
 // make calls.
@@ -54,7 +62,7 @@ void out_of_memory(const char* stage) {
 void Check::fail(const char* argument, const std::string& expected,
                  const std::string& found) const {
   throw Error(ErrorCode::kInvalidArgument,
-              cat(stage_, ": ", argument, ": expected ", expected, ", found ", found));
+              cat(stage_, ": ", part_, argument, ": expected ", expected, ", found ", found));
 }
 
 int64_t Check::range(int64_t value, const char* argument, int64_t lo, int64_t hi) const {
@@ -115,20 +123,12 @@ void Check::output(const Tensor& t, const char* argument, DType dtype,
                    std::initializer_list<int64_t> shape) const {
   layout(t, argument, dtype, shape, false);
   if (t.size() == 0) return;
-  // Dimensions by rising stride: each stride must clear the extent of those below it.
-  std::pair<int64_t, int64_t> dims[4];
-  int n = 0;
-  for (int i = 0; i < t.rank; ++i) {
-    if (t.shape[i] <= 1) continue;
-    int at = n++;
-    for (; at > 0 && dims[at - 1].first > t.stride[i]; --at) dims[at] = dims[at - 1];
-    dims[at] = {t.stride[i], t.shape[i]};
-  }
+  // Each stride must clear the extent of those below it.
   int64_t extent = 1;
-  for (int i = 0; i < n; ++i) {
-    that(dims[i].first >= extent, argument, "elements that do not overlap",
-         cat("stride ", dims[i].first));
-    extent += (dims[i].second - 1) * dims[i].first;
+  for (const auto& [stride, count] : dimensions_of(t)) {
+    that(stride >= extent || count == 1, argument, "elements that do not overlap",
+         cat("stride ", stride));
+    extent += (count - 1) * stride;
   }
 }
 
@@ -136,6 +136,34 @@ void Check::output_rows(const Tensor& t, const char* argument, DType dtype,
                         std::initializer_list<int64_t> shape) const {
   output(t, argument, dtype, shape);
   tensor(t, argument, dtype, shape);
+}
+
+void Check::apart(std::initializer_list<Named> outputs, std::initializer_list<Named> inputs) const {
+  Addresses written[kMostOutputs];
+  int count = 0;
+  const auto refuse = [this](const Named& output, const Named& other) {
+    const char* found = "memory that overlaps it";
+    that(other.may_be != &output.view, output.name,
+         cat(other.name, " itself, or memory apart from it"), found);
+    fail(output.name, cat("memory apart from ", other.name), found);
+  };
+  for (const Named& output : outputs) {
+    const Addresses own = addresses_of(output.view);
+    for (int i = 0; i < count; ++i) {
+      const Named& before = outputs.begin()[i];
+      if (own.meet(written[i]) && share_bytes(output.view, before.view)) refuse(before, output);
+    }
+    written[count++] = own;
+  }
+  for (const Named& input : inputs) {
+    const Addresses read = addresses_of(input.view);
+    for (int i = 0; i < count; ++i) {
+      const Named& output = outputs.begin()[i];
+      if (!read.meet(written[i])) continue;
+      if (input.may_be == &output.view && same_view(output.view, input.view)) continue;
+      if (share_bytes(output.view, input.view)) refuse(output, input);
+    }
+  }
 }
 
 void Check::rows_of_16(const Tensor& t, const char* argument) const {

@@ -38,13 +38,17 @@ Text<Parts...> cat(const Parts&... parts) {
 //   }
 [[noreturn]] void out_of_memory(const char* stage);
 
+// The bytes of a cache's pages, for Check::apart(); nothing of none.
+Tensor pages_view(const Cache& cache);
+
 std::string shape_of(const Tensor& t);  // "[4, 16, 576] bf16"
 const char* name_of(DType dtype);
 
-// Checks of one call; remembers the stage's name for the messages.
+// Checks of one call; remembers the stage's name for the messages, and of a part of a fused call
+// what its arguments' names begin with ("write[1].").
 class Check {
  public:
-  explicit Check(const char* stage) : stage_(stage) {}
+  explicit Check(const char* stage, const char* part = "") : stage_(stage), part_(part) {}
 
   [[noreturn]] void fail(const char* argument, const std::string& expected,
                          const std::string& found) const;
@@ -80,6 +84,18 @@ class Check {
   void output_rows(const Tensor& t, const char* argument, DType dtype,
                    std::initializer_list<int64_t> shape) const;
 
+  // Outputs share no byte with each other, nor with an input, unless the header allows an output
+  // to be that very input (`may_be`, the output): then all of its elements lie where the input's
+  // do. Missing and empty tensors are apart from everything. Every tensor was checked before, and
+  // there are at most kMostOutputs outputs. Cost: a few comparisons.
+  struct Named {
+    const Tensor& view;
+    const char* name;
+    const Tensor* may_be = nullptr;
+  };
+  static constexpr int kMostOutputs = 4;
+  void apart(std::initializer_list<Named> outputs, std::initializer_list<Named> inputs) const;
+
   // CUDA: [tokens, heads, ...] bf16 whose rows, read and written 16 bytes at a time, begin at
   // multiples of 16; nothing and empty tensors are fine.
   void rows_of_16(const Tensor& t, const char* argument) const;
@@ -110,6 +126,7 @@ class Check {
   void layout(const Tensor& t, const char* argument, DType dtype,
               std::initializer_list<int64_t> shape, bool contiguous) const;
   const char* stage_;
+  const char* part_;
 };
 
 }  // namespace winnow::internal::core

@@ -86,6 +86,8 @@ CheckedCall checked(const Check& check, const CutArgs& a) {
   if (a.kept) check.output_rows(a.kept, "kept", DType::kI32, {tokens, width});
   if (a.positions) check.output_rows(a.positions, "positions", DType::kI32, {tokens, width});
   if (a.counts) check.output(a.counts, "counts", DType::kI32, {tokens});
+  check.apart({{a.kept, "kept"}, {a.positions, "positions"}, {a.counts, "counts"}},
+              {{a.ids, "ids", &a.kept}, {a.values, "values"}});
   check.that(a.kept || a.counts || a.positions, "kept", "kept, counts or positions", "none");
   check.choice(a.form, "form", CutForm::kOwner);
   check.that(!a.plan || !a.comm, "comm", "none with a plan", "one");

@@ -21,8 +21,7 @@ std::span<const IndexQueryKernel> kernels() {
   return table;
 }
 
-Params checked(const IndexQueryArgs& a) {
-  const Check check("index_query");
+Params checked(const Check& check, const IndexQueryArgs& a) {
   check.tensor(a.q, "q", DType::kBf16, {Check::kAny, Check::kAny, kWidth});
   Params p;
   p.tokens = a.q.shape[0];
@@ -37,6 +36,10 @@ Params checked(const IndexQueryArgs& a) {
   const DType dtype = p.out_is_bf16 ? DType::kBf16 : DType::kE4m3;
   check.output_rows(a.out, "out", dtype, {p.tokens, p.heads, kWidth});
   check.output(a.out_weights, "out_weights", DType::kF32, {p.tokens, p.heads});
+  check.apart({{a.out, "out"}, {a.out_weights, "out_weights"}}, {{a.q, "q", &a.out},
+                                                                 {a.weights, "weights"},
+                                                                 {a.positions, "positions"},
+                                                                 {a.rope.table, "rope.table"}});
   p.quantizer = core::quantizer_of(check, CacheFormat::kIndexKeys, a.scale);
   p.q = static_cast<const bf16*>(a.q.data);
   p.q_token = a.q.stride[0];
@@ -62,7 +65,7 @@ Params checked(const IndexQueryArgs& a) {
 
 void index_query(const IndexQueryArgs& args) try {
   using namespace internal::index_query;
-  const Params params = checked(args);
+  const Params params = checked(Check("index_query"), args);
   run("index_query", choose("index_query", kernels(), Shape{}, args.target), params);
 } catch (const std::bad_alloc&) {
   out_of_memory("index_query");

@@ -45,7 +45,7 @@ using IndexQueryKernel = Kernel<Shape, Params>;
 std::span<const IndexQueryKernel> kernels();
 
 // The call as its kernels see it; throws Error if it is wrong.
-Params checked(const IndexQueryArgs& a);
+Params checked(const Check& check, const IndexQueryArgs& a);
 
 void reference(const Params& p) noexcept;
 void simd(const Params& p) noexcept;

@@ -41,6 +41,8 @@ Params checked(const LocateArgs& a) {
     check.range(a.workspace_rows, "workspace_rows", 0, INT32_MAX);
   }
   if (a.counts) check.output(a.counts, "counts", DType::kI32, {tokens});
+  check.apart({{a.slots, "slots"}, {a.counts, "counts"}},
+              {{a.ids, "ids", &a.slots}, {a.requests, "requests"}, {a.block_table, "block_table"}});
   if (a.plan) {
     check.range(a.part, "part", -1, static_cast<int64_t>(a.plan->parts().size()) - 1);
     const Part part = a.part < 0 ? Part{0, a.plan->tokens()} : a.plan->parts()[a.part];

@@ -27,6 +27,7 @@ Params checked(const TopkMaskArgs& a) {
   if (a.lengths) check.strided(a.lengths, "lengths", DType::kI32, {tokens});
   check.output_rows(a.mask, "mask", DType::kU8, {tokens, Check::kAny});
   check.range(a.mask.shape[1], "mask (bytes of a row)", 0, INT64_MAX / 16);
+  check.apart({{a.mask, "mask"}}, {{a.ids, "ids"}, {a.lengths, "lengths"}});
 
   Params p;
   p.ids = static_cast<const int32_t*>(a.ids.data);

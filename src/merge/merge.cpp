@@ -38,6 +38,8 @@ Params checked(const MergeArgs& a) {
   check.output_rows(a.out, "out", out, {tokens, heads, d_v});
   if (a.lse) check.output(a.lse, "lse", DType::kF32, {tokens, heads});
   check.optional(a.sink, "sink", DType::kF32, {heads});
+  check.apart({{a.out, "out"}, {a.lse, "lse"}},
+              {{a.partial_out, "partial_out"}, {a.partial_lse, "partial_lse"}, {a.sink, "sink"}});
 
   Params p;
   p.partial_out = a.partial_out.data;

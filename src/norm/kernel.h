@@ -29,7 +29,7 @@ using NormKernel = Kernel<Shape, Params>;
 std::span<const NormKernel> kernels();
 
 // The call as its kernels see it; throws Error if it is wrong.
-Params checked(const NormArgs& a);
+Params checked(const Check& check, const NormArgs& a);
 
 void reference(const Params& p) noexcept;
 void simd(const Params& p) noexcept;

@@ -21,12 +21,19 @@ std::span<const NormKernel> kernels() {
 
 namespace {
 
-Rows checked_rows(const Check& check, const NormRows& rows) {
-  check.tensor(rows.x, "x", DType::kBf16, {Check::kAny, Check::kAny});
+// How messages name the parts of a call's two sets of rows.
+struct Names {
+  const char *x, *width, *out;
+};
+constexpr Names kNames[2] = {{"x", "x.shape[1]", "out"},
+                             {"rows[1].x", "rows[1].x.shape[1]", "rows[1].out"}};
+
+Rows checked_rows(const Check& check, const NormRows& rows, const Names& names) {
+  check.tensor(rows.x, names.x, DType::kBf16, {Check::kAny, Check::kAny});
   const int64_t count = rows.x.shape[0];
   const int64_t width = rows.x.shape[1];
-  check.range(width, "x.shape[1]", 1, INT32_MAX);
-  check.output_rows(rows.out, "out", DType::kBf16, {count, width});
+  check.range(width, names.width, 1, INT32_MAX);
+  check.output_rows(rows.out, names.out, DType::kBf16, {count, width});
   check.that(rows.norm.kind != NormKind::kNone, "norm.kind", "kRms or kLayer", "kNone");
   Rows r;
   r.norm = core::checked_norm(check, rows.norm, width);
@@ -41,11 +48,13 @@ Rows checked_rows(const Check& check, const NormRows& rows) {
 
 }  // namespace
 
-Params checked(const NormArgs& a) {
-  const Check check("norm");
+Params checked(const Check& check, const NormArgs& a) {
   Params p;
-  p.rows[0] = checked_rows(check, a.rows[0]);
-  if (a.rows[1].x || a.rows[1].out) p.rows[1] = checked_rows(check, a.rows[1]);
+  const auto& [first, second] = a.rows;
+  p.rows[0] = checked_rows(check, first, kNames[0]);
+  if (second.x || second.out) p.rows[1] = checked_rows(check, second, kNames[1]);
+  check.apart({{first.out, kNames[0].out}, {second.out, kNames[1].out}},
+              {{first.x, kNames[0].x, &first.out}, {second.x, kNames[1].x, &second.out}});
   p.device = a.target.device;
   return p;
 }
@@ -54,7 +63,7 @@ Params checked(const NormArgs& a) {
 
 void norm(const NormArgs& args) try {
   using namespace internal::norm;
-  const Params params = checked(args);
+  const Params params = checked(Check("norm"), args);
   run("norm", choose("norm", kernels(), Shape{}, args.target), params);
 } catch (const std::bad_alloc&) {
   out_of_memory("norm");

@@ -164,7 +164,17 @@ TEST(NormErrors, NameTheArgument) {
   expect([](NormArgs&, NormRows& r) { r.norm.eps = NAN; }, {"norm.eps", "above 0"});
   expect([](NormArgs&, NormRows& r) { r.norm.kind = NormKind::kNone; }, {"norm.kind", "kRms"});
   expect([](NormArgs&, NormRows& r) { r.norm.kind = NormKind{9}; }, {"norm.kind", "number 9"});
-  expect([](NormArgs& a, NormRows& r) { a.rows[1].out = r.out; }, {"x", "nothing"});
+  expect([](NormArgs& a, NormRows& r) { a.rows[1].out = r.out; }, {"rows[1].x", "nothing"});
+  expect([](NormArgs& a, NormRows& r) { a.rows[1] = r; },
+         {"norm: out: expected memory apart from rows[1].out"});
+  const auto shift = [](Tensor& t, int64_t elements) {
+    t.data = static_cast<bf16*>(t.data) + elements;
+  };
+  expect([&](NormArgs&, NormRows& r) { r.out = r.x, shift(r.out, 1); },
+         {"norm: out: expected x itself, or memory apart from it, found memory that overlaps it"});
+  expect([&](NormArgs&,
+             NormRows& r) { r.x = r.out, shift(r.x, 16), r.x.shape[0] = r.out.shape[0] = 2; },
+         {"norm: out: expected x itself"});
   expect([](NormArgs& a, NormRows&) { a.target.kernel = "fastest"; }, {"norm", "no kernel fits"},
          ErrorCode::kUnsupported);
   for (const bf16 v : out) EXPECT_EQ(v.bits, 0xcdcd);  // nothing was written

@@ -37,6 +37,22 @@ std::span<const NormWriteKernel> kernels() {
 
 namespace {
 
+// No part reads what another writes.
+void check_parts(const Check& check, const NormWriteArgs& a) {
+  const auto& [first, second] = a.norm.rows;
+  const auto& [latents, keys] = a.write;
+  check.apart({{first.out, "norm.out"},
+               {second.out, "norm.rows[1].out"},
+               {core::pages_view(latents.cache), "write[0].cache"},
+               {core::pages_view(keys.cache), "write[1].cache"}},
+              {{first.x, "norm.x", &first.out},
+               {second.x, "norm.rows[1].x", &second.out},
+               {latents.kv, "write[0].kv"},
+               {latents.rope, "write[0].rope"},
+               {keys.kv, "write[1].kv"},
+               {keys.rope, "write[1].rope"}});
+}
+
 Params checked(const NormWriteArgs& a) {
   Params p;
   p.device = a.target.device;
@@ -46,7 +62,7 @@ Params checked(const NormWriteArgs& a) {
   if (normed) {
     NormArgs part = a.norm;
     part.target = a.target;
-    p.norm = norm::checked(part);
+    p.norm = norm::checked(Check("norm_write", "norm."), part);
   }
   for (int i = 0; i < 2; ++i) {
     WriteArgs part = a.write[i];
@@ -54,9 +70,11 @@ Params checked(const NormWriteArgs& a) {
     any = true;
     part.plan = nullptr;
     part.target = a.target;
-    p.write[i] = write::checked(part);
+    p.write[i] = write::checked(Check("norm_write", i == 0 ? "write[0]." : "write[1]."), part);
   }
-  Check("norm_write").that(any, "norm", "rows to normalise or to write", "neither");
+  const Check check("norm_write");
+  check.that(any, "norm", "rows to normalise or to write", "neither");
+  check_parts(check, a);
   return p;
 }
 

@@ -173,10 +173,16 @@ TEST(NormWriteErrors, NameThePartAndWriteNothing) {
     testing::expect_invalid([&] { norm_write(a); }, words);
   };
   expect([](NormWriteArgs& a) { a = NormWriteArgs{}; }, {"norm_write", "norm", "neither"});
-  expect([](NormWriteArgs& a) { a.norm.rows[0].x = {}; }, {"norm", "x", "nothing"});
-  expect([](NormWriteArgs& a) { a.write[1].cache = {}; }, {"write", "cache"});
-  expect([](NormWriteArgs& a) { a.write[0].kv.shape[1] = 512; }, {"write", "kv", "576", "512"});
-  expect([](NormWriteArgs& a) { a.write[1].slots = {}; }, {"write", "slots", "nothing"});
+  expect([](NormWriteArgs& a) { a.norm.rows[0].x = {}; }, {"norm_write: norm.x:", "nothing"});
+  expect([](NormWriteArgs& a) { a.write[1].cache = {}; }, {"norm_write: write[1].cache:"});
+  expect([](NormWriteArgs& a) { a.write[0].kv.shape[1] = 512; },
+         {"norm_write: write[0].kv:", "576", "512"});
+  expect([](NormWriteArgs& a) { a.write[1].slots = {}; },
+         {"norm_write: write[1].slots:", "nothing"});
+  expect([](NormWriteArgs& a) { a.write[1].kv.data = a.norm.rows[0].out.data; },
+         {"norm_write: norm.out: expected memory apart from write[1].kv"});
+  expect([](NormWriteArgs& a) { a.norm.rows[0].out.data = a.write[0].cache.data; },
+         {"norm_write: norm.out: expected memory apart from write[0].cache"});
   for (const bf16 v : p.outputs[0].rows[0]) ASSERT_EQ(v.bits, 0xcdcd);
   for (auto& cache : p.outputs[0].caches)
     for (const std::byte b : cache) ASSERT_EQ(b, std::byte{0xcd});

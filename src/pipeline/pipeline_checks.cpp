@@ -32,6 +32,8 @@ void check_insertion(const Check& check, const Insertion& in, CacheFormat format
   const int64_t rows = in.rows < 0 ? count : in.rows;
   check.that(in.kv.shape[0] >= rows, in.kv_name, cat("at least ", rows, " rows"),
              cat(in.kv.shape[0]));
+  check.apart({{internal::core::pages_view(cache), in.cache_name}},
+              {{in.kv, in.kv_name}, {in.slots, in.slots_name}});
   // Slots are contents, but of the one kind that write() refuses on the CPU.
   if (in.device != DeviceKind::kCpu) return;
   for (int64_t t = 0; t < count; ++t) {
@@ -207,6 +209,9 @@ void check_pipeline(const PipelineArgs& a) {
   check.optional(a.sink, "sink", DType::kF32, {own});
   check.output_rows(a.out, "out", DType::kBf16, {tokens, own, o.model.d_v});
   if (a.lse) check.output(a.lse, "lse", DType::kF32, {tokens, own});
+  const Tensor none;
+  check.apart({{a.out, "out"}, {a.lse, "lse"}, {uses_indexer(a) ? a.ids : none, "ids"}},
+              {{a.q, "q"}, {a.kv, "kv"}, {uses_indexer(a) ? none : a.ids, "ids"}});
   if (o.target.device.kind == DeviceKind::kCuda) {  // as attend() wants them
     check.rows_of_16(a.q, "q");
     check.rows_of_16(a.out, "out");

@@ -42,18 +42,25 @@ Params checked(const PrepareQueriesArgs& a) {
   p.device = a.target.device;
   const bool query = a.query.q || a.query.out;
   const bool index = a.index.q || a.index.out;
-  Check("prepare_queries")
-      .that(query || index, "query", "heads of a query or an index query", "neither");
+  const Check check("prepare_queries");
+  check.that(query || index, "query", "heads of a query or an index query", "neither");
   if (query) {
     PrepareQueryArgs part = a.query;
     part.target = a.target;
-    p.query = prepare_query::checked(part);
+    p.query = prepare_query::checked(Check("prepare_queries", "query."), part);
   }
   if (index) {
     IndexQueryArgs part = a.index;
     part.target = a.target;
-    p.index = index_query::checked(part);
+    p.index = index_query::checked(Check("prepare_queries", "index."), part);
   }
+  if (query && index)
+    check.apart({{a.query.out, "query.out"},
+                 {a.index.out, "index.out"},
+                 {a.index.out_weights, "index.out_weights"}},
+                {{a.query.q, "query.q", &a.query.out},
+                 {a.index.q, "index.q", &a.index.out},
+                 {a.index.weights, "index.weights"}});
   return p;
 }
 

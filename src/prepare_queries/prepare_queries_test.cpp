@@ -165,11 +165,14 @@ TEST(PrepareQueriesErrors, NameThePartAndWriteNothing) {
   };
   expect([](PrepareQueriesArgs& a) { a = PrepareQueriesArgs{}; },
          {"prepare_queries", "query", "neither"});
-  expect([](PrepareQueriesArgs& a) { a.query.q = {}; }, {"prepare_query", "q", "nothing"});
-  expect([](PrepareQueriesArgs& a) { a.index.out = {}; }, {"index_query", "out"});
-  expect([](PrepareQueriesArgs& a) { a.index.rope = {}; }, {"index_query", "rope.table"});
+  expect([](PrepareQueriesArgs& a) { a.query.q = {}; }, {"prepare_queries: query.q:", "nothing"});
+  expect([](PrepareQueriesArgs& a) { a.index.out = {}; }, {"prepare_queries: index.out:"});
+  expect([](PrepareQueriesArgs& a) { a.index.rope = {}; }, {"prepare_queries: index.rope.table:"});
   expect([](PrepareQueriesArgs& a) { a.index.positions.shape[0] = 2; },
-         {"index_query", "positions"});
+         {"prepare_queries: index.positions:"});
+  expect([](PrepareQueriesArgs& a) { a.index.out = a.query.out; }, {"prepare_queries: index.out:"});
+  expect([](PrepareQueriesArgs& a) { a.index.out.data = a.query.q.data; },
+         {"prepare_queries: index.out: expected memory apart from query.q"});
   ASSERT_EQ(p.results(), untouched);
 }
 

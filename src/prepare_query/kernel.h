@@ -28,7 +28,7 @@ using PrepareQueryKernel = Kernel<Shape, Params>;
 std::span<const PrepareQueryKernel> kernels();
 
 // The call as its kernels see it; throws Error if it is wrong.
-Params checked(const PrepareQueryArgs& a);
+Params checked(const Check& check, const PrepareQueryArgs& a);
 
 void reference(const Params& p) noexcept;
 void simd(const Params& p) noexcept;

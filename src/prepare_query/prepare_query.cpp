@@ -19,8 +19,7 @@ std::span<const PrepareQueryKernel> kernels() {
   return table;
 }
 
-Params checked(const PrepareQueryArgs& a) {
-  const Check check("prepare_query");
+Params checked(const Check& check, const PrepareQueryArgs& a) {
   check.tensor(a.q, "q", DType::kBf16, {Check::kAny, Check::kAny, Check::kAny});
   Params p;
   p.tokens = a.q.shape[0];
@@ -31,6 +30,8 @@ Params checked(const PrepareQueryArgs& a) {
   check.tensor(a.positions, "positions", DType::kI32, {p.tokens});
   p.rope = core::checked_rope(check, a.rope);
   check.output_rows(a.out, "out", DType::kBf16, {p.tokens, p.heads, p.width});
+  check.apart({{a.out, "out"}},
+              {{a.q, "q", &a.out}, {a.positions, "positions"}, {a.rope.table, "rope.table"}});
   p.q = static_cast<const bf16*>(a.q.data);
   p.q_token = a.q.stride[0];
   p.q_head = a.q.stride[1];
@@ -47,7 +48,7 @@ Params checked(const PrepareQueryArgs& a) {
 
 void prepare_query(const PrepareQueryArgs& args) try {
   using namespace internal::prepare_query;
-  const Params params = checked(args);
+  const Params params = checked(Check("prepare_query"), args);
   run("prepare_query", choose("prepare_query", kernels(), Shape{}, args.target), params);
 } catch (const std::bad_alloc&) {
   out_of_memory("prepare_query");

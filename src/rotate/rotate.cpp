@@ -48,6 +48,8 @@ Params checked(const RotateArgs& a) {
   if (quantized) check_scales(check, a, p);
   else check.that(!a.scales, "scales", "none with out in bf16", shape_of(a.scales));
   p.rope = core::checked_rope(check, a.rope);
+  check.apart({{a.out, "out"}, {a.scales, "scales"}},
+              {{a.x, "x", &a.out}, {a.positions, "positions"}, {a.rope.table, "rope.table"}});
   p.x = static_cast<const bf16*>(a.x.data);
   p.x_token = a.x.stride[0];
   p.x_head = a.x.stride[1];

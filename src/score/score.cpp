@@ -188,6 +188,7 @@ void score(const ScoreArgs& args) try {
   // Contiguous keys have a column each; paged ones are bounded by the columns given.
   const int64_t columns = args.key_rows ? args.key_rows.shape[0] : Check::kAny;
   check.output_rows(args.logits, "logits", DType::kF32, {p.tokens, columns});
+  check.apart({{args.logits, "logits"}}, {{args.q, "q"}, {args.weights, "weights"}});
   p.ranges.limit = check.range(args.logits.shape[1], "logits columns", 0, INT32_MAX);
   p.logits = static_cast<float*>(args.logits.data);
   p.logit_stride = args.logits.stride[0];

@@ -40,6 +40,8 @@ Params checked(const SelectArgs& a) {
   check.optional(a.ends, "ends", DType::kI32, {tokens});
   check.output_rows(a.ids, "ids", DType::kI32, {tokens, Check::kAny});
   if (a.values) check.output_rows(a.values, "values", DType::kF32, {tokens, a.ids.shape[1]});
+  check.apart({{a.ids, "ids"}, {a.values, "values"}},
+              {{a.logits, "logits"}, {a.starts, "starts"}, {a.ends, "ends"}});
   if (a.plan)
     check.that(a.plan->tokens() == tokens, "plan", cat("a plan refilled for ", tokens, " tokens"),
                cat("one for ", a.plan->tokens()));

@@ -69,6 +69,7 @@ void join(const JoinArgs& args) try {
   check.strided(args.rope, "rope", DType::kBf16, {tokens, heads, Check::kAny});
   check.output(args.out, "out", DType::kBf16,
                {tokens, heads, args.latent.shape[2] + args.rope.shape[2]});
+  check.apart({{args.out, "out"}}, {{args.latent, "latent"}, {args.rope, "rope"}});
   const internal::write::JoinParams params{internal::write::view3(args.latent),
                                            internal::write::view3(args.rope),
                                            internal::write::view3(args.out),
@@ -92,6 +93,7 @@ void quantize(const QuantizeArgs& args) try {
   internal::write::same_shape(check, args.out, "out", DType::kE4m3, args.x);
   internal::write::contiguous(check, args.out, "out");
   check.tensor(args.scale, "scale", DType::kF32, {1});
+  check.apart({{args.out, "out"}, {args.scale, "scale"}}, {{args.x, "x"}});
   const internal::write::QuantizeParams params{args.x.data,
                                                is_bf16,
                                                args.x.size(),

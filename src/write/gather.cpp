@@ -33,6 +33,11 @@ GatherParams checked_gather(const GatherArgs& a) {
   check.optional(a.starts, "starts", DType::kI32, {requests});
   check.optional(a.out_starts, "out_starts", DType::kI32, {requests});
   check.output_rows(a.out, "out", DType::kBf16, {Check::kAny, record_dim(cache.format)});
+  check.apart({{a.out, "out"}}, {{core::pages_view(cache), "cache"},
+                                 {a.block_table, "block_table"},
+                                 {a.lengths, "lengths"},
+                                 {a.starts, "starts"},
+                                 {a.out_starts, "out_starts"}});
 
   GatherParams p;
   p.cache = {static_cast<std::byte*>(cache.data), cache.page_stride, cache.pages, cache.page,

@@ -114,7 +114,7 @@ std::span<const JoinKernel> join_kernels();
 std::span<const QuantizeKernel> quantize_kernels();
 
 // The call of write() as its kernels see it; throws Error if it is wrong.
-Params checked(const WriteArgs& a);
+Params checked(const Check& check, const WriteArgs& a);
 
 namespace reference {
 void write(const Params& p) noexcept;

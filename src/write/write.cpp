@@ -41,8 +41,7 @@ void check_prologue(const Check& check, const WriteArgs& a, int64_t dim, Params&
 
 }  // namespace
 
-Params checked(const WriteArgs& a) {
-  const Check check("write");
+Params checked(const Check& check, const WriteArgs& a) {
   const Device device = a.plan ? a.plan->device(a.target) : a.target.device;
   const Cache cache = check.cache(a.cache, "cache", {device.kind, false});
   check.tensor(a.slots, "slots", DType::kI64, {Check::kAny});
@@ -61,6 +60,8 @@ Params checked(const WriteArgs& a) {
   }
   check.tensor(a.kv, "kv", DType::kBf16, {Check::kAny, a.rope ? nope : nope + rope});
   rows(a.kv, "kv");
+  check.apart({{core::pages_view(cache), "cache"}},
+              {{a.kv, "kv"}, {a.rope, "rope"}, {a.slots, "slots"}});
 
   Params p;
   p.kv = static_cast<const bf16*>(a.kv.data);
@@ -81,7 +82,7 @@ Params checked(const WriteArgs& a) {
 }  // namespace internal::write
 
 void write(const WriteArgs& args) try {
-  const internal::write::Params params = internal::write::checked(args);
+  const internal::write::Params params = internal::write::checked(Check("write"), args);
   const auto& kernel =
       args.plan
           ? *pick<internal::write::WriteKernel>(args.plan->usable(Stage::kWrite), {})
