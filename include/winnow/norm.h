@@ -30,9 +30,9 @@ struct NormArgs {
   Target target = {};
 };
 
-// out = bf16(normalised x * weight + bias), fp32 with one rounding at the end. A row's result does
-// not depend on the others. Every kernel but the reference sums squares in fp32: there a row whose
-// squares reach 3.4e38 (one value above 1.8e19) becomes zeros. Cost: one pass over x.
+// out = bf16(normalised x * weight + bias), fp32 with one rounding at the end; without a bias -0
+// stays -0. Rows do not depend on each other. But for the reference, kernels sum squares in fp32: a
+// row whose squares reach 3.4e38 (a value above 1.8e19) becomes zeros there. Cost: one pass over x.
 void norm(const NormArgs& args);
 
 }  // namespace winnow

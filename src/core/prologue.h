@@ -71,8 +71,8 @@ void norm_row(const NormParams& n, const T* x, int64_t width, bf16* out) {
   }
   const float inverse = 1 / std::sqrt(static_cast<float>(squares / count) + n.eps);
   for (int64_t i = 0; i < width; ++i) {
-    const float scaled = (to_float(x[i]) - mean) * inverse;
-    out[i] = to_bf16(scaled * (n.weight ? n.weight[i] : 1) + (n.bias ? n.bias[i] : 0));
+    const float scaled = (to_float(x[i]) - mean) * inverse * (n.weight ? n.weight[i] : 1);
+    out[i] = to_bf16(n.bias ? scaled + n.bias[i] : scaled);  // + 0 would turn -0 into 0
   }
 }
 

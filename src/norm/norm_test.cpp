@@ -115,6 +115,27 @@ TEST_P(NormTest, RowsDoNotMeet) {
   for (int64_t i = 0; i < p.width; ++i) ASSERT_EQ(alone[i].bits, out[t * p.stride + i].bits) << i;
 }
 
+// Without a bias nothing is added: a zero keeps the sign that its factors give it.
+TEST_P(NormTest, ZerosKeepTheirSign) {
+  const auto& [kernel, c] = GetParam();
+  if (const std::string why = testing::why_not("norm", kernel); !why.empty()) GTEST_SKIP() << why;
+  if (c.kind != NormKind::kRms || c.bias || c.in_place) return;
+  Problem p(c, c.width);
+  for (int64_t t = 0; t < c.rows; ++t)
+    for (int64_t i = t % 3; i < p.width; i += 3)
+      p.x[t * p.stride + i] = bf16{static_cast<uint16_t>(i % 2 == 0 ? 0x8000 : 0)};
+  Guarded<bf16> out(p.x.size());
+  NormArgs a{.target = testing::target("norm", kernel)};
+  a.rows[0] = p.args(out.data());
+  norm(a);
+  ASSERT_TRUE(testing::device_finished());
+  for (int64_t t = 0; t < c.rows; ++t)
+    for (int64_t i = t % 3; i < p.width; i += 3) {
+      const bool negative = (i % 2 == 0) != (c.weight && std::signbit(p.weight[i]));
+      ASSERT_EQ(out[t * p.stride + i].bits, negative ? 0x8000 : 0) << "row " << t << " value " << i;
+    }
+}
+
 // A NaN whose bits are all set would become a zero if rounding carried into its sign.
 TEST_P(NormTest, NansOfWeightsStay) {
   const auto& [kernel, c] = GetParam();
