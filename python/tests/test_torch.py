@@ -1,5 +1,7 @@
 """torch.ops.winnow: schema, fake kernels, torch.compile, CUDA graphs."""
 
+import re
+
 import pytest
 import torch
 
@@ -67,7 +69,9 @@ def arguments():
         "quantize": ((bf16(3, 4),), {}),
         "score": ((e4m3(3, 4, 128), torch.rand(3, 4), ints(16, 8, 2)), {**scorer, "width": 16}),
         "score_select": ((e4m3(3, 4, 128), torch.rand(3, 4), ints(16, 8, 2), 3), scorer),
+        "score_select_best": ((e4m3(3, 4, 128), torch.rand(3, 4), ints(16, 8, 2), 3, 2), scorer),
         "select": ((torch.rand(3, 9), 4), {"ends": ints(9, 2, 0)}),
+        "select_best": ((torch.rand(3, 9), 4, 2), {"ends": ints(9, 2, 0), "block": 4}),
         "locate": ((indices, requests, table), {"page": 8, "pages": 3}),
         "attend": (
             (bf16(3, 2, 512), v4, indices, "v4_fp8", 8),
@@ -108,9 +112,9 @@ CALLS = arguments()
 
 
 def test_every_operator_is_called():
-    from winnow.torch.operators import _library
+    from winnow.torch.registration import library
 
-    defined = {name.split("::")[1].split(".")[0] for name in _library._op_defs}
+    defined = {name.split("::")[1].split(".")[0] for name in library._op_defs}
     assert defined == set(CALLS)
 
 
@@ -120,6 +124,7 @@ def moved(value, device):
 
 # The stage whose kernels an operator runs, where that is not its own name.
 STAGES = {"write_": "write", "attend_mha": "mha", "topk_mask": "mask"}
+STAGES |= {"select_best": "select", "score_select_best": "score_select"}
 STAGES |= dict.fromkeys([n for n in CALLS if n.endswith(("_lists", "_slots"))], "lists")
 STAGES |= dict.fromkeys(["split_kv_b", "absorb_query", "project_output", "decompress"], "absorb")
 
@@ -131,6 +136,34 @@ def test_opcheck(name, device):
     args = [moved(x, device) for x in args]
     kwargs = {k: moved(x, device) for k, x in kwargs.items()}
     torch.library.opcheck(getattr(ops, name), args, kwargs)
+
+
+# Arguments that operators leave out: they make their results, and plan for themselves. Those that
+# are asked for come from an operator of their own, or are made always.
+PLACES = {"out", "workspace", "plan", "part", "kernel", "lengths", "counts", "lse", "out_weights"}
+PLACES |= {"k", "v", "w_uk", "w_uv", "scale", "scales", "e4m3", "clean"}
+ASKED_FOR = {"attend": {"max_logit"}, "select": {"best", "best_blocks", "values"}}
+ASKED_FOR["score_select"] = ASKED_FOR["select"]
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_operators_have_the_arguments_of_the_calls(name):
+    plain = name.rstrip("_").removesuffix("_e4m3").removesuffix("_best")
+    there = {argument.name for argument in getattr(ops, name).default._schema.arguments}
+    signature = getattr(winnow, plain).__nb_signature__[0][0]
+    wanted = set(re.findall(r"[(,] \*?,? ?([a-z_0-9]+):", "( " + signature.split("(", 1)[1]))
+    assert wanted - there <= PLACES | ASKED_FOR.get(plain, set())
+
+
+def test_best_blocks():
+    """The two levels of V4.1's selection by operators: blocks, then ids within them."""
+    logits = torch.rand(3, 40, generator=torch.Generator().manual_seed(2))
+    ids, blocks = ops.select_best(logits, 4, 2, block=8)
+    wanted_ids, wanted_blocks = winnow.select(logits, 4, block=8, best=2)
+    assert torch.equal(ids, wanted_ids) and torch.equal(blocks, wanted_blocks)
+    within = ops.select(logits, 4, within=blocks, block=8)
+    assert torch.equal(within, winnow.select(logits, 4, within=blocks, block=8))
+    assert ops.select_best(logits, 4, 0)[1].shape == (3, 0)
 
 
 @pytest.mark.parametrize("name", ["rotate", "prepare_query", "index_query", "attend"])
