@@ -36,6 +36,7 @@ TypeInfo inspect(nb::handle type) {
   const std::string module =
       nb::cast<std::string>(nb::str(nb::getattr(type, "__module__", nb::str())));
   if (module.rfind("torch", 0) == 0 && has(type, "data_ptr")) return {Library::kTorch};
+  if (has(type, "filled") && has(type, "mask")) return {};  // NumPy's masks would be left out
   if (has(type, "__array_interface__") && has(type, "dtype")) return {Library::kNumpy};
   // JAX's arrays have the CUDA interface on any device, and are not to be written.
   if (has(type, "__cuda_array_interface__") && module.rfind("jax", 0) != 0) return {Library::kCuda};

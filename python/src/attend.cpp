@@ -65,7 +65,11 @@ nb::object topk_mask_(Call& c) {
   TopkMaskArgs a;
   a.ids = c.in("ids");
   a.lengths = c.in("lengths");
-  a.mask = c.out("out", DType::kU8, {a.ids.shape[0], (c.size("keys") + 7) / 8});
+  const int64_t bytes = (c.size("keys") + 7) / 8;
+  a.mask = c.out("out", DType::kU8, {a.ids.shape[0], bytes});
+  if (a.mask.rank == 2 && a.mask.shape[1] != bytes)
+    c.fail("out", std::to_string(bytes) + " bytes a row, a bit for each of keys",
+           std::to_string(a.mask.shape[1]));
   a.target = c.target();
   c.run([&] { topk_mask(a); });
   return c.result({"out"});

@@ -323,6 +323,12 @@ Tensor Call::out(std::string_view name, DType dtype, std::initializer_list<int64
   return a.tensor;
 }
 
+void Call::agree(std::string_view name, int64_t size, const Tensor& out, int dimension) const {
+  const int64_t there = out.shape[dimension];
+  if (!given(name) || out.rank <= dimension || size == there) return;
+  fail(name, std::to_string(there) + ", as the array to write to has", std::to_string(size));
+}
+
 std::span<std::byte> Call::scratch(size_t bytes) {
   if (bytes == 0) return {};
   taken_ = kept_scratch(device(), bytes);

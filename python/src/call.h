@@ -36,6 +36,7 @@ struct PyCache {
   bool may_require_gradient = false;
   nb::object data;
   std::shared_ptr<void> keep;  // as in Array
+  nb::object page;             // as given, or None
 };
 
 // A plan as Python holds it. The GIL guards what is beside the plan.
@@ -93,6 +94,8 @@ class Call {
 
   // An output: the caller's array, or a new one of this shape (which must be known by then).
   Tensor out(std::string_view name, DType dtype, std::initializer_list<int64_t> shape);
+  // A size that an argument names and that an output has: where both are given, they agree.
+  void agree(std::string_view name, int64_t size, const Tensor& out, int dimension) const;
   // Whether an optional output (`lse: Array | bool = False`) is asked for.
   bool wanted(std::string_view name) const;
   // Memory of the caller's library, for this call alone.

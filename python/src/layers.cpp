@@ -17,6 +17,10 @@ Norm norm_of(Call& c, const char* weight, const char* otherwise) {
   norm.weight = c.in(weight);
   norm.bias = c.in("norm_bias");
   norm.eps = static_cast<float>(c.number("eps", 1e-6));
+  // Weights without a norm are a norm forgotten: the rows would go on as they are.
+  for (const char* name : {weight, "norm_bias"})
+    if (norm.kind == NormKind::kNone && c.given(name))
+      c.fail(name, "none without norm=\"rms\" or \"layer\"", "an array");
   return norm;
 }
 
@@ -48,6 +52,7 @@ SelectBlocks blocks_of(Call& c, int64_t tokens) {
   const int64_t best = c.size("best", 0);
   if (best > 0 || c.given("best_blocks"))
     b.best = c.out("best_blocks", DType::kI32, {tokens, best});
+  if (b.best) c.agree("best", best, b.best, 1);
   return b;
 }
 

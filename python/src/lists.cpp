@@ -37,6 +37,7 @@ nb::object c128a_lists_(Call& c) {
   a.pages = c.pages_of_table();
   a.decode_tokens = c.integer("decode_tokens");
   a.lists = c.out("out", DType::kI32, {a.positions.shape[0], c.size("width")});
+  c.agree("width", c.size("width"), a.lists, 1);
   a.lengths = c.out("lengths", DType::kI32, {a.positions.shape[0]});
   a.plan = c.plan();
   a.target = c.target();

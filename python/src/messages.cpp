@@ -85,6 +85,9 @@ void rename(std::string& message, const Renamed& name) {
 }  // namespace
 
 std::string in_python(std::string message) {
+  // Of functions about pages, which are no stage: the argument alone.
+  if (constexpr std::string_view kModel = "model: "; message.starts_with(kModel))
+    message.erase(0, kModel.size());
   for (const auto& [from, to] : kOutputs)
     if (message.starts_with(from)) message.replace(0, from.size(), to);
   for (const Renamed& field : kFields) rename(message, field);

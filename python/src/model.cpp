@@ -95,8 +95,16 @@ struct Layout {
   }
 };
 
-void make_cache(PyCache* self, nb::object data, std::string_view format,
-                std::optional<int64_t> page) {
+std::optional<int64_t> page_of(nb::handle page) {
+  if (page.is_none()) return std::nullopt;
+  int64_t value = 0;
+  if (nb::try_cast(page, value)) return value;
+  throw nb::type_error(
+      ("Cache: page: expected an int64, found " + nb::cast<std::string>(nb::repr(page))).c_str());
+}
+
+void make_cache(PyCache* self, nb::object data, std::string_view format, nb::object given_page) {
+  const std::optional<int64_t> page = page_of(given_page);
   Array a = view_of(data, "Cache: data");
   // Bytes by another name, which FlashMLA takes as well.
   if (a.other_dtype && std::string_view(a.other_dtype) == "int8") {
@@ -109,7 +117,8 @@ void make_cache(PyCache* self, nb::object data, std::string_view format,
   if (a.other_dtype) invalid(std::string("Cache: data: expected uint8, found ") + a.other_dtype);
   const Cache cache = Layout{a.tensor, format_of(format), page}.cache();
   const bool gradient = may_require_gradient(a.origin, a.tensor.dtype);
-  new (self) PyCache{cache, a.origin, a.read_only, gradient, std::move(data), std::move(a.keep)};
+  new (self) PyCache{cache,           a.origin,          a.read_only,          gradient,
+                     std::move(data), std::move(a.keep), std::move(given_page)};
 }
 
 std::string cache_text(const PyCache& c) {
@@ -142,6 +151,13 @@ The array's address is taken once: do not resize it behind the cache's back.)")
                    })
       .def_prop_ro("device",
                    [](const PyCache& c) { return device_name(c.origin.device, c.origin.index); })
+      // A copy is a view of the same array, a deep copy and an unpickled one of an array like it.
+      .def("__reduce__",
+           [](nb::handle self) {
+             const PyCache& c = nb::cast<const PyCache&>(self);
+             return nb::make_tuple(self.type(),
+                                   nb::make_tuple(c.data, name_of(c.cache.format), c.page));
+           })
       .def("__repr__", cache_text);
 }
 

@@ -29,6 +29,7 @@ nb::object score_(Call& c) {
   ScoreArgs a = score_inputs(c);
   const int64_t keys = a.key_rows ? a.key_rows.shape[0] : a.block_table.shape[1] * a.keys.page;
   a.logits = c.out("out", DType::kF32, {a.q.shape[0], c.size("width", keys)});
+  c.agree("width", c.size("width", keys), a.logits, 1);
   a.clean = c.flag("clean");
   c.run([&] { score(a); });
   return c.result({"out"});
@@ -38,6 +39,7 @@ nb::object score_select_(Call& c) {
   ScoreSelectArgs a;
   a.score = score_inputs(c);
   a.ids = c.out("out", DType::kI32, {a.score.q.shape[0], c.size("topk")});
+  c.agree("topk", c.size("topk"), a.ids, 1);
   if (c.wanted("values")) a.values = c.out("values", DType::kF32, {a.ids.shape[0], a.ids.shape[1]});
   a.relative = c.flag("relative");
   a.blocks = blocks_of(c, a.score.q.shape[0]);
@@ -55,6 +57,7 @@ nb::object select_(Call& c) {
   a.starts = c.in("starts");
   a.ends = c.in("ends");
   a.ids = c.out("out", DType::kI32, {a.logits.shape[0], c.size("topk")});
+  c.agree("topk", c.size("topk"), a.ids, 1);
   if (c.wanted("values")) a.values = c.out("values", DType::kF32, {a.ids.shape[0], a.ids.shape[1]});
   a.relative = c.flag("relative");
   a.blocks = blocks_of(c, a.logits.shape[0]);

@@ -17,6 +17,8 @@ nb::object write_(Call& c) {
   a.prologue.norm = norm_of(c, "norm_weight", "none");
   a.prologue.rope = rope_of(c, "table");
   a.prologue.positions = c.in("positions");
+  if (a.prologue.positions && !a.prologue.rope.table)
+    c.fail("positions", "none without a table, by which they rotate", "an array");
   a.prologue.hadamard = c.flag("hadamard");
   a.plan = c.plan();
   a.target = c.target();
@@ -47,6 +49,7 @@ nb::object gather_(Call& c) {
   a.target = c.target();
   const int64_t rows = c.given("out") ? 0 : rows_of(c, a.lengths, a.target);
   a.out = c.out("out", DType::kBf16, {rows, record_dim(a.cache.format)});
+  c.agree("rows", c.size("rows"), a.out, 0);
   c.run([&] { gather(a); });
   return c.result({"out"});
 }

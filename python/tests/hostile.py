@@ -121,8 +121,8 @@ def calls() -> dict:
     plain("select")["out"] = torch.zeros(3, 4, dtype=INT)
     for name in every:
         public = name.rstrip("_")
-        # An operator for each form of rotate(), which has a flag for them.
-        if public != "rotate_e4m3":
+        # Operators for each form of rotate() and of selection, which have arguments for them.
+        if not public.endswith(("_e4m3", "_best")):
             made[public] = getattr(winnow, public), own[f"ops.{name}"]
     q = torch.randn(3, 2, 576).bfloat16()
     keys = winnow.Cache(torch.zeros(3, 8 * 132, dtype=torch.uint8), "index_keys", 8)

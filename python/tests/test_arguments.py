@@ -1,5 +1,7 @@
 """Arguments that do not fit: each is named, before anything is read or written."""
 
+import copy
+import pickle
 import weakref
 
 import numpy as np
@@ -186,3 +188,70 @@ def test_one_mask_for_all_of_a_batch():
             hf.attention(module, q, q, q, short)
         got = hf.attention(module, q, q, q, long)[0]
         assert torch.equal(got, hf.attention(module, q, q, q, long[..., :5])[0])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda x: winnow.select(x, 5, out=torch.empty(2, 6, dtype=INT)),
+            "select: topk: expected 6, as the array to write to has, found 5",
+        ),
+        (
+            lambda x: winnow.select(x, 5, best=2, best_blocks=torch.empty(2, 3, dtype=INT)),
+            "select: best: expected 3, as the array to write to has, found 2",
+        ),
+        (
+            lambda x: winnow.topk_mask(x.int(), 20, out=torch.empty(2, 4, dtype=torch.uint8)),
+            "topk_mask: out: expected 3 bytes a row, a bit for each of keys, found 4",
+        ),
+    ],
+)
+def test_sizes_agree_with_arrays_to_write_to(call, message):
+    with pytest.raises(ValueError) as error:
+        call(torch.randn(2, 50))
+    assert str(error.value) == message
+
+
+def test_parts_of_a_step_that_is_forgotten():
+    """Weights without a norm and positions without a table would leave the rows as they are."""
+    rows, slots, weight = torch.randn(2, 512).bfloat16(), torch.arange(2), torch.ones(512)
+    cache = winnow.Cache(torch.zeros(4, 512).bfloat16(), "v4_bf16")
+    with pytest.raises(ValueError, match="^write: norm_weight: expected none without norm="):
+        winnow.write(rows, slots, cache, norm_weight=weight)
+    with pytest.raises(ValueError, match="^write: norm_bias: expected none without norm="):
+        winnow.write(rows, slots, cache, norm_bias=weight)
+    positions = torch.zeros(2, dtype=INT)
+    with pytest.raises(ValueError, match="^write: positions: expected none without a table"):
+        winnow.write(rows, slots, cache, positions=positions)
+    table = torch.zeros(4, 2, 32)
+    with pytest.raises(ValueError, match="^prepare_query: norm_weight: expected none without"):
+        winnow.prepare_query(rows[:, None], positions, table, norm_weight=weight)
+    assert not cache.data.any()
+
+
+def test_masked_arrays():
+    """The values under a mask would count."""
+    masked = np.ma.masked_array(np.zeros((2, 64), np.uint16), mask=True)
+    with pytest.raises(TypeError, match="^norm: x: expected an array .* found MaskedArray"):
+        winnow.norm(masked)
+
+
+def test_caches_name_their_arguments():
+    memory = torch.zeros(winnow.cache_shape("v32_fp8", 2), dtype=torch.uint8)
+    with pytest.raises(TypeError, match="^Cache: page: expected an int64, found 'all'"):
+        winnow.Cache(memory, "v32_fp8", "all")
+    with pytest.raises(ValueError, match="^page: expected 1 to 2147483647, found 0"):
+        winnow.Cache(memory, "v32_fp8", 0)
+
+
+@pytest.mark.parametrize("page", [None, 4])
+def test_copies_of_a_cache(page):
+    """A copy is a view of the same array; a deep copy and an unpickled one have their own."""
+    rows = torch.randn(8, 512).bfloat16()
+    cache = winnow.Cache(rows if page is None else rows.view(2, 4, 512), "v4_bf16", page)
+    same, deep = copy.copy(cache), copy.deepcopy(cache)
+    pickled = pickle.loads(pickle.dumps(cache))
+    for made in (same, deep, pickled):
+        assert repr(made) == repr(cache) and torch.equal(made.data, cache.data)
+        assert (made.data.data_ptr() == rows.data_ptr()) == (made is same)

@@ -264,3 +264,36 @@ def test_a_subinterpreter_is_refused():
     refused, after = run(SUBINTERPRETER).split("\n")
     assert "subinterpreter" in refused
     assert after == "the first one goes on"
+
+
+def test_a_forked_process_has_workers_of_its_own():
+    """Threads do not survive fork(): a child that waits for its parent's would never return."""
+    said = run(
+        """
+        import os, threading
+        import numpy as np
+        import winnow
+
+        rows = np.random.default_rng(0).integers(0, 2**14, (4096, 512)).astype(np.uint16)
+        q, cache = rows[:64].reshape(16, 4, 512), winnow.Cache(rows, "v4_bf16")
+        ids = np.arange(16 * 512, dtype=np.int32).reshape(16, 512) % 4096
+        attend = lambda: winnow.attend(q, cache, ids, scale=0.01)
+        wanted = attend()
+        busy = True
+
+        def others():
+            while busy:
+                attend()
+
+        thread = threading.Thread(target=others)
+        thread.start()
+        for _ in range(5):
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if np.array_equal(attend(), wanted) else 1)
+            print(os.waitpid(child, 0)[1])
+        busy = False
+        thread.join()
+        """
+    )
+    assert said.split() == ["0"] * 5

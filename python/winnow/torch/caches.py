@@ -5,6 +5,7 @@ A step is begin(), every layer once, commit(). docs/layers.md has an example.
 
 from __future__ import annotations
 
+import copy
 import operator
 import weakref
 from collections.abc import Iterable
@@ -69,6 +70,15 @@ class Request:
     step: Step | None = None
 
 
+def _whole(name: str, value) -> int:
+    """A number of tokens: 2.0 would count as 2 here and break a table later."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        found = type(value).__name__
+        raise TypeError(f"caches: {name}: expected an int, found {found}") from None
+
+
 # What lives from step to step is no inference tensor: later steps may run outside of that mode, and
 # write to it.
 _makes_lasting_tensors = torch.inference_mode(False)
@@ -84,6 +94,7 @@ class LayerCaches:
     def __init__(self, layers: Iterable, *, dtype: str = "fp8", page: int = 64, drafts: int = 8):
         if dtype not in ("fp8", "bf16"):
             raise ValueError(f"caches: dtype: expected fp8 or bf16, found {dtype}")
+        drafts = _whole("drafts", drafts)
         if drafts < 0:
             raise ValueError(f"caches: drafts: expected 0 or more, found {drafts}")
         layers = list(layers)
@@ -121,6 +132,20 @@ class LayerCaches:
         for pages in self.pages.values():
             # A cache has pages, also before the first entry of a context closes.
             pages.reserve(1)
+
+    @_makes_lasting_tensors
+    def __deepcopy__(self, memo: dict) -> LayerCaches:
+        """Requests and memory of their own, for the same layers: a prompt's, to be used again."""
+        twin = memo[id(self)] = object.__new__(type(self))
+        for name, value in vars(self).items():
+            setattr(twin, name, copy.deepcopy(value, memo))
+        return twin
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError(
+            "caches: LayerCaches is not pickled, since it stands for layers of this process; "
+            "copy.deepcopy() copies it, and copy() a request"
+        )
 
     # ---- requests
 
@@ -168,7 +193,7 @@ class LayerCaches:
 
         Pages are shared until one of the two writes to them.
         """
-        length = self._request(source).length if length is None else length
+        length = self._request(source).length if length is None else _whole("length", length)
         self.check_resumable(source, length)
         request = self.add()
         for pages in self.pages.values():
@@ -181,6 +206,7 @@ class LayerCaches:
 
     def truncate(self, request: int, length: int) -> None:
         """Forgets the tokens from `length` on."""
+        length = _whole("length", length)
         self.check_resumable(request, length)
         self._close_step(request)
         self._cut(request, length)
@@ -239,7 +265,7 @@ class LayerCaches:
 
         Prefill chunks, decodes (one token) and drafts (a few) mix. Lengths change in commit().
         """
-        parts = [(request, operator.index(tokens)) for request, tokens in parts]
+        parts = [(request, _whole("parts", tokens)) for request, tokens in parts]
         if len({request for request, _ in parts}) != len(parts):
             raise ValueError("caches: parts: expected every request once")
         for request, tokens in parts:
@@ -268,7 +294,7 @@ class LayerCaches:
                 "caches: step: expected one of begin() that is neither committed nor outdated by a "
                 "later begin(), truncate() or free() of one of its requests"
             )
-        accepted = accepted or {}
+        accepted = {r: _whole("accepted", kept) for r, kept in (accepted or {}).items()}
         tokens = dict(step.parts)
         for request, kept in accepted.items():
             if not 0 <= kept <= tokens.get(request, -1):
