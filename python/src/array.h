@@ -31,6 +31,7 @@ struct Array {
   Tensor tensor;
   Origin origin;
   bool read_only = false;
+  bool is_bool = false;               // the tensor is uint8 then: what masks may be, and no others
   const char* other_dtype = nullptr;  // set when the dtype is none of winnow's; tensor is unusable
   std::shared_ptr<void> keep;         // what owns the view, where that is not the array itself
 };

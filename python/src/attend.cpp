@@ -48,7 +48,7 @@ nb::object attend_mha_(Call& c) {
   a.ids = c.in("ids");
   a.starts = c.in("starts");
   a.lengths = c.in("lengths");
-  a.mask = c.in("mask");
+  a.mask = c.in("mask", As::kMask);
   a.bits = c.in("bits");
   a.bias = c.in("bias");
   a.sink = c.in("sink");

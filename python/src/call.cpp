@@ -248,10 +248,11 @@ std::span<int32_t> Call::integers_out(int64_t count) {
   return {static_cast<int32_t*>(t.data), static_cast<size_t>(t.shape[0])};
 }
 
-Array Call::array(std::string_view name) {
+Array Call::array(std::string_view name, As as) {
   const nb::handle object = (*this)[name];
   const std::string named = what(name);
   Array a = view_of(object, named);
+  if (a.is_bool && as != As::kMask) a.other_dtype = "bool";
   if (a.other_dtype)
     fail(name, "bfloat16, float8_e4m3fn, float32, int32, int64 or uint8", a.other_dtype);
   if (may_require_gradient(a.origin, a.tensor.dtype)) refuse_gradient(object, named);
@@ -262,7 +263,7 @@ Array Call::array(std::string_view name) {
 
 Tensor Call::in(std::string_view name, As as) {
   if (!given(name)) return {};
-  Tensor t = array(name).tensor;
+  Tensor t = array(name, as).tensor;
   if (as == As::kE4m3 && t.dtype == DType::kU8) t.dtype = DType::kE4m3;
   return t;
 }
@@ -314,6 +315,7 @@ Tensor Call::out(std::string_view name, DType dtype, std::initializer_list<int64
   }
   const std::string named = what(name);
   Array a = view_of(h, named);
+  if (a.is_bool) a.other_dtype = "bool";
   if (a.other_dtype) fail(name, dtype_name(dtype), a.other_dtype);
   if (a.read_only) fail(name, "an array that can be written", "a read-only one");
   if (may_require_gradient(a.origin, a.tensor.dtype)) refuse_gradient(h, named);

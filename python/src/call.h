@@ -51,7 +51,7 @@ struct PyPlan {
 };
 
 // What an array argument may be read as besides its own dtype.
-enum class As : uint8_t { kItself, kE4m3 };
+enum class As : uint8_t { kItself, kE4m3, kMask };
 
 struct Scratch {
   nb::object array;  // that owns it
@@ -85,7 +85,7 @@ class Call {
   // Where to write host integers: `out`, or a new array of this size.
   std::span<int32_t> integers_out(int64_t count);
 
-  // A view; not given: an empty one. Bytes count as e4m3 where asked for.
+  // A view; not given: an empty one. Bytes count as e4m3 where asked for, bools as bytes in masks.
   Tensor in(std::string_view name, As as = As::kItself);
   Cache cache(std::string_view name, bool writes = false);
   const Plan* plan();  // which no thread can refill before this call's end
@@ -124,7 +124,8 @@ class Call {
     nb::object object;
   };
   std::string what(std::string_view name) const;
-  Array array(std::string_view name);  // of an argument that is given
+  // Of an argument that is given.
+  Array array(std::string_view name, As as = As::kItself);
   void same_device(std::string_view name, const Origin& origin);
 
   const Signature& signature_;

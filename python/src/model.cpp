@@ -114,6 +114,7 @@ void make_cache(PyCache* self, nb::object data, std::string_view format, nb::obj
   static std::byte nothing alignas(64);  // an empty cache is a cache, though its data may be null
   if (!a.tensor.data && a.tensor.size() == 0 && a.origin.device == DeviceKind::kCpu)
     a.tensor.data = &nothing;
+  if (a.is_bool) a.other_dtype = "bool";
   if (a.other_dtype) invalid(std::string("Cache: data: expected uint8, found ") + a.other_dtype);
   const Cache cache = Layout{a.tensor, format_of(format), page}.cache();
   const bool gradient = may_require_gradient(a.origin, a.tensor.dtype);

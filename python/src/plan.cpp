@@ -72,7 +72,9 @@ PlanOptions options_of(Call& c) {
     if constexpr (sizeof(field) == sizeof(int32_t)) field = c.int32(name, field);
     else field = c.integer(name, field);
   };
-  o.model = model_of(c.text("model", "v32"));
+  const std::string model = c.text("model", "v32");
+  if (model != kV32.name && model != kV4.name) c.fail("model", "v32 or v4", model);
+  o.model = model_of(model);
   o.format = c.given("format") ? format_of(c.text("format")) : o.model.fp8;
   set(o.heads, "heads");
   set(o.topk, "topk");

@@ -29,9 +29,8 @@ nb::object write_(Call& c) {
 // Rows that a gather without out= makes: the lengths' sum, where they can be read.
 int64_t rows_of(const Call& c, const Tensor& lengths, const Target& target) {
   if (c.given("rows")) return c.size("rows");
-  if (target.device.kind != DeviceKind::kCpu || lengths.rank != 1 || lengths.dtype != DType::kI32 ||
-      c.given("out_starts"))
-    return -1;
+  if (lengths.rank != 1 || lengths.dtype != DType::kI32) return 0;  // gather() says what is wrong
+  if (target.device.kind != DeviceKind::kCpu || c.given("out_starts")) return -1;
   int64_t rows = 0;
   for (int64_t i = 0; i < lengths.shape[0]; ++i)
     rows += std::max(0, static_cast<const int32_t*>(lengths.data)[i * lengths.stride[0]]);

@@ -230,6 +230,38 @@ def test_parts_of_a_step_that_is_forgotten():
     assert not cache.data.any()
 
 
+def test_bools_are_masks_and_nothing_else():
+    """A bool is a byte: as codes of e4m3 or as a place for bits it would be taken for one."""
+    queries, keys = torch.ones(2, 4, 128), torch.ones(6, 128)
+    mask = torch.ones(2, 6, dtype=torch.bool)
+    q, k = queries.bfloat16(), keys.bfloat16()[:, None].expand(6, 4, 128)
+    assert winnow.attend_mha(q, k, k, scale=0.1, mask=mask).shape == (2, 4, 128)
+    calls = {
+        "score: q": lambda: winnow.score(
+            queries.bool(),
+            torch.ones(2, 4),
+            torch.ones(2, dtype=INT),
+            key_rows=keys.to(torch.float8_e4m3fn),
+            key_scales=torch.ones(6),
+        ),
+        "rotate: positions": lambda: winnow.rotate(q, mask[:, 0], torch.zeros(4, 2, 32)),
+        "topk_mask: out": lambda: winnow.topk_mask(mask.int(), 48, out=mask),
+        "quantize: out": lambda: winnow.quantize(q, out=torch.empty_like(q, dtype=torch.bool)),
+        "Cache: data": lambda: winnow.Cache(torch.zeros(2, 656, dtype=torch.bool), "v32_fp8", 1),
+    }
+    for name, call in calls.items():
+        with pytest.raises(ValueError, match=f"^{name}: expected .*, found bool$"):
+            call()
+
+
+def test_shapes_that_results_depend_on():
+    cache = winnow.Cache(torch.zeros(4, 512).bfloat16(), "v4_bf16")
+    with pytest.raises(ValueError, match=r"^gather: lengths: expected \[1\] int32, found \[1, 1\]"):
+        winnow.gather(cache, torch.zeros(1, 1, dtype=INT), torch.ones(1, 1, dtype=INT))
+    with pytest.raises(ValueError, match="^Plan: model: expected v32 or v4, found v5"):
+        winnow.Plan(model="v5", pages=4)
+
+
 def test_masked_arrays():
     """The values under a mask would count."""
     masked = np.ma.masked_array(np.zeros((2, 64), np.uint16), mask=True)

@@ -22,7 +22,7 @@ def test_every_public_function_is_called():
     public -= {"BatchSplit", "KernelInfo", "Model", "Part", "V4Chunk"}
     public -= {"cpu_name", "head_sizes", "support", "threads"}
     assert public <= set(made), public - set(made)
-    operators = {n.split("::")[1].split(".")[0] for n in winnow.torch.operators._library._op_defs}
+    operators = {n.split("::")[1].split(".")[0] for n in winnow.torch.registration.library._op_defs}
     assert {f"ops.{n}" for n in operators} <= set(made)
 
 
