@@ -165,6 +165,25 @@ INSTANTIATE_TEST_SUITE_P(Kernels, NormWriteTest,
                            return std::get<0>(info.param) + "_" + std::get<1>(info.param).name;
                          });
 
+// Engines give caches of several kinds pages of one pool.
+TEST(NormWrite, CachesShareMemory) {
+  Problem p(cases()[0]);
+  NormWriteArgs a = p.args(0);
+  Cache& latents = a.write[0].cache;
+  const int64_t stride = page_bytes(latents.format, latents.page);
+  Guarded<std::byte> pool(2 * pages(p.c) * stride);
+  latents = {pool.data(), latents.format, pages(p.c), latents.page, stride};
+  Cache& keys = a.write[1].cache;
+  keys = {pool.data(), keys.format, 2 * pages(p.c), keys.page, stride};
+  const auto* slots = static_cast<const int64_t*>(a.write[1].slots.data);
+  std::vector<int64_t> behind(slots, slots + p.c.tokens);
+  for (int64_t& slot : behind) slot += slot < 0 ? 0 : pages(p.c) * keys.page;
+  a.write[1].slots = tensor(behind.data(), {p.c.tokens});
+  norm_write(a);
+  ASSERT_TRUE(testing::device_finished());
+  EXPECT_NE(pool[0], std::byte{0xcd});
+}
+
 TEST(NormWriteErrors, NameThePartAndWriteNothing) {
   Problem p(cases()[0]);
   const auto expect = [&](auto change, std::initializer_list<const char*> words) {
