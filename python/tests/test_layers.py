@@ -1,8 +1,5 @@
 """winnow.torch's layers and caches: requests, pages, mixed batches."""
 
-import copy
-import pickle
-
 import pytest
 import torch
 
@@ -437,40 +434,3 @@ def test_layer_without_indexer_needs_one_before():
     step = caches.begin([(caches.add(), 3)])
     with pytest.raises(ValueError, match="a layer without an indexer needs one with it before"):
         layer(random(3, 64), step)
-
-
-def test_caches_are_copied_and_not_pickled():
-    """A deep copy has requests and memory of its own, for the same layers."""
-    layer = MlaLayer(MLA, mla_weights(MLA))
-    caches = LayerCaches([layer], dtype="bf16", page=16)
-    request, x = caches.add(), random(9, 64).bfloat16()
-    step = caches.begin([(request, 8)])
-    layer(x[:8], step)
-    caches.commit(step)
-    with pytest.raises(TypeError, match="^caches: LayerCaches is not pickled, .* copy.deepcopy"):
-        pickle.dumps(caches)
-    with pytest.raises(TypeError, match="^caches: LayerCaches is not pickled"):
-        copy.copy(caches)
-    twin = copy.deepcopy(caches)
-    results = []
-    for one in (twin, caches):
-        step = one.begin([(request, 1)])
-        results.append(layer(x[8:], step))
-        one.commit(step)
-    assert torch.equal(*results) and twin.length(request) == caches.length(request) == 9
-    twin.free(request)
-    assert caches.length(request) == 9
-
-
-def test_numbers_of_tokens_are_ints():
-    caches = LayerCaches([MlaLayer(MLA, mla_weights(MLA))])
-    request = caches.add()
-    with pytest.raises(TypeError, match="^caches: parts: expected an int, found float"):
-        caches.begin([(request, 2.0)])
-    step = caches.begin([(request, torch.tensor(3))])
-    with pytest.raises(TypeError, match="^caches: accepted: expected an int, found float"):
-        caches.commit(step, {request: 2.0})
-    caches.commit(step, {request: 2})
-    for call in (caches.truncate, caches.copy):
-        with pytest.raises(TypeError, match="^caches: length: expected an int, found float"):
-            call(request, 1.0)

@@ -281,11 +281,19 @@ class LayerCaches:
         ends = [self.requests[request].length + tokens for request, tokens in parts]
         self.ropes.reserve(max(ends, default=1))
         step = Step(self, parts)
-        for (request, _), end in zip(parts, ends, strict=True):
+        for request, _ in parts:
             self._close_step(request)
             self.requests[request].step = step
-            self._write_rings(self.requests[request], end)
         return step
+
+    def start(self, step: Step) -> None:
+        """Before the first layer writes: a step that no layer has seen leaves the rings alone."""
+        if step.started:
+            return
+        step.started = True
+        for request, tokens in step.parts:
+            at = self.requests[request]
+            self._write_rings(at, at.length + tokens)
 
     def commit(self, step: Step, accepted: dict[int, int] | None = None) -> None:
         """The step's tokens become part of their requests, or the first `accepted` of them."""
@@ -303,6 +311,7 @@ class LayerCaches:
                     f"{request}, found {kept}"
                 )
             self._check_reachable(request, self._request(request).length + kept)
+        self.start(step)
         step.open = False
         for request, new in step.parts:
             self.requests[request].step = None
@@ -343,6 +352,7 @@ class Step:
     def __init__(self, caches: LayerCaches, parts: list[tuple[int, int]]):
         self.caches, self.parts = caches, parts
         self.open = True  # until commit(), or until one of its requests changes
+        self.started = False  # by a layer, which writes to the rings
         positions, requests = [], []
         for request, tokens in parts:
             start = caches.requests[request].length
