@@ -92,6 +92,8 @@ TEST(PipelineStepsErrors, NameTheArgumentAndWriteNothing) {
   expect([](Args a) { a.steps.index_query.q.shape[1] = 3; }, {"steps.index_query.q"});
   expect([](Args a) { a.steps.index_query.weights.data = nullptr; }, {"steps.index_query.weights"});
   expect([](Args a) { a.steps.index_query.factor = NAN; }, {"steps: index_query: factor"});
+  expect([](Args a) { a.steps.index_query.weights.data = a.indexer.weights.data; },
+         {"pipeline: indexer.weights: expected memory apart from steps.index_query.weights"});
   expect([](Args a) { a.indexer.q.stride[0] = 0; }, {"indexer.q", "overlap"});
   expect([](Args a) { a.q.stride[0] = 0; }, {"q", "overlap"});
   expect([](Args a) { a.compressed_kv = a.kv; }, {"compressed_kv", "none with steps.states"});

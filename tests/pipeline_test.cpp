@@ -304,6 +304,9 @@ TEST(PipelineErrors, NameTheArgumentAndWriteNothing) {
     expect([](Args a) { a.sink.shape[0] = 2; }, {"sink", "[3]", "[2]"});
     expect([](Args a) { a.out.shape[0] -= 1; }, {"out", "[49, 3, 512]"});
     expect([](Args a) { a.out.stride[1] = 0; }, {"out", "overlap"});
+    expect([](Args a) { a.out.data = a.q.data; }, {"pipeline: out: expected memory apart from q"});
+    expect([](Args a) { a.kv.data = a.cache.data; },
+           {"pipeline: cache: expected memory apart from kv"});
     expect([](Args a) { a.lse.shape[1] = 2; }, {"lse", "[49, 3]"});
     expect([](Args a) { a.workspace = a.workspace.first(a.workspace.size() - 1); },
            {"workspace", "at least"});

@@ -102,6 +102,9 @@ void check_steps(const Check& check, const PipelineArgs& a) {
                 wide ? DType::kBf16 : DType::kF32, {tokens, o.index_heads});
   check.output(a.indexer.q, "indexer.q", a.indexer.q.dtype, {tokens, o.index_heads, kIndexDim});
   check.output(a.indexer.weights, "indexer.weights", DType::kF32, {tokens, o.index_heads});
+  check.apart({{a.indexer.q, "indexer.q"}, {a.indexer.weights, "indexer.weights"}},
+              {{s.index_query.q, "steps.index_query.q", &a.indexer.q},
+               {s.index_query.weights, "steps.index_query.weights"}});
 }
 
 // A cache that entries are compressed into, or that is only read.
