@@ -12,7 +12,7 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 //
-#include "cpu/prologue_simd.h"
+#include "cpu/norm_simd.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace winnow::internal::norm::HWY_NAMESPACE {
