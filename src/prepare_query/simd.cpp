@@ -57,7 +57,10 @@ HWY_EXPORT(prepare_heads);
 
 void simd(const Params& p) noexcept {
   const int64_t count = p.tokens * p.heads;
-  const int64_t block = 1 + 16384 / p.width;  // 64 KB of traffic: above the cost of a task
+  // 64 KB of traffic, above the cost of a task; more where every worker has some, since short
+  // pieces of memory in turn with other workers' come more slowly.
+  const int64_t least = 1 + 16384 / p.width;
+  const int64_t block = std::clamp(count / (16 * cpu::threads()), least, 8 * least);
   cpu::parallel_for(ceil_div(count, block), [&](int64_t task, int) {
     const int64_t first = task * block;
     HWY_DYNAMIC_DISPATCH(prepare_heads)(p, first, std::min(first + block, count));
