@@ -173,9 +173,8 @@ void store_record(const Params& p, const hs::TileQuantizer& quantizer, const bf1
   with_entry(p.cache.format, [&](auto record) {
     using R = decltype(record);
     const hs::RecordPlace<R> to(page, slot % p.cache.page, p.cache.page);
-    if (hs::past_caches<R>(p.cache, p.tokens / p.ratio))
-      hs::stream_record<R>(quantizer, row, row + R::kNope, to);
-    else hs::write_record<R>(quantizer, row, row + R::kNope, to);
+    const bool stream = hs::past_caches<R>(p.cache, p.tokens / p.ratio);
+    hs::write_record<R>(quantizer, stream, row, row + R::kNope, to);
   });
 }
 
@@ -191,10 +190,10 @@ HWY_INLINE void prefetch_token(const Params& p, int64_t token) {
 }
 
 // The sums of a Hadamard rotation could tell what was flushed.
-hs::Flushed flushed_of(const Params& p) {
+hs::Coded coded_of(const Params& p) {
   if (p.latent != nullptr || p.hadamard || p.cache.data == nullptr) return {};
   return with_entry(p.cache.format,
-                    [&](auto record) { return hs::flushed_of<decltype(record)>(p.rope); });
+                    [&](auto record) { return hs::coded_of<decltype(record)>(p.rope, true); });
 }
 
 // The norm of entries whose values are T.
@@ -204,10 +203,10 @@ HWY_INLINE void norm_entries(const Params& p, const hs::RowNorm& norm, Entries& 
   const auto values = [&](int64_t r) HWY_ATTR { return static_cast<const T*>(e.values[r]); };
   hs::RowNorm::Factors factors[kEntries];
   norm.factors(e.count, values, factors);
-  const hs::Flushed flushed = flushed_of(p);
+  const hs::Coded coded = coded_of(p);
   for (int64_t r = 0; r < e.count; ++r) {
     if (!p.gate) prefetch_token(p, e.tokens[r] + kEntries);
-    norm.finish(factors[r], values(r), e.rows + r * kMaxWidth, flushed);
+    norm.finish(factors[r], values(r), e.rows + r * kMaxWidth, coded);
   }
 }
 
@@ -220,11 +219,12 @@ void finish_entries(const Params& p, const hs::RowNorm& norm, Entries& e) {
   if (p.latent)
     for (int64_t r = 0; r < e.count; ++r)
       std::memcpy(p.latent + e.tokens[r] * p.latent_stride, row(r), p.width * sizeof(bf16));
+  const hs::Rounding rounding = hs::rounding_of(false);
   if (p.rope.table)
     for (int64_t r = 0; r < e.count; ++r) {
       const int64_t position = position_of(p, e.tokens[r]) - p.ratio + 1;
       bf16* slice = row(r) + core::rope_begin(p.rope, p.width);
-      if (core::in_table(p.rope, position)) hs::rotate_at(p.rope, position, slice, slice);
+      if (core::in_table(p.rope, position)) hs::rotate_at(p.rope, position, rounding, slice, slice);
       else e.slots[r] = -1;
     }
   if (p.hadamard)

@@ -13,6 +13,10 @@
 #include "hwy/highway.h"
 #include "winnow/tensor.h"
 
+// Behind the arguments of a lambda: GCC otherwise calls some that stand in loops.
+#undef WINNOW_INLINED
+#define WINNOW_INLINED HWY_ATTR __attribute__((always_inline))
+
 HWY_BEFORE_NAMESPACE();
 namespace winnow::internal::cpu::HWY_NAMESPACE {
 
@@ -56,6 +60,7 @@ HWY_INLINE void store_bf16(DF df, hn::VFromD<DF> v, bf16* to) {
 // Rounding by AVX-512 BF16's instruction, for which this Highway has no target: a tenth of the
 // operations, but subnormal floats become zeros of their sign. So it is for values that become e4m3
 // codes by scales of 2^-100 or more, where they become zeros anyway.
+enum class Rounding { kPlain, kFlushing, kChecked };  // the last: plain again where zeros came out
 #undef WINNOW_FLUSHING_ROUNDING
 #if HWY_TARGET == HWY_AVX3 && (!defined(__clang__) || defined(__AVX512BF16__))
 #define WINNOW_FLUSHING_ROUNDING 1
@@ -65,14 +70,18 @@ HWY_INLINE hn::Vec512<uint16_t> round_flushing(hn::Vec512<float> first, hn::Vec5
   asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(first.raw), "v"(second.raw));
   return hn::Vec512<uint16_t>{both};
 }
-// Of values at even places and at odd ones, in order.
-HWY_INLINE hn::Vec512<uint16_t> round_parts_flushing(hn::Vec512<float> even,
-                                                     hn::Vec512<float> odd) {
+// Values at even places, then those at odd ones, brought into turn.
+HWY_INLINE hn::Vec512<uint16_t> in_turn(hn::Vec512<uint16_t> parts) {
   alignas(64) static constexpr uint16_t kOrder[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
                                                       21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
                                                       11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  const __m512i order = _mm512_load_si512(kOrder);
-  return hn::Vec512<uint16_t>{_mm512_permutexvar_epi16(order, round_flushing(even, odd).raw)};
+  return hn::Vec512<uint16_t>{_mm512_permutexvar_epi16(_mm512_load_si512(kOrder), parts.raw)};
+}
+// Adds the products of 32 bf16 values, two in each lane; subnormal values and sums count as zeros.
+HWY_INLINE hn::Vec512<float> add_products(hn::Vec512<float> sum, hn::Vec512<uint16_t> a,
+                                          hn::Vec512<uint16_t> b) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "v"(b.raw));
+  return sum;
 }
 inline bool can_round_flushing() { return isa().avx512_bf16; }
 #else
@@ -80,38 +89,105 @@ inline bool can_round_flushing() { return isa().avx512_bf16; }
 inline bool can_round_flushing() { return false; }
 #endif
 
-// Two vectors next to each other: the high halves of both fill one vector. kFlush: by the
-// instruction that flushes.
-template <Nans kNans = Nans::kAny, bool kFlush = false, class DF>
+#if HWY_TARGET != HWY_SCALAR
+// Two vectors as one: the high halves of both, `first` in the lower half.
+template <Nans kNans, Rounding kRounding, class DF>
+HWY_INLINE hn::VFromD<hn::Repartition<uint16_t, DF>> round_pair(DF df, hn::VFromD<DF> first,
+                                                                hn::VFromD<DF> second) {
+  const hn::Repartition<uint16_t, DF> dh;
+#if WINNOW_FLUSHING_ROUNDING
+  if constexpr (kRounding != Rounding::kPlain) {
+    const auto both = round_flushing(first, second);
+    if constexpr (kRounding == Rounding::kFlushing) return both;
+    const auto magnitudes = hn::And(both, hn::Set(dh, uint16_t{0x7fff}));
+    if (HWY_LIKELY(hn::AllFalse(dh, hn::Eq(magnitudes, hn::Zero(dh))))) return both;
+  }
+#endif
+  const auto low = hn::BitCast(dh, round_to_bf16<kNans>(df, first));
+  const auto high = hn::BitCast(dh, round_to_bf16<kNans>(df, second));
+  return hn::ConcatOdd(dh, high, low);
+}
+#endif
+
+// Two vectors next to each other.
+template <Nans kNans = Nans::kAny, Rounding kRounding = Rounding::kPlain, class DF>
 HWY_INLINE void store_bf16_pair(DF df, hn::VFromD<DF> first, hn::VFromD<DF> second, bf16* to) {
 #if HWY_TARGET == HWY_SCALAR
   store_bf16<kNans>(df, first, to);
   store_bf16<kNans>(df, second, to + 1);
 #else
   const hn::Repartition<uint16_t, DF> dh;
-  auto* out = reinterpret_cast<uint16_t*>(to);
-#if WINNOW_FLUSHING_ROUNDING
-  if constexpr (kFlush) return hn::StoreU(round_flushing(first, second), dh, out);
-#endif
-  const auto low = hn::BitCast(dh, round_to_bf16<kNans>(df, first));
-  const auto high = hn::BitCast(dh, round_to_bf16<kNans>(df, second));
-  hn::StoreU(hn::ConcatOdd(dh, high, low), dh, out);
+  hn::StoreU(round_pair<kNans, kRounding>(df, first, second), dh, reinterpret_cast<uint16_t*>(to));
 #endif
 }
 
 // The same of values at even places and at odd ones, which share lanes of 32 bits.
-template <Nans kNans, bool kFlush, class DF>
+template <Nans kNans, Rounding kRounding, class DF>
 HWY_INLINE void store_parts(DF df, hn::VFromD<DF> even, hn::VFromD<DF> odd, bf16* to) {
 #if WINNOW_FLUSHING_ROUNDING
-  if constexpr (kFlush) {
+  if constexpr (kRounding != Rounding::kPlain) {
     const hn::Repartition<uint16_t, DF> dh;
-    return hn::StoreU(round_parts_flushing(even, odd), dh, reinterpret_cast<uint16_t*>(to));
+    const auto parts = round_pair<kNans, kRounding>(df, even, odd);
+    return hn::StoreU(in_turn(parts), dh, reinterpret_cast<uint16_t*>(to));
   }
 #endif
   const hn::RebindToUnsigned<DF> du;
   const auto low = hn::ShiftRight<16>(round_to_bf16<kNans>(df, even));
   const auto high = hn::And(round_to_bf16<kNans>(df, odd), hn::Set(du, 0xffff0000u));
   hn::StoreU(hn::Or(low, high), du, reinterpret_cast<uint32_t*>(to));
+}
+
+// How a row's values stand in memory: in turn, or in blocks of two vectors, of which the first has
+// the values at even places and the second those at odd ones.
+enum class Order { kInTurn, kParted };
+
+// Values at even places and at odd ones, 16 bits each.
+template <class V>
+struct Parts {
+  V even, odd;
+};
+template <Order kOrder, class D>
+HWY_INLINE Parts<hn::VFromD<D>> load_parts(D d, const bf16* x) {
+  const auto* bits = reinterpret_cast<const uint16_t*>(x);
+  const auto first = hn::LoadU(d, bits);
+  const auto second = hn::LoadU(d, bits + hn::Lanes(d));
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (kOrder == Order::kInTurn)
+    return {hn::ConcatEven(d, second, first), hn::ConcatOdd(d, second, first)};
+#endif
+  return {first, second};
+}
+
+// Values [0, count) from their turn into parts. Out may be x.
+template <int kCount>
+HWY_INLINE void part_values(const bf16* x, bf16* out) {
+#if HWY_TARGET != HWY_SCALAR
+  const hn::CappedTag<uint16_t, 32> d;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  for (int i = 0; i < kCount; i += 2 * lanes) {
+    const auto parts = load_parts<Order::kInTurn>(d, x + i);
+    hn::StoreU(parts.even, d, reinterpret_cast<uint16_t*>(out + i));
+    hn::StoreU(parts.odd, d, reinterpret_cast<uint16_t*>(out + i + lanes));
+  }
+#endif
+}
+
+// Values [0, count) from their parts into turn.
+template <int kCount>
+HWY_INLINE void join_parts(const bf16* x, bf16* out) {
+  const hn::CappedTag<uint16_t, 32> d;
+  const hn::CappedTag<uint32_t, 16> du;
+  const hn::Rebind<uint16_t, decltype(du)> dh;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  const int half = static_cast<int>(hn::Lanes(du));
+  const auto* from = reinterpret_cast<const uint16_t*>(x);
+  for (int i = 0; i < kCount; i += 2 * lanes)
+    for (int j = 0; j < lanes; j += half) {
+      const auto even = hn::PromoteTo(du, hn::LoadU(dh, from + i + j));
+      const auto odd = hn::PromoteTo(du, hn::LoadU(dh, from + i + lanes + j));
+      hn::StoreU(hn::Or(even, hn::ShiftLeft<16>(odd)), du,
+                 reinterpret_cast<uint32_t*>(out + i + 2 * j));
+    }
 }
 
 // Whether a NaN is among x[0, count), a multiple of 16; infinities of both signs count as one.

@@ -34,11 +34,11 @@ struct Block {
 };
 
 // The head in its row of the block, rotated.
-HWY_INLINE void turn_head(const Params& p, const hs::TokenAngles& angles, bool flush, const bf16* q,
-                          bf16* row) {
+HWY_INLINE void turn_head(const Params& p, const hs::TokenAngles& angles, hs::Rounding rounding,
+                          const bf16* q, bf16* row) {
   const int64_t begin = core::rope_begin(p.rope, kWidth);
   const int64_t other = kRopeDim - begin;  // the half that stays
-  angles.rotate(q + begin, row + begin, flush);
+  angles.rotate(q + begin, row + begin, rounding);
   hs::copy_64(q + other, row + other);
   if (p.hadamard) hs::hadamard_row(row, row);
 }
@@ -78,14 +78,14 @@ void prepare_heads(const Params& p, int64_t first, int64_t last) {
   const hs::TileQuantizer quantizer(p.quantizer);
   hs::TokenAngles angles(p.rope, p.positions, p.position_stride);
   // Subnormal values of a head become zeros as codes; the sums of a Hadamard rotation could tell.
-  const bool flush = !p.out_is_bf16 && !p.hadamard && hs::can_round_flushing();
+  const hs::Rounding rounding = hs::rounding_of(!p.out_is_bf16 && !p.hadamard);
   const bool stream = past_caches(p);
   Block block;
   int64_t t = first / p.heads;
   int64_t h = first % p.heads;
   for (int64_t at = first; at < last; ++at) {
     if (angles.load(t)) {
-      turn_head(p, angles, flush, p.q + t * p.q_token + h * p.q_head,
+      turn_head(p, angles, rounding, p.q + t * p.q_token + h * p.q_head,
                 block.rows + block.count * kWidth);
       block.tokens[block.count] = t;
       block.heads[block.count++] = h;

@@ -18,6 +18,9 @@ struct Case {
   int64_t second_width = 0;  // of a second set of rows; 0: none
   int64_t padding = 0;       // elements between rows
   bool in_place = false;
+  float offset = 3;         // the mean of a kLayer's rows, of which the deviation is 1
+  int exponent = 0;         // of the values
+  int weight_exponent = 0;  // and of the weights
 };
 
 inline std::vector<Case> cases() {
@@ -41,6 +44,29 @@ inline std::vector<Case> cases() {
       {"prefill_short", K::kRms, 1025, 512},
       {"prefill_bias", K::kRms, 1025, 256, true, true},
       {"no_rows", K::kRms, 0, 512},
+  };
+}
+
+// Rows that take other ways through the CPU's vectors: means below and about the one from which on
+// squares are summed about it, squares about those that count as zeros in AVX-512 BF16, and results
+// that are subnormal.
+inline std::vector<Case> cpu_cases() {
+  using K = NormKind;
+  return {
+      {.name = "layer_about_zero", .kind = K::kLayer, .rows = 19, .width = 128, .offset = 0},
+      {.name = "layer_near_zero", .kind = K::kLayer, .rows = 37, .width = 256, .offset = 0.57f},
+      {.name = "tiny_rows",
+       .kind = K::kRms,
+       .rows = 21,
+       .width = 512,
+       .eps = 1e-36f,
+       .exponent = -54},
+      {.name = "tiny_results", .kind = K::kRms, .rows = 21, .width = 512, .weight_exponent = -129},
+      {.name = "tiny_results_long",
+       .kind = K::kRms,
+       .rows = 5,
+       .width = 1536,
+       .weight_exponent = -129},
   };
 }
 

@@ -32,11 +32,12 @@ struct Problem {
     testing::Rng rng(c.rows * 1000 + width);
     for (int64_t t = 0; t < c.rows; ++t)
       for (int64_t i = 0; i < width; ++i) {
-        const float offset = c.kind == NormKind::kLayer ? 3.0f : 0.0f;
-        const float value = std::ldexp(testing::normal(rng) + offset, static_cast<int>(t % 9) - 4);
+        const float offset = c.kind == NormKind::kLayer ? c.offset : 0.0f;
+        const int exponent = static_cast<int>(t % 9) - 4 + c.exponent;
+        const float value = std::ldexp(testing::normal(rng) + offset, exponent);
         x[t * stride + i] = to_bf16(t % 7 == 6 ? 0.0f : value);  // some rows are all zeros
       }
-    for (float& w : weight) w = 1 + 0.2f * testing::normal(rng);
+    for (float& w : weight) w = std::ldexp(1 + 0.2f * testing::normal(rng), c.weight_exponent);
     for (float& b : bias) b = testing::normal(rng);
   }
 
@@ -76,9 +77,7 @@ struct Problem {
 
 class NormTest : public ::testing::TestWithParam<std::tuple<std::string, Case>> {};
 
-TEST_P(NormTest, MatchesTheFormula) {
-  const auto& [kernel, c] = GetParam();
-  if (const std::string why = testing::why_not("norm", kernel); !why.empty()) GTEST_SKIP() << why;
+void expect_formula(const std::string& kernel, const Case& c) {
   Problem first(c, c.width), second(c, c.second_width ? c.second_width : 1);
   const Guarded<bf16> before(first.x);
   Guarded<bf16> out(first.x.size()), second_out(second.x.size());
@@ -94,6 +93,22 @@ TEST_P(NormTest, MatchesTheFormula) {
       second.expect(second.x.data() + t * second.stride, second_out.data() + t * second.stride, t);
     for (int64_t i = first.width; i < first.stride; ++i)  // between the rows nothing changes
       ASSERT_EQ(got[t * first.stride + i].bits, c.in_place ? 0xffff : 0xcdcd);
+  }
+}
+
+TEST_P(NormTest, MatchesTheFormula) {
+  const auto& [kernel, c] = GetParam();
+  if (const std::string why = testing::why_not("norm", kernel); !why.empty()) GTEST_SKIP() << why;
+  expect_formula(kernel, c);
+}
+
+class NormOnCpu : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Kernels, NormOnCpu, ::testing::ValuesIn(testing::cpu_kernels("norm")));
+
+TEST_P(NormOnCpu, MatchesTheFormulaOnEveryWay) {
+  for (const Case& c : internal::norm::cpu_cases()) {
+    SCOPED_TRACE(c.name);
+    ASSERT_NO_FATAL_FAILURE(expect_formula(GetParam(), c));
   }
 }
 

@@ -32,13 +32,13 @@ bool past_caches(const Params& p) {
 
 // A head as codes and scales. The rotated values lie in one tile, and its other half stays.
 HWY_INLINE void quantize_head(const Params& p, const hs::TileQuantizer& quantizer,
-                              const hs::TokenAngles& angles, bool stream, const bf16* x, int64_t t,
-                              int64_t h) {
+                              const hs::TokenAngles& angles, hs::Rounding rounding, bool stream,
+                              const bf16* x, int64_t t, int64_t h) {
   HWY_ALIGN uint8_t streamed[kTile];
   HWY_ALIGN bf16 row[kTile];
   const int64_t begin = core::rope_begin(p.rope, p.width);
   std::memcpy(row, x + begin / kTile * kTile, sizeof row);
-  angles.rotate(row + begin % kTile, row + begin % kTile);
+  angles.rotate(row + begin % kTile, row + begin % kTile, rounding);
   auto* codes = reinterpret_cast<uint8_t*>(p.codes + t * p.out_token + h * p.out_head);
   float* scales = p.scales + t * p.scale_token + h * p.scale_head;
   for (int64_t tile = 0; tile < p.width / kTile; ++tile) {
@@ -55,20 +55,21 @@ void rotate_heads(const Params& p, int64_t first, int64_t last) {
   const hs::TileQuantizer quantizer(p.quantizer);
   hs::TokenAngles angles(p.rope, p.positions, p.position_stride);
   const bool stream = past_caches(p);
+  const hs::Rounding rounding = hs::rounding_of(false);
   for (int64_t at = first; at < last; ++at) {
     const int64_t t = at / p.heads;
     const int64_t h = at % p.heads;
     if (!angles.load(t)) continue;
     const bf16* x = p.x + t * p.x_token + h * p.x_head;
     if (p.codes) {
-      quantize_head(p, quantizer, angles, stream, x, t, h);
+      quantize_head(p, quantizer, angles, rounding, stream, x, t, h);
       continue;
     }
     bf16* out = p.out + t * p.out_token + h * p.out_head;
     if (stream) {
       constexpr int64_t kSize = sizeof(bf16);
       HWY_ALIGN bf16 turned[kRopeDim];
-      angles.rotate(x + begin, turned);
+      angles.rotate(x + begin, turned, rounding);
       hs::stream_lines(x, begin * kSize, out);
       hs::stream_lines(turned, sizeof turned, out + begin);
       const int64_t behind = begin + kRopeDim;
@@ -76,7 +77,7 @@ void rotate_heads(const Params& p, int64_t first, int64_t last) {
       continue;
     }
     if (out != x) std::memcpy(out, x, p.width * sizeof(bf16));
-    angles.rotate(x + begin, out + begin);
+    angles.rotate(x + begin, out + begin, rounding);
   }
   if (stream) hwy::FlushStream();
 }

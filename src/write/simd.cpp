@@ -71,45 +71,90 @@ HWY_INLINE Block next_block(const Params& p, int64_t& t, int64_t last) {
   return block;
 }
 
-// Rows behind their prologue, R::kDim values each. Step by step over all rows: one row alone would
-// wait for its sums, and then for what the step before stored. `flush`: subnormal values that
-// become codes may become zeros.
+// How the values behind a prologue that become codes stand.
+template <class R>
+constexpr hs::Order kOrder =
+    R::kQuantized&& HWY_TARGET != HWY_SCALAR ? hs::Order::kParted : hs::Order::kInTurn;
+
+template <class R>
+HWY_INLINE void part_values(bf16* row, int64_t begin, int64_t end) {
+  if constexpr (kOrder<R> == hs::Order::kParted)
+    for (int64_t i = begin; i < end; i += kRopeDim) hs::part_values<kRopeDim>(row + i, row + i);
+}
+
+// Steps of the prologue, each over the block's rows of R::kDim values: one row alone would wait for
+// its sums, and then for what the step before stored. Not inlined: side by side in one function
+// they take one another's registers and places in the caches of instructions.
+
+// Copies the values that are given.
+template <class R>
+HWY_NOINLINE void copy_rows(const Params& p, const Block& block, bf16* rows) {
+  for (int64_t r = 0; r < block.count; ++r) {
+    bf16* row = rows + r * R::kDim;
+    std::memcpy(row, p.kv + block.tokens[r] * p.kv_stride, R::kNope * sizeof(bf16));
+    if constexpr (R::kRope > 0)
+      std::memcpy(row + R::kNope, p.rope_part + block.tokens[r] * p.rope_stride,
+                  R::kRope * sizeof(bf16));
+  }
+}
+
+// The norm of rows that are given (`whole`: in one piece) or copied, while those behind are on
+// their way.
+template <class R>
+HWY_NOINLINE void norm_rows(const Params& p, const hs::RowNorm& norm, bool whole, hs::Coded coded,
+                            const Block& block, const Block& behind, bf16* rows) {
+  hs::RowNorm::Factors factors[kRows];
+  static_assert(kRows == hs::RowNorm::kGroup);
+  const auto source = [&](int64_t r) WINNOW_INLINED -> const bf16* {
+    return whole ? p.kv + block.tokens[r] * p.kv_stride : rows + r * R::kDim;
+  };
+  norm.factors(block.count, source, factors);
+  for (int64_t r = 0; r < block.count; ++r) {
+    prefetch_row<R>(p, behind, r);
+    bf16* row = rows + r * R::kDim;
+    norm.finish<kOrder<R>>(factors[r], source(r), row, coded);
+    if (whole && p.norm_width < R::kDim) hs::copy_64(source(r) + p.norm_width, row + p.norm_width);
+  }
+}
+
+template <class R>
+HWY_NOINLINE void rotate_rows(const Params& p, bool flush, const Block& block, bf16* rows) {
+  constexpr bool kCoded = R::kRope == 0;
+  const hs::Rounding rounding = hs::rounding_of(flush && kCoded);
+  for (int64_t r = 0; r < block.count; ++r) {
+    bf16* slice = rows + r * R::kDim + rope_begin(p.rope, R::kDim);
+    const int64_t position = p.positions[block.tokens[r] * p.position_stride];
+    hs::rotate_at(p.rope, position, rounding, slice, slice);
+    if (kCoded && !p.hadamard) part_values<R>(slice, 0, kRopeDim);
+  }
+}
+
+template <class R>
+HWY_NOINLINE void hadamard_rows(const Block& block, bf16* rows) {
+  for (int64_t r = 0; r < block.count; ++r) {
+    hs::hadamard_row(rows + r * R::kDim, rows + r * R::kDim);
+    part_values<R>(rows + r * R::kDim, 0, R::kDim);
+  }
+}
+
+// Rows behind their prologue. `flush`: subnormal values that become codes may become zeros.
 template <class R>
 HWY_INLINE void prepare(const Params& p, const hs::RowNorm& norm, bool flush, const Block& block,
                         const Block& behind, bf16* rows) {
-  const auto row = [&](int64_t r) { return rows + r * R::kDim; };
-  const auto given = [&](int64_t r) { return p.kv + block.tokens[r] * p.kv_stride; };
+  const hs::Coded coded = p.hadamard ? hs::Coded() : hs::coded_of<R>(p.rope, flush);
   // A row in one piece is read in place by its norm, which then copies the rest.
   const bool whole =
       R::kRope == 0 || (p.rope_part == p.kv + R::kNope && p.rope_stride == p.kv_stride);
   const bool normed = p.norm.kind != NormKind::kNone;
-  for (int64_t r = 0; r < block.count && !(whole && normed); ++r) {
-    std::memcpy(row(r), given(r), R::kNope * sizeof(bf16));
-    if constexpr (R::kRope > 0)
-      std::memcpy(row(r) + R::kNope, p.rope_part + block.tokens[r] * p.rope_stride,
-                  R::kRope * sizeof(bf16));
-  }
+  if (!whole || !normed) copy_rows<R>(p, block, rows);
   if (normed) {
-    hs::RowNorm::Factors factors[kRows];
-    static_assert(kRows == hs::RowNorm::kGroup);
-    const auto source = [&](int64_t r) HWY_ATTR { return whole ? given(r) : row(r); };
-    norm.factors(block.count, source, factors);
-    const hs::Flushed flushed = flush ? hs::flushed_of<R>(p.rope) : hs::Flushed();
-    for (int64_t r = 0; r < block.count; ++r) {
-      prefetch_row<R>(p, behind, r);
-      const bf16* from = source(r);
-      norm.finish(factors[r], from, row(r), flushed);
-      if (whole && p.norm_width < R::kDim) hs::copy_64(from + p.norm_width, row(r) + p.norm_width);
-    }
+    norm_rows<R>(p, norm, whole, coded, block, behind, rows);
+  } else {
+    for (int64_t r = 0; r < block.count; ++r)
+      part_values<R>(rows + r * R::kDim, coded.begin, coded.end);
   }
-  if (p.rope.table)
-    for (int64_t r = 0; r < block.count; ++r) {
-      bf16* slice = row(r) + rope_begin(p.rope, R::kDim);
-      hs::rotate_at(p.rope, p.positions[block.tokens[r] * p.position_stride], slice, slice,
-                    flush && R::kRope == 0);
-    }
-  if (p.hadamard)
-    for (int64_t r = 0; r < block.count; ++r) hs::hadamard_row(row(r), row(r));
+  if (p.rope.table) rotate_rows<R>(p, flush, block, rows);
+  if (p.hadamard) hadamard_rows<R>(block, rows);
 }
 
 template <class R>
@@ -134,53 +179,104 @@ HWY_NOINLINE void rewrite_small(const Params& p, const hs::RowNorm& norm,
   one.count = 1;
   one.tokens[0] = block.tokens[r];
   prepare<R>(p, norm, false, one, Block(), row);
-  hs::write_record<R>(quantizer, row, row + R::kNope, place_of<R>(p, block, r));
+  hs::TilePlans plans;
+  hs::plan_record<R>(quantizer, row, plans);
+  hs::write_record<R, kOrder<R>>(quantizer, plans, 0, row, row + R::kNope,
+                                 place_of<R>(p, block, r));
 }
 
-// Stores the block while the memory of the one behind it is on its way: slots may be anywhere.
+// Asks for the memory of row r of the block behind: slots may be anywhere.
 template <class R>
-HWY_INLINE void write_block(const Params& p, const hs::RowNorm& norm,
-                            const hs::TileQuantizer& quantizer, const Block& block,
-                            const Block& behind) {
-  HWY_ALIGN bf16 rows[kRows * R::kDim];
-  const bool stream = hs::past_caches<R>(p.cache, p.tokens);
-  const bool flush = p.prologue && may_flush<R>(p);
-  if (p.prologue) prepare<R>(p, norm, flush, block, behind, rows);
-  const bool asked = p.prologue && p.norm.kind != NormKind::kNone;
-  for (int64_t r = 0; r < block.count; ++r) {
-    if (!asked) prefetch_row<R>(p, behind, r);
-    if (r < behind.count) {
-      const hs::RecordPlace<R> next = place_of<R>(p, behind, r);
-      if (!stream) hs::prefetch_record<R>(next);
-      else if (R::kQuantized) __builtin_prefetch(next.scales, 1);
-    }
-    const int64_t t = block.tokens[r];
-    const bf16* values = p.prologue ? rows + r * R::kDim : p.kv + t * p.kv_stride;
-    const bf16* rope = p.prologue ? values + R::kNope : p.rope_part + t * p.rope_stride;
-    const hs::RecordPlace<R> to = place_of<R>(p, block, r);
-    if (stream) {
-      hs::stream_record<R>(quantizer, values, rope, to);
-      continue;
-    }
-    [[maybe_unused]] const uint16_t most = hs::write_record<R>(quantizer, values, rope, to);
-    if constexpr (std::is_same_v<R, V32Fp8>) {
-      constexpr uint16_t kSmall = (127 - 90) << 7;
-      if (flush && most < kSmall) rewrite_small(p, norm, quantizer, block, r);
+HWY_INLINE void prefetch_place(const Params& p, bool stream, const Block& block, int64_t r) {
+  if (r >= block.count) return;
+  const hs::RecordPlace<R> next = place_of<R>(p, block, r);
+  if (!stream) hs::prefetch_record<R>(next);
+  else if (R::kQuantized) __builtin_prefetch(next.scales, 1);
+}
+
+// The plans of a block's rows (kAll), or of one at a time. A record of several tiles has its own,
+// those of one tile share them.
+template <class R, bool kAll>
+class BlockPlans {
+ public:
+  template <class RowOf>
+  HWY_INLINE void find(const hs::TileQuantizer& quantizer, int64_t count, RowOf&& row) {
+    if constexpr (kShared) {
+      hs::largest_magnitudes<R::kTile, kRows>(
+          [&](int i) WINNOW_INLINED { return row(std::min<int64_t>(i, count - 1)); }, plans_[0]);
+      hs::plan_tiles<kRows>(quantizer, plans_[0]);
+    } else if constexpr (R::kQuantized) {
+      for (int64_t r = 0; r < count; ++r) hs::plan_record<R>(quantizer, row(r), plans_[r]);
     }
   }
+  hs::TilePlans& of(int64_t r) { return plans_[kCount == 1 ? 0 : r]; }
+  static int first(int64_t r) { return kShared ? static_cast<int>(r) : 0; }
+
+ private:
+  static constexpr bool kShared = kAll && std::is_same_v<R, IndexKeys>;
+  static constexpr int64_t kCount = kShared || !kAll || !R::kQuantized ? 1 : kRows;
+  hs::TilePlans plans_[kCount];
+};
+
+// Stores the block, whose rows are given or behind their prologue (`rows`), while the memory of the
+// one behind it is on its way. Behind a prologue plans come first, for all rows: codes wait for
+// them. Rows that are given would be read from memory for that, so each goes by itself.
+template <class R, bool kPrologue>
+HWY_INLINE void write_rows(const Params& p, const hs::RowNorm& norm,
+                           const hs::TileQuantizer& quantizer, bool stream, bool flush,
+                           const Block& block, const Block& behind, const bf16* rows) {
+  constexpr hs::Order kRowOrder = kPrologue ? kOrder<R> : hs::Order::kInTurn;
+  const auto row = [&](int64_t r) WINNOW_INLINED {
+    return kPrologue ? rows + r * R::kDim : p.kv + block.tokens[r] * p.kv_stride;
+  };
+  BlockPlans<R, kPrologue> plans;
+  if constexpr (kPrologue) plans.find(quantizer, block.count, row);
+  const bool asked = kPrologue && p.norm.kind != NormKind::kNone;
+  for (int64_t r = 0; r < block.count; ++r) {
+    if (!asked) prefetch_row<R>(p, behind, r);
+    prefetch_place<R>(p, stream, behind, r);
+    const bf16* values = row(r);
+    const bf16* rope =
+        kPrologue ? values + R::kNope : p.rope_part + block.tokens[r] * p.rope_stride;
+    const hs::RecordPlace<R> to = place_of<R>(p, block, r);
+    hs::TilePlans& own = plans.of(r);
+    if (!kPrologue) hs::plan_record<R>(quantizer, values, own);
+    if (stream) hs::stream_record<R, kRowOrder>(quantizer, own, plans.first(r), values, rope, to);
+    else hs::write_record<R, kRowOrder>(quantizer, own, plans.first(r), values, rope, to);
+    if constexpr (kPrologue && std::is_same_v<R, V32Fp8>) {
+      constexpr uint16_t kSmall = (127 - 90) << 7;
+      if (flush && *std::min_element(own.most, own.most + R::kTiles) < kSmall)
+        rewrite_small(p, norm, quantizer, block, r);
+    }
+  }
+}
+
+template <class R>
+HWY_INLINE void write_block(const Params& p, const hs::RowNorm& norm,
+                            const hs::TileQuantizer& quantizer, bool stream, const Block& block,
+                            const Block& behind) {
+  if (!p.prologue) {
+    write_rows<R, false>(p, norm, quantizer, stream, false, block, behind, nullptr);
+    return;
+  }
+  HWY_ALIGN bf16 rows[kRows * R::kDim];
+  const bool flush = may_flush<R>(p);
+  prepare<R>(p, norm, flush, block, behind, rows);
+  write_rows<R, true>(p, norm, quantizer, stream, flush, block, behind, rows);
 }
 
 template <class R>
 void write_tokens_of(const Params& p, int64_t first, int64_t last) {
   const hs::RowNorm norm(p.norm, p.norm_width);
   const hs::TileQuantizer quantizer(p.quantizer);
+  const bool stream = hs::past_caches<R>(p.cache, p.tokens);
   int64_t t = first;
   for (Block block = next_block(p, t, last); block.count > 0;) {
     const Block behind = next_block(p, t, last);
-    write_block<R>(p, norm, quantizer, block, behind);
+    write_block<R>(p, norm, quantizer, stream, block, behind);
     block = behind;
   }
-  if (hs::past_caches<R>(p.cache, p.tokens)) hwy::FlushStream();
+  if (stream) hwy::FlushStream();
 }
 
 void write_tokens(const Params& p, int64_t first, int64_t last) {
