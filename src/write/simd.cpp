@@ -73,10 +73,11 @@ HWY_INLINE Block next_block(const Params& p, int64_t& t, int64_t last) {
 
 // Rows behind their prologue, R::kDim values each. Step by step over all rows: one row alone would
 // wait for its sums, and then for what the step before stored. `flush`: subnormal values that
-// become codes may become zeros.
+// become codes may become zeros. Not inlined: a call for eight rows costs nothing, and copies of
+// all its branches for every caller take long to compile.
 template <class R>
-HWY_INLINE void prepare(const Params& p, const hs::RowNorm& norm, bool flush, const Block& block,
-                        const Block& behind, bf16* rows) {
+HWY_NOINLINE void prepare(const Params& p, const hs::RowNorm& norm, bool flush, const Block& block,
+                          const Block& behind, bf16* rows) {
   const auto row = [&](int64_t r) { return rows + r * R::kDim; };
   const auto given = [&](int64_t r) { return p.kv + block.tokens[r] * p.kv_stride; };
   // A row in one piece is read in place by its norm, which then copies the rest.
@@ -108,9 +109,16 @@ HWY_INLINE void prepare(const Params& p, const hs::RowNorm& norm, bool flush, co
       hs::rotate_at(p.rope, p.positions[block.tokens[r] * p.position_stride], slice, slice,
                     flush && R::kRope == 0);
     }
-  if (p.hadamard)
+  if constexpr (R::kDim == kIndexDim) {
+    if (!p.hadamard) return;
     for (int64_t r = 0; r < block.count; ++r) hs::hadamard_row(row(r), row(r));
+  }
 }
+
+// The quantised record whose rows have R's parts: rows of both are prepared by the same code.
+template <class R>
+using Prepared = std::conditional_t<std::is_base_of_v<V32, R>, V32Fp8,
+                                    std::conditional_t<std::is_base_of_v<V4, R>, V4Fp8, IndexKeys>>;
 
 template <class R>
 hs::RecordPlace<R> place_of(const Params& p, const Block& block, int64_t r) {
@@ -145,7 +153,7 @@ HWY_INLINE void write_block(const Params& p, const hs::RowNorm& norm,
   HWY_ALIGN bf16 rows[kRows * R::kDim];
   const bool stream = hs::past_caches<R>(p.cache, p.tokens);
   const bool flush = p.prologue && may_flush<R>(p);
-  if (p.prologue) prepare<R>(p, norm, flush, block, behind, rows);
+  if (p.prologue) prepare<Prepared<R>>(p, norm, flush, block, behind, rows);
   const bool asked = p.prologue && p.norm.kind != NormKind::kNone;
   for (int64_t r = 0; r < block.count; ++r) {
     if (!asked) prefetch_row<R>(p, behind, r);
