@@ -7,12 +7,6 @@
 
 namespace winnow::bench {
 
-namespace {
-
-constexpr int64_t kLatent = 512;
-
-}  // namespace
-
 Turns::Turns(Placement& placement, const Sizes& s)
     : positions(s.tokens()), table(std::max(s.context, s.s_q) * 64) {
   const int64_t count = std::max(s.context, s.s_q);

@@ -9,7 +9,7 @@ namespace winnow::bench {
 
 namespace {
 
-using nlohmann::json;
+using json = nlohmann::ordered_json;  // as in reports: compiled once
 
 struct Figure {
   std::string peer;

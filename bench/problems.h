@@ -18,6 +18,8 @@
 
 namespace winnow::bench {
 
+inline constexpr int64_t kLatent = 512;  // values of a latent row
+
 struct Sizes {
   Model model = kV32;
   int64_t heads = 16;        // of attention

@@ -11,7 +11,7 @@ namespace winnow::bench {
 
 namespace {
 
-constexpr int64_t kKey = 192, kValue = 128, kLatent = 512;
+constexpr int64_t kKey = 192, kValue = 128;
 // V4: compressed states stand for this many tokens, in C128A layers for that many; a window has 128
 // tokens; 512 compressed states are chosen.
 constexpr int32_t kRatio = 4, kHeavyRatio = 128, kWindow = 128;

@@ -133,7 +133,7 @@ RankOutput start_ranks(const std::string& command, const RankJob& job) {
     throw Error(ErrorCode::kRuntime,
                 fmt::format("{}: {} ended with status {}", command, joined(words), ended.status));
   for (const std::string& line : output.lines) {
-    const int32_t found = nlohmann::json::parse(line).value("ranks", 0);
+    const int32_t found = nlohmann::ordered_json::parse(line).value("ranks", 0);
     if (found != job.ranks)
       throw Error(ErrorCode::kRuntime,
                   fmt::format("{}: expected a group of {} ranks, found {}: {} belongs to another "
@@ -149,7 +149,7 @@ int run_over_ranks(const RankedRun& run) {
   job.words.insert(job.words.end(), run.options.begin(), run.options.end());
   const RankOutput output = start_ranks("run", job);
   if (output.lines.empty()) throw Error(ErrorCode::kRuntime, "run: winnow-ranks printed no result");
-  const nlohmann::json r = nlohmann::json::parse(output.lines.front());
+  const auto r = nlohmann::ordered_json::parse(output.lines.front());
   if (run.json) {
     fmt::print("{}\n", output.lines.front());
     return output.status;

@@ -12,7 +12,7 @@
 
 namespace winnow {
 
-using nlohmann::json;
+using json = nlohmann::ordered_json;  // a second kind takes seconds to compile
 
 class Cli : public ::testing::Test {
  protected:

@@ -1,6 +1,6 @@
-// Linked into the stages' tests: WINNOW_TEST_VECTORS=avx2, sse4, ssse3 or scalar makes Highway take
-// that instruction set, so that the portable kernels are run as lesser CPUs run them. Exit status
-// 77 (skipped) on a CPU without AVX2 that is asked for it; what else is missing fails.
+// Linked into the stages' tests: WINNOW_TEST_VECTORS=avx2, ssse3 or scalar makes Highway take that
+// instruction set, so that the portable kernels are run as lesser CPUs run them. Exit status 77
+// (skipped) on a CPU without AVX2 that is asked for it; what else is missing fails.
 #include <hwy/targets.h>
 
 #include <cstdio>
@@ -15,8 +15,7 @@ struct Set {
   const char* name;
   int64_t target;
 };
-constexpr Set kSets[] = {
-    {"avx2", HWY_AVX2}, {"sse4", HWY_SSE4}, {"ssse3", HWY_SSSE3}, {"scalar", HWY_STATIC_TARGET}};
+constexpr Set kSets[] = {{"avx2", HWY_AVX2}, {"ssse3", HWY_SSSE3}, {"scalar", HWY_STATIC_TARGET}};
 
 [[maybe_unused]] const bool restricted = [] {
   const char* asked = std::getenv("WINNOW_TEST_VECTORS");

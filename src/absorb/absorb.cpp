@@ -93,9 +93,8 @@ void start(Params params, const Target& target) {
 }  // namespace
 }  // namespace internal::absorb
 
-using namespace internal::absorb;
-
 void dequantize_weight(const DequantizeWeightArgs& args) try {
+  using namespace internal::absorb;
   const Check check("dequantize_weight");
   check.tensor(args.weight, "weight", DType::kE4m3, {kAny, kAny});
   const int64_t rows = args.weight.shape[0], cols = args.weight.shape[1];
@@ -124,6 +123,7 @@ void dequantize_weight(const DequantizeWeightArgs& args) try {
 }
 
 void split_kv_b(const SplitKvBArgs& args) try {
+  using namespace internal::absorb;
   const Check check("split_kv_b");
   check.strided(args.weight, "weight", DType::kBf16, {kAny, kAny, kAny});
   const int64_t latent = args.weight.shape[0], heads = args.weight.shape[1];
@@ -142,6 +142,7 @@ void split_kv_b(const SplitKvBArgs& args) try {
 }
 
 void absorb_query(const AbsorbQueryArgs& args) try {
+  using namespace internal::absorb;
   const Check check("absorb_query");
   check.strided(args.w_uk, "w_uk", DType::kBf16, {kAny, kAny, kAny});
   const auto& w = args.w_uk.shape;
@@ -157,6 +158,7 @@ void absorb_query(const AbsorbQueryArgs& args) try {
 }
 
 void project_output(const ProjectOutputArgs& args) try {
+  using namespace internal::absorb;
   const Check check("project_output");
   check.strided(args.w_uv, "w_uv", DType::kBf16, {kAny, kAny, kAny});
   const auto& w = args.w_uv.shape;
@@ -172,6 +174,7 @@ void project_output(const ProjectOutputArgs& args) try {
 }
 
 void decompress(const DecompressArgs& args) try {
+  using namespace internal::absorb;
   const Check check("decompress");
   check.strided(args.w_uk, "w_uk", DType::kBf16, {kAny, kAny, kAny});
   const auto& w = args.w_uk.shape;

@@ -6,7 +6,7 @@
 #include "harness.h"
 #include "side_problems.h"
 
-namespace winnow {
+namespace winnow::absorb_bench {
 namespace {
 
 constexpr int64_t kLatent = 512, kNope = 128, kRope = 64;
@@ -64,4 +64,4 @@ const bench::Suite suite("absorb", "default", [](bench::Runner& runner) {
 });
 
 }  // namespace
-}  // namespace winnow
+}  // namespace winnow::absorb_bench

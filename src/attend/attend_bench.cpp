@@ -14,7 +14,7 @@
 #include "winnow/error.h"
 #include "winnow/plan.h"
 
-namespace winnow {
+namespace winnow::attend_bench {
 namespace {
 
 // The tokens of a batch read the same pages: 16 of them would otherwise need 16 caches of 32k.
@@ -266,4 +266,4 @@ const bench::Suite ranks("attend", "ranks", [](bench::Runner& runner) {
 });
 
 }  // namespace
-}  // namespace winnow
+}  // namespace winnow::attend_bench

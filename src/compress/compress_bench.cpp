@@ -4,7 +4,7 @@
 
 #include "layer_bench.h"
 
-namespace winnow {
+namespace winnow::compress_bench {
 namespace {
 
 void measure(bench::Runner& runner, const bench::Compressor& of, int64_t batch, int64_t chunk) {
@@ -37,4 +37,4 @@ const bench::Suite chunks("compress", "chunks", [](bench::Runner& runner) {
 });
 
 }  // namespace
-}  // namespace winnow
+}  // namespace winnow::compress_bench

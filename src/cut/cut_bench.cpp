@@ -8,7 +8,7 @@
 #include "harness.h"
 #include "random.h"
 
-namespace winnow {
+namespace winnow::cut_bench {
 namespace {
 
 using namespace internal::cut;
@@ -100,4 +100,4 @@ const bench::Suite suite("cut", "ranks", [](bench::Runner& runner) {
 });
 
 }  // namespace
-}  // namespace winnow
+}  // namespace winnow::cut_bench

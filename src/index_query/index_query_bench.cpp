@@ -1,7 +1,7 @@
 // index_query: a step's index heads and weights. Bytes: heads read, codes and weights.
 #include "layer_bench.h"
 
-namespace winnow {
+namespace winnow::index_query_bench {
 namespace {
 
 using bench::Sizes;
@@ -14,4 +14,4 @@ const bench::Suite suite("index_query", "default", [](bench::Runner& runner) {
 });
 
 }  // namespace
-}  // namespace winnow
+}  // namespace winnow::index_query_bench

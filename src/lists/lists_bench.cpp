@@ -4,7 +4,7 @@
 #include "harness.h"
 #include "side_problems.h"
 
-namespace winnow {
+namespace winnow::lists_bench {
 namespace {
 
 const bench::Suite suite("lists", "default", [](bench::Runner& runner) {
@@ -30,4 +30,4 @@ const bench::Suite suite("lists", "default", [](bench::Runner& runner) {
 });
 
 }  // namespace
-}  // namespace winnow
+}  // namespace winnow::lists_bench

@@ -4,7 +4,7 @@
 #include "harness.h"
 #include "problems.h"
 
-namespace winnow {
+namespace winnow::locate_bench {
 namespace {
 
 void measure(bench::Runner& runner, int64_t tokens) {
@@ -30,4 +30,4 @@ const bench::Suite suite("locate", "default", [](bench::Runner& runner) {
 });
 
 }  // namespace
-}  // namespace winnow
+}  // namespace winnow::locate_bench

@@ -4,7 +4,7 @@
 #include "harness.h"
 #include "side_problems.h"
 
-namespace winnow {
+namespace winnow::mask_bench {
 namespace {
 
 void measure_mask(bench::Runner& runner, int64_t tokens, int64_t keys) {
@@ -31,4 +31,4 @@ const bench::Suite masks("mask", "default", [](bench::Runner& runner) {
 });
 
 }  // namespace
-}  // namespace winnow
+}  // namespace winnow::mask_bench

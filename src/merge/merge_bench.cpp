@@ -5,7 +5,7 @@
 #include "random.h"
 #include "side_problems.h"
 
-namespace winnow {
+namespace winnow::merge_bench {
 namespace {
 
 void measure_merge(bench::Runner& runner, int64_t tokens) {
@@ -56,4 +56,4 @@ const bench::Suite merges("merge", "default", [](bench::Runner& runner) {
 });
 
 }  // namespace
-}  // namespace winnow
+}  // namespace winnow::merge_bench

@@ -6,7 +6,7 @@
 #include "harness.h"
 #include "side_problems.h"
 
-namespace winnow {
+namespace winnow::mha_bench {
 namespace {
 
 void measure(bench::Runner& runner, int64_t heads, int64_t rows, int64_t topk) {
@@ -38,4 +38,4 @@ const bench::Suite suite("mha", "default", [](bench::Runner& runner) {
 });
 
 }  // namespace
-}  // namespace winnow
+}  // namespace winnow::mha_bench

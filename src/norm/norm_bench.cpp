@@ -1,7 +1,7 @@
 // norm: a step's query and KV latents. Bytes: rows read and written.
 #include "layer_bench.h"
 
-namespace winnow {
+namespace winnow::norm_bench {
 namespace {
 
 using bench::Sizes;
@@ -16,4 +16,4 @@ const bench::Suite suite("norm", "default", [](bench::Runner& runner) {
 });
 
 }  // namespace
-}  // namespace winnow
+}  // namespace winnow::norm_bench

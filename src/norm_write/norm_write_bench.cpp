@@ -1,7 +1,7 @@
 // norm_write: what follows a step's first projections. Bytes: those of its parts.
 #include "layer_bench.h"
 
-namespace winnow {
+namespace winnow::norm_write_bench {
 namespace {
 
 using bench::Sizes;
@@ -14,4 +14,4 @@ const bench::Suite suite("norm_write", "default", [](bench::Runner& runner) {
 });
 
 }  // namespace
-}  // namespace winnow
+}  // namespace winnow::norm_write_bench

@@ -22,7 +22,7 @@
 #include "problems.h"
 #include "winnow/absorb.h"
 
-namespace winnow {
+namespace winnow::route_bench {
 namespace {
 
 constexpr int64_t kLatent = 512, kNope = 128, kRope = 64, kValue = 128, kTopk = 2048;
@@ -235,4 +235,4 @@ const bench::Suite suite("plan", "routes", [](bench::Runner& runner) {
 });
 
 }  // namespace
-}  // namespace winnow
+}  // namespace winnow::route_bench

@@ -1,7 +1,7 @@
 // prepare_queries: what follows the projections of a step's queries. Bytes: those of its parts.
 #include "layer_bench.h"
 
-namespace winnow {
+namespace winnow::prepare_queries_bench {
 namespace {
 
 using bench::Sizes;
@@ -15,4 +15,4 @@ const bench::Suite suite("prepare_queries", "default", [](bench::Runner& runner)
 });
 
 }  // namespace
-}  // namespace winnow
+}  // namespace winnow::prepare_queries_bench

@@ -1,7 +1,7 @@
 // prepare_query: a step's query heads. Bytes: rows read and written.
 #include "layer_bench.h"
 
-namespace winnow {
+namespace winnow::prepare_query_bench {
 namespace {
 
 using bench::Sizes;
@@ -15,4 +15,4 @@ const bench::Suite suite("prepare_query", "default", [](bench::Runner& runner) {
 });
 
 }  // namespace
-}  // namespace winnow
+}  // namespace winnow::prepare_query_bench

@@ -1,7 +1,7 @@
 // rotate: the output of a step's heads, turned back. Bytes: rows read and written.
 #include "layer_bench.h"
 
-namespace winnow {
+namespace winnow::rotate_bench {
 namespace {
 
 using bench::Sizes;
@@ -15,4 +15,4 @@ const bench::Suite suite("rotate", "default", [](bench::Runner& runner) {
 });
 
 }  // namespace
-}  // namespace winnow
+}  // namespace winnow::rotate_bench

@@ -6,7 +6,7 @@
 #include "harness.h"
 #include "problems.h"
 
-namespace winnow {
+namespace winnow::score_bench {
 namespace {
 
 std::string shape_of(const bench::Sizes& s) {
@@ -103,4 +103,4 @@ const bench::Suite batches("score", "batches", [](bench::Runner& runner) {
 });
 
 }  // namespace
-}  // namespace winnow
+}  // namespace winnow::score_bench

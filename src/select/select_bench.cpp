@@ -4,7 +4,7 @@
 #include "harness.h"
 #include "problems.h"
 
-namespace winnow {
+namespace winnow::select_bench {
 namespace {
 
 void measure(bench::Runner& runner, bench::Sizes sizes) {
@@ -52,4 +52,4 @@ const bench::Suite ranks("select", "ranks", [](bench::Runner& runner) {
 });
 
 }  // namespace
-}  // namespace winnow
+}  // namespace winnow::select_bench

@@ -154,7 +154,8 @@ HWY_INLINE void prepare(const Params& p, const hs::RowNorm& norm, bool flush, co
       part_values<R>(rows + r * R::kDim, coded.begin, coded.end);
   }
   if (p.rope.table) rotate_rows<R>(p, flush, block, rows);
-  if (p.hadamard) hadamard_rows<R>(block, rows);
+  if constexpr (R::kDim == kIndexDim)
+    if (p.hadamard) hadamard_rows<R>(block, rows);
 }
 
 template <class R>

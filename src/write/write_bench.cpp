@@ -4,7 +4,7 @@
 
 #include "layer_bench.h"
 
-namespace winnow {
+namespace winnow::write_bench {
 namespace {
 
 // Slots are drawn, or in order, as those of a prefill are.
@@ -70,4 +70,4 @@ const bench::Suite suite("write", "default", [](bench::Runner& runner) {
 });
 
 }  // namespace
-}  // namespace winnow
+}  // namespace winnow::write_bench
