@@ -40,6 +40,7 @@ inline std::vector<Case> cases() {
       {"c4a_long", F::kV4Fp8, 4, true, true, true, {530, 5}, 4},  // on a CPU: past its caches
       {"c4a_bf16_long", F::kV4Bf16, 4, true, true, true, {600}, 3, true},
       {"c128a", F::kV4Fp8, 128, false, true, true, {261, 130}, 8},
+      {"c128a_pages_of_16", F::kV4Fp8, 128, false, true, true, {261, 130}, 16},
       {"c128a_long", F::kV4Fp8, 128, false, true, true, {600, 7}, 8},
       {"c128a_odd_pages",
        F::kV4Fp8,

@@ -68,6 +68,7 @@ struct Memory {
   int64_t blocks, block, pages, table_width;
   Guarded<float> state;
   Guarded<int32_t> table;
+  bool has_table = true;  // else a ring's request is its block
   Guarded<std::byte> cache;
 
   // The ring holds what `drafts` drafts a step need.
@@ -131,8 +132,9 @@ struct Step {
     if (p.c.gate) {
       args.state.rows = tensor(m.state.data(), {m.blocks, m.block, 2 * p.c.values()});
       args.state.ring = m.kind == StateKind::kRing;
-      args.state.table =
-          tensor(m.table.data(), {static_cast<int64_t>(p.rows.size()), m.table_width});
+      if (m.has_table)
+        args.state.table =
+            tensor(m.table.data(), {static_cast<int64_t>(p.rows.size()), m.table_width});
     }
     args.norm = {.weight = tensor(p.weight.data(), {p.c.width()}), .eps = p.c.eps};
     args.rope = {.table = p.table()};

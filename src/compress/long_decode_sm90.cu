@@ -7,6 +7,7 @@
 // once. A token that is not alone, such as a draft, is left to take_any().
 #include "compress/long_decode_sm90.cuh"
 
+#include "core/tuning_h200.h"
 #include "cuda/device.h"
 
 namespace winnow::internal::compress::many {
@@ -139,8 +140,8 @@ __device__ __forceinline__ bool take_alone(const Call& call, DecodeMemory<kRanks
   return true;
 }
 
-template <int kRanks>
-__global__ void __cluster_dims__(Cut<kRanks>::kCluster)
+template <int kRanks, int kCluster>
+__global__ void __cluster_dims__(kCluster)
     __launch_bounds__(Cut<kRanks>::kThreads, 512 / Cut<kRanks>::kThreads)
         c128a_decode(const __grid_constant__ Call call) {
   extern __shared__ float4 memory[];
@@ -150,13 +151,13 @@ __global__ void __cluster_dims__(Cut<kRanks>::kCluster)
   if (!take_alone<kRanks>(known(call), shared, token)) take_any<kRanks>(call, shared, token);
 }
 
-template <int kRanks>
+// A cluster's blocks are of one entry or of several: its launch takes longer than theirs.
+template <int kRanks, int kCluster>
 void launch(const Call& call) {
   constexpr size_t kBytes = sizeof(DecodeMemory<kRanks>);
-  const auto kernel = c128a_decode<kRanks>;
+  const auto kernel = c128a_decode<kRanks, kCluster>;
   cuda::keep_error(cuda::allow_shared(kernel, kBytes));
-  const auto blocks =
-      static_cast<unsigned>(round_up(call.p.tokens * kRanks, int64_t{Cut<kRanks>::kCluster}));
+  const auto blocks = static_cast<unsigned>(round_up(call.p.tokens * kRanks, int64_t{kCluster}));
   cudaLaunchConfig_t config = cuda::launch_config(dim3(blocks), Cut<kRanks>::kThreads, kBytes,
                                                   cuda::stream_of(call.p.device));
   cuda::keep_error(cudaLaunchKernelEx(&config, kernel, call));
@@ -166,11 +167,15 @@ void launch(const Call& call) {
 
 void long_decode(const Call& call) noexcept {
   const int64_t units = cuda::multiprocessors(call.p.device.index);
-  // As many blocks as multiprocessors, nearly.
-  if (8 * call.p.tokens <= units) launch<8>(call);
-  else if (4 * call.p.tokens <= units) launch<4>(call);
-  else if (2 * call.p.tokens <= units) launch<2>(call);
-  else launch<1>(call);
+  const int64_t tokens = call.p.tokens;
+  // As many blocks as multiprocessors, nearly. Blocks that have a multiprocessor each would wait
+  // for the last cluster of eight, since these find fewer of them.
+  const int64_t units_of_eights = units * core::tuning_h200::kClustersAtOnceElevenths / 11;
+  if (8 * tokens <= units) launch<8, 8>(call);
+  else if (4 * tokens <= units) launch<4, 8>(call);
+  else if (2 * tokens <= units_of_eights) launch<2, 8>(call);
+  else if (2 * tokens <= units) launch<2, 2>(call);
+  else launch<1, 1>(call);
 }
 
 }  // namespace winnow::internal::compress::many

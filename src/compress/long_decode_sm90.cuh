@@ -12,6 +12,8 @@
 
 namespace winnow::internal::compress::many {
 
+inline constexpr int kMostBlocks = 8;  // of an entry, and of a cluster
+
 // How kRanks blocks share an entry.
 template <int kRanks>
 struct Cut {
@@ -30,8 +32,6 @@ struct Cut {
   // Whether rows come by bulk copies, which few threads ask for, or each thread asks for its own,
   // which is faster where they are short.
   static constexpr bool kBulk = kRanks <= 4;
-  // Blocks of a cluster, of one or several entries: its launch takes longer than theirs.
-  static constexpr int kCluster = kRanks == 1 ? 1 : 8;
   static_assert(kTurns == 1 || kTurns == 2, "a warp's lanes find the rows of two groups");
 };
 
@@ -311,7 +311,10 @@ __device__ __forceinline__ void make(const Call& call, DecodeMemory<kRanks>& sha
       if (me.lane == 0) *mailbox = squares;
     } else if (me.lane < kRanks) {
       // No barrier of the cluster follows: that would wait for all that the blocks have stored.
-      const int peer = static_cast<int>(blockIdx.x) % C::kCluster - me.rank + me.lane;
+      // Two blocks of an entry are a cluster or a part of one of eight; more are a part of eight.
+      const int here = kRanks == 2 ? static_cast<int>(cuda::cluster_rank())
+                                   : static_cast<int>(blockIdx.x) % kMostBlocks;
+      const int peer = here - me.rank + me.lane;
       cuda::peer_put(cuda::peer(cuda::s32(mailbox), peer), squares,
                      cuda::peer(cuda::s32(&shared.inbox), peer));
     }

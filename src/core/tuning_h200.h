@@ -10,6 +10,11 @@
 
 namespace winnow::internal::core::tuning_h200 {
 
+// Elevenths of the multiprocessors that clusters of more than two blocks find free: 30 clusters of
+// four run at once where 33 would have room by count, and 15 of eight where 16 would. b5b108a; no
+// command recorded.
+inline constexpr int64_t kClustersAtOnceElevenths = 10;
+
 // ---- attend: decode (src/attend/decode_sm90/launch.cu) ------------------------------------------
 // The model: a CTA takes kCtaUs + heads * kCtaUsPerHead + blocks * block time, in waves; splits add
 // a merge. docs/journal/decode-sm90.md, "The cut", compares its choice with all others.
@@ -201,10 +206,6 @@ namespace topk {
 // Bytes of shared memory of a block up to which two share a multiprocessor and leave 92 KB of cache
 // to loads. c408062, `winnow bench select --device cuda --cache cold --kernel sm90`.
 inline constexpr int64_t kSharedBytesOfTwo = 81 * 1024;
-// Elevenths of the multiprocessors that clusters of more than two blocks find free: 30 clusters of
-// four run at once where 33 would have room by count, and 15 of eight where 16 would. b5b108a; no
-// command recorded.
-inline constexpr int64_t kClustersAtOnceElevenths = 10;
 // Parts of a row: digits are as fast as a list where more than one in this many is wanted.
 // c408062; no command recorded.
 inline constexpr int64_t kListOneIn = 4;

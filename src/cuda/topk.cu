@@ -67,7 +67,8 @@ int blocks_at_once(const TopkShape& s) {
   const int64_t busy = multiprocessors(s.device);
   int blocks = 1;
   while (blocks < kMaxBlocks && s.columns / blocks > 4 * kThreads &&
-         s.tokens <= busy / (2 * blocks) * (blocks > 1 ? tuned::kClustersAtOnceElevenths : 11) / 11)
+         s.tokens <=
+             busy / (2 * blocks) * (blocks > 1 ? tuning_h200::kClustersAtOnceElevenths : 11) / 11)
     blocks *= 2;
   return blocks;
 }
