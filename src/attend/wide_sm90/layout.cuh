@@ -139,10 +139,10 @@ __device__ __forceinline__ uint8_t* p_tile(Smem<Family>& smem, int buffer) {
 // What a producer is (Rows<Record> in rows_bf16.cuh): Family; kThreads (128 or 256) and kRegisters
 // of its warpgroups; arrivals(half) on a `full` barrier; produce(smem, args), run by all its
 // threads (thread = threadIdx.x - kConsumers). For every item it waits for q_empty and calls
-// begin_item(). Then for every block and half it waits for `empty` of the rows at hand (phases
-// start at 1: the first wait passes; a tail tile goes with the last rows), writes rows (invalid
-// ones as zeros, without reading), and arrives on `full`. Rows that are stored, not copied
-// asynchronously, need fence_async() before.
+// copy_queries(), and says how many blocks there are. Then for every block and half it waits for
+// `empty` of the rows at hand (phases start at 1: the first wait passes; a tail tile goes with the
+// last rows), writes rows (invalid ones as zeros, without reading), and arrives on `full`. Rows
+// that are stored, not copied asynchronously, need fence_async() before.
 
 struct Args : DeviceParams {
   // tokens * groups, of 64 heads each: 1 or 2 groups.
@@ -208,28 +208,29 @@ __device__ __forceinline__ void copy_16(uint32_t to, const void* from) {
                  : "memory");
 }
 // For what is read once: first to leave the L2, where rows are read again.
-__device__ __forceinline__ void copy_16_or_zero(uint32_t to, const void* from, bool exists) {
+__device__ __forceinline__ uint64_t read_once() {
   uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0,1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ void copy_16_or_zero(uint32_t to, const void* from, bool exists,
+                                                uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0],[%1],16,%2,%3;" ::"r"(to),
                "l"(from), "r"(exists ? 16 : 0), "l"(policy)
                : "memory");
 }
 
-// An item's block count and Q, by all producer threads (`thread` of kThreads). Each arrives once on
-// q_full, the first one twice. A warp copies four heads' rows of a tile at once; heads past the
-// last become zeros.
+// An item's Q, by all producer threads (`thread` of kThreads). Each arrives once on q_full. A warp
+// copies four heads' rows of a tile at once; heads past the last become zeros.
 template <class Family>
-__device__ __forceinline__ void begin_item(Smem<Family>& smem, const Args& args, const Work& work,
-                                           int thread, int threads) {
+__device__ __forceinline__ void copy_queries(Smem<Family>& smem, const Args& args, const Work& work,
+                                             int thread, int threads) {
   constexpr int kTiles = TilesOf<Family>::kTiles;
   constexpr int kNopeTiles = Family::kNope / 64;
   const int chunk = thread & 7;
-  if (thread == 0) {
-    smem.blocks = work.blocks;
-    mb_arrive(&smem.q_full);
-  }
-#pragma unroll
+  const uint64_t policy = read_once();
+  // Rolled: this code is the first that a launch waits for.
+#pragma unroll 1
   for (int h = thread / 8; h < kHeads; h += threads / 8) {
     const bool exists = work.head_begin + h < args.heads;
     const int64_t head = exists ? work.head_begin + h : 0;
@@ -242,7 +243,7 @@ __device__ __forceinline__ void begin_item(Smem<Family>& smem, const Args& args,
     for (int tile = 0; tile < kTiles; tile++)
       copy_16_or_zero(to + tile * kTileBytes,
                       tile < kNopeTiles ? nope + tile * 64 : rope + (tile - kNopeTiles) * 64,
-                      exists);
+                      exists, policy);
   }
   copies_arrive(&smem.q_full);
 }

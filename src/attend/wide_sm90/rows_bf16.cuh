@@ -28,20 +28,26 @@ class Addresses {
   // A bit for each row.
   uint32_t valid;
 
+  // Asks for the first indices.
   __device__ void start(int item) {
     work = work_at(args_, item);
     sweep.enter(args_, item);
     request_ = request_of(args_, work);
     int list;
-    const int last = work.end > 0 ? index_at(args_, work, work.end - 1, list) : 0;
+    last_ = work.end > 0 ? index_at(args_, work, work.end - 1, list) : 0;
     fetch(0);
-    trim(args_, work, last);
-    resolve_fetched();
+  }
+  // Blocks of the item, once what start() asked for is there.
+  __device__ int blocks() {
+    trim(args_, work, last_);
+    return work.blocks;
   }
   // Moves to block i, which must follow the last one.
   __device__ void next(int i) {
-    if (i > 0 && i % 2 == 0) resolve_fetched();
-    if (i % 2 == 0) fetch(i + 2);
+    if (i % 2 == 0) {
+      resolve_fetched();
+      fetch(i + 2);
+    }
     const int lane = threadIdx.x & 31;
     const int first_lane = i % 2 * 16;
     valid = __ballot_sync(~0u, row_ != nullptr) >> first_lane & 0xffff;
@@ -80,6 +86,8 @@ class Addresses {
   const Args& args_;
   const int first_row_;
   int request_ = 0;
+  // The last entry of the item.
+  int last_ = 0;
   int index_ = -1;
   int list_ = 0;
   const std::byte* row_ = nullptr;
@@ -117,38 +125,45 @@ requires(!Record::kQuantized) struct Rows {
       rows.start(item);
       mb_wait(&smem.q_empty, q_phase);
       q_phase ^= 1;
-      begin_item(smem, args, rows.work, thread, kThreads);
+      copy_queries(smem, args, rows.work, thread, kThreads);
+      const int blocks = rows.blocks();
+      if (thread == 0) {
+        smem.blocks = blocks;
+        mb_arrive(&smem.q_full);
+      }
 #pragma unroll 1
-      for (int i = 0; i < rows.work.blocks; i++) {
+      for (int i = 0; i < blocks || rows.sweep.unfinished(); i++) {
         const int buffer = i & 1;
-        rows.next(i);
-        const uint32_t base = s32(smem.k[buffer]);
+        if (i < blocks) {
+          rows.next(i);
+          const uint32_t base = s32(smem.k[buffer]);
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-          mb_wait(&smem.empty[buffer][half][warp], phase >> buffer & 1);
-#pragma unroll
-          for (int k = 0; k < 4; k++)
-#pragma unroll
-            for (int tile = half * 4; tile < half * 4 + 4; tile++) {
-              const uint32_t to = base + (k & 1 ? odd : even) + k * 512 + tile * kTileBytes;
-              if (tile > 0 || !Tiles::kTail) copy_16<true>(to, rows.from[k] + tile * 128);
-              else copy_16<false>(to, rows.from[k]);
-            }
-          if (Tiles::kTail && tail_with(buffer, half)) {
-            // P lies there until the last product.
-            mb_wait(&smem.empty[buffer][half][3], phase >> buffer & 1);
+          for (int half = 0; half < 2; half++) {
+            mb_wait(&smem.empty[buffer][half][warp], phase >> buffer & 1);
 #pragma unroll
             for (int k = 0; k < 4; k++)
-              copy_16<false>(base + (k & 1 ? odd : even) + k * 512 + kTailOffset,
-                             rows.from[k] + 1024);
+#pragma unroll
+              for (int tile = half * 4; tile < half * 4 + 4; tile++) {
+                const uint32_t to = base + (k & 1 ? odd : even) + k * 512 + tile * kTileBytes;
+                if (tile > 0 || !Tiles::kTail) copy_16<true>(to, rows.from[k] + tile * 128);
+                else copy_16<false>(to, rows.from[k]);
+              }
+            if (Tiles::kTail && tail_with(buffer, half)) {
+              // P lies there until the last product.
+              mb_wait(&smem.empty[buffer][half][3], phase >> buffer & 1);
+#pragma unroll
+              for (int k = 0; k < 4; k++)
+                copy_16<false>(base + (k & 1 ? odd : even) + k * 512 + kTailOffset,
+                               rows.from[k] + 1024);
+            }
+            copies_arrive(&smem.full[buffer][half]);
+            if (half == 0 && lane == 0) {
+              reinterpret_cast<uint16_t*>(&smem.valid[buffer])[warp] = rows.valid;
+              mb_arrive(&smem.full[buffer][0]);
+            }
           }
-          copies_arrive(&smem.full[buffer][half]);
-          if (half == 0 && lane == 0) {
-            reinterpret_cast<uint16_t*>(&smem.valid[buffer])[warp] = rows.valid;
-            mb_arrive(&smem.full[buffer][0]);
-          }
+          phase ^= 1 << buffer;
         }
-        phase ^= 1 << buffer;
         if (buffer) rows.sweep.step();
       }
     }

@@ -28,11 +28,12 @@ class Sweep {
     return rank < (summary >> 10 & 0x3ff) ? low | high << 16 : -1;
   }
 
-  // This item's rows are copied from now on: their order is completed, and that of the next item's
-  // begun.
+  // Whether the next item's order is not complete.
+  __device__ bool unfinished() const { return steps_done_ < 2 * steps_; }
+
+  // This item's rows are copied from now on: their order is complete, and that of the next item's
+  // is begun.
   __device__ void enter(const Args& args, int item) {
-#pragma unroll 1
-    while (steps_done_ < 2 * steps_) step();
     __syncwarp();
     buffer_ ^= 1;
     flip_ ^= kRanges - 1;
@@ -53,7 +54,7 @@ class Sweep {
   // concerns range r. There is no branch but for the rare: a taken one costs as much as a good part
   // of this.
   __device__ void step() {
-    if (steps_done_ >= 2 * steps_) return;
+    if (!unfinished()) return;
     const int lane = threadIdx.x & 31;
     const bool placing = steps_done_ >= steps_;
 #pragma unroll
@@ -125,6 +126,7 @@ class Sweep {
 struct NoSweep {
   __device__ explicit NoSweep(Sorted (&)[2]) {}
   __device__ bool sorted() const { return false; }
+  __device__ bool unfinished() const { return false; }
   __device__ int operator[](int) const { return -1; }
   __device__ void enter(const Args&, int) {}
   __device__ void step() {}

@@ -43,13 +43,13 @@ __global__ void __launch_bounds__(kConsumers + Rows::kThreads, 1)
   const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128, 0);
   if (threadIdx.x == 0) initialize<Rows>(smem);
   __syncthreads();
-  if (warpgroup >= 2) {
+  // ptxas puts the second branch first: the producers' code, which a launch waits for.
+  if (warpgroup < 2) {
+    take_registers<kConsumerRegisters<Rows>>();
+    consume<Family>(smem, args, warpgroup);
+  } else {
     give_registers<Rows::kRegisters>();
     Rows::produce(smem, args);
-  } else {
-    take_registers<kConsumerRegisters<Rows>>();
-    if (warpgroup == 0) consume<Family, 0>(smem, args);
-    else consume<Family, 1>(smem, args);
   }
 }
 

@@ -1,0 +1,115 @@
+// Wide attention on Hopper: the end of an item, by both warpgroups: output, log-sum-exp, maximum.
+#pragma once
+
+#include "attend/wide_sm90/softmax.cuh"
+
+namespace winnow::internal::attend::wide_sm90 {
+
+// Writes O times the rows' factors, 256 columns, as bf16. Four lanes share a row: neighbours
+// exchange half of what they hold of 16 columns, so that each stores 8 bytes and all of them one
+// sector of 32.
+__device__ __forceinline__ void write_out(const Args& args, const Work& work, float (&o)[128],
+                                          const float (&factor)[2]) {
+  const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
+  const int lane = threadIdx.x & 31;
+  const int head = work.head_begin + (warp & 3) * 16 + lane / 4;
+  const bool odd = lane & 1;
+  const bool exists[2] = {head < args.heads, head + 8 < args.heads};
+  uint64_t to[2];
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    to[i] = reinterpret_cast<uint64_t>(args.out + work.token * args.out_token_stride +
+                                       (head + 8 * i) * args.out_head_stride + (warp / 4) * 256 +
+                                       (lane & 1) * 8 + (lane & 2) * 2);
+    // Or the stride is loaded and added for every store.
+    asm volatile("" : "+l"(to[i]));
+  }
+  // 16 columns at a time.
+#pragma unroll
+  for (int c = 0; c < 16; c++) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const float* x = o + c * 8 + 2 * i;
+      const uint32_t low = pack<true>(x[0] * factor[i], x[1] * factor[i]);
+      const uint32_t high = pack<true>(x[4] * factor[i], x[5] * factor[i]);
+      const uint32_t other = __shfl_xor_sync(~0u, odd ? low : high, 1);
+      if (exists[i])
+        __stcs(reinterpret_cast<uint2*>(to[i] + c * 32),
+               odd ? make_uint2(other, high) : make_uint2(low, other));
+    }
+    // Stores as they come.
+    if (c % 2) asm volatile("" ::: "memory");
+  }
+}
+
+// The sinks of a thread's two rows; -inf weighs nothing.
+__device__ __forceinline__ void load_sinks(const Args& args, const Work& work, float (&sink)[2]) {
+  const int head = work.head_begin + (threadIdx.x / 32 & 3) * 16 + (threadIdx.x & 31) / 4;
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+    sink[i] = args.sink && head + 8 * i < args.heads ? __ldg(args.sink + head + 8 * i) : -INFINITY;
+}
+
+// Log-sum-exp and maximum of a thread's rows, by two lanes of the four that share them.
+template <class Family>
+__device__ __forceinline__ void write_sums(Smem<Family>& smem, const Args& args, const Work& work,
+                                           const TwoRows& rows) {
+  const int lane = threadIdx.x & 31;
+  const int row = (threadIdx.x / 32 & 3) * 16 + lane / 4 + (lane & 1) * 8;
+  const int head = work.head_begin + row;
+  if ((lane & 2) != 0 || head >= args.heads) return;
+  const float row_sum = smem.row_sum[work.parity][0][row] + smem.row_sum[work.parity][1][row];
+  const float max_logit =
+      fmaxf(smem.max_logit[work.parity][0][row], smem.max_logit[work.parity][1][row]);
+  const float reference = lane & 1 ? rows.reference[1] : rows.reference[0];
+  // NaN is not empty.
+  const bool empty = row_sum == 0;
+  if (args.lse)
+    args.lse[work.token * args.lse_token_stride + head * args.lse_head_stride] =
+        empty                 ? args.empty_lse
+        : max_logit > FLT_MAX ? INFINITY
+                              : (log2f(row_sum) + reference) * kLn2;
+  if (args.max_logit)
+    args.max_logit[work.token * args.max_token_stride + head * args.max_head_stride] =
+        empty                ? -INFINITY
+        : row_sum == row_sum ? max_logit * kLn2
+                             : row_sum;
+}
+
+// The end of an item: sums of both warpgroups and the output. Warpgroup 1, which waits for the next
+// item's first scores anyway, then writes log-sum-exp and maximum.
+template <class Family>
+__device__ __forceinline__ void epilogue(Smem<Family>& smem, const Args& args, const Work& work,
+                                         int warpgroup, float (&o)[128], TwoRows& rows,
+                                         const float (&sink)[2]) {
+  const int warp = (threadIdx.x / 32) & 3;
+  const int lane = threadIdx.x & 31;
+  const int row = warp * 16 + lane / 4;
+  const float unit = logit_unit(args);
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+#pragma unroll
+    for (int d = 1; d < 4; d *= 2) {
+      rows.row_sum[i] += __shfl_xor_sync(~0u, rows.row_sum[i], d);
+      rows.row_max[i] = fmaxf(rows.row_max[i], __shfl_xor_sync(~0u, rows.row_max[i], d));
+    }
+  if ((lane & 3) == 0)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      smem.row_sum[work.parity][warpgroup][row + 8 * i] = rows.row_sum[i];
+      smem.max_logit[work.parity][warpgroup][row + 8 * i] = rows.row_max[i] * unit;
+    }
+  bar<kSumsWritten, kConsumers>();
+  float factor[2];
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const float row_sum =
+        smem.row_sum[work.parity][0][row + 8 * i] + smem.row_sum[work.parity][1][row + 8 * i];
+    const float weight = ex2(sink[i] * kLog2e - rows.reference[i]);
+    factor[i] = row_sum == 0 ? 0.f : __fdividef(1.f, row_sum + weight);
+  }
+  write_out(args, work, o, factor);
+  if (warpgroup == 1) write_sums(smem, args, work, rows);
+}
+
+}  // namespace winnow::internal::attend::wide_sm90
