@@ -65,6 +65,7 @@ __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
   if (blockIdx.z && token_here() >= args.tokens) return;
   // The first indices are asked for at once.
   Span ahead{};
+  Span next{};
   int index = -1;
   int list = 0;
   int last = 0;
@@ -73,6 +74,11 @@ __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
     cut<Config, kWay>(args, ahead);
     index = first_index<Config, Crew>(args, ahead, list);
     if constexpr (!kMany) last = last_index(args, ahead);
+    if constexpr (kWay == Way::kEven) {
+      // While the indices are on their way.
+      next = ahead;
+      if (copy_warp<Crew>() == 0 && enter_second_token(args, next)) cut<Config, kWay>(args, next);
+    }
   }
   if (kWay >= Way::kCluster && warpgroup == 1) prefetch_q<kHeads>(args);
   initialize<Row, kHeads, kWay>(smem);
@@ -90,7 +96,7 @@ __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
     for (auto& o : progress.o) hold(o);
 #pragma unroll 1
     do weigh<Row, kHeads, kWay>(smem, args, span, warpgroup, progress);
-    while (kMany && next_token<Config, kWay>(args, span));
+    while (kMany && next_token<kWay>(smem, args, span));
     if constexpr (kWay == Way::kEven) merge_parts<Row, kHeads>(smem, args, span.token);
     if constexpr (kWay == Way::kCluster) merge<Row, kHeads>(smem, args, span, split_here(args));
   } else if (warpgroup < Config::kFirstCopyWarpgroup) {
@@ -109,7 +115,7 @@ __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
         if (first_scorer()) prefetch_next_q<Row, kWay>(args, span);
         score<Row, kHeads>(smem, args, span, q_unit, progress);
         const bool had_blocks = span.blocks > 0;
-        if (!next_token<Config, kWay>(args, span)) return;
+        if (!next_token<kWay>(smem, args, span)) return;
         if (span.blocks > 0) q_unit = reload_q(smem, args, span.token, span.head_begin);
         if (had_blocks) {
           mb_wait(statistics_reset(smem), phase);
@@ -132,10 +138,12 @@ __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
     }
   } else {
     give_registers<Crew::kCopyRegisters>();
-    if constexpr (!kMany) {
-      trim<Config>(args, ahead, last);
+    if constexpr (kWay != Way::kMany) {
+      if constexpr (!kMany) trim<Config>(args, ahead, last);
       if (thread_here() == 128 * Config::kFirstCopyWarpgroup) {
         smem.blocks = ahead.blocks;
+        smem.next_blocks = next.blocks;
+        smem.next_end = next.end;
         mb_arrive(&smem.blocks_counted);
       }
     }

@@ -118,7 +118,7 @@ struct Epilogue {
     progress.kv_stage = kv_stage;
     progress.block = block_end;
     if constexpr (kWay == Way::kMany) finish_one_of_many(kv_stage, block_end);
-    else if constexpr (kWay == Way::kEven) finish_part(kv_stage, block_end);
+    else if constexpr (kWay == Way::kEven) finish_part(block_end);
     else if constexpr (kWay == Way::kAlone) finish_alone();
     else send_to_cluster();
   }
@@ -144,23 +144,23 @@ struct Epilogue {
     mb_arrive(statistics_reset(smem));
   }
 
-  // The end of a token's part in this CTA's range, or of the whole token.
-  __device__ __forceinline__ void finish_part(int kv_stage, int block_end) {
-    const int token_begin = span.token * args.token_blocks;
-    if (range_begin(args, range_here()) > token_begin) return hand_over_part(block_end);
-    if (range_begin(args, range_here() + 1) >= token_begin + args.token_blocks)
-      return finish_one_of_many(kv_stage, block_end);
-    // merge_parts() follows.
-    if (const auto [head, exists] = kept_head(); exists) smem.row_sum[head] = row_sum_of(head);
-    store_units<kHeads>(own_units(smem), o);
-  }
-  __device__ __forceinline__ void hand_over_part(int block_end) {
+  // The end of a token's part in this CTA's range. merge_parts() follows where it begins the token.
+  __device__ __forceinline__ void finish_part(int block_end) {
+    const bool begins = range_begin(args, range_here()) <= span.token * args.token_blocks;
+    EvenPart<kHeads>& part = part_of_range<kHeads>(args, range_here());
     if (const auto [head, exists] = kept_head(); exists) {
-      part_of_range<kHeads>(args, range_here()).statistics[head] =
-          make_float4(smem.reference[head], row_sum_of(head), smem.max_logit[head], 0.f);
-      reset_statistics(head, block_end);
+      const float sum = row_sum_of(head);
+      if (begins) {
+        smem.row_sum[head] = sum;
+      } else {
+        part.statistics[head] = make_float4(smem.reference[head], sum, smem.max_logit[head], 0.f);
+        reset_statistics(head, block_end);
+      }
     }
-    hand_over<kHeads>(args, o);
+    store_units<kHeads>(begins ? own_units(smem) : part.units, o);
+    if (begins) return;
+    set_to_zero<kHeads>(o);
+    raise_flag(args);
   }
 
   // Writes the output of a token that is not the CTA's only one.

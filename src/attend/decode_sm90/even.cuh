@@ -34,30 +34,28 @@ __device__ __forceinline__ uint32_t* flag_of_range(const Args& args, int range) 
   return reinterpret_cast<uint32_t*>(args.exchange) + part_index(args, range);
 }
 
-// Where this thread's first part of a unit goes; the next one is two units further.
-template <int kHeads>
-__device__ __forceinline__ uint4* first_unit(uint4 (*units)[64]) {
-  const int thread = thread_here();
-  return &units[thread / 128 * (kHeads / 2) + (thread / 64 & 1)][thread & 63];
-}
+// Stores a thread's parts of all units, to the workspace or to shared memory.
 template <int kHeads>
 __device__ __forceinline__ void store_units(uint4 (*units)[64], const float (&o)[4][kHeads / 2]) {
-  uint4* to = first_unit<kHeads>(units);
+  const int thread = thread_here();
+  uint4* to = &units[thread / 128 * (kHeads / 2) + (thread / 64 & 1)][thread & 63];
 #pragma unroll
   for (int tile = 0; tile < 4; tile += 2)
 #pragma unroll
     for (int j = 0; j < kHeads / 8; j++, to += 2 * 64) *to = part_of_unit<kHeads>(o, tile, j);
 }
-
-// The weigh warpgroups store a part's sums, which become zero for the next token. The caller has
-// stored the statistics.
 template <int kHeads>
-__device__ __forceinline__ void hand_over(const Args& args, float (&o)[4][kHeads / 2]) {
-  store_units<kHeads>(part_of_range<kHeads>(args, range_here()).units, o);
+__device__ __forceinline__ void set_to_zero(float (&o)[4][kHeads / 2]) {
 #pragma unroll
-  for (int tile = 0; tile < 4; tile++)
+  for (int tile = 0; tile < 4; tile++) {
 #pragma unroll
-    for (int c = 0; c < kHeads / 2; c++) o[tile][c] = zero_here();
+    for (int c = 0; c < kHeads / 2; c++) o[tile][c] = 0;
+    hold(o[tile]);
+  }
+}
+
+// The weigh warpgroups tell that a part's sums and statistics are stored.
+__device__ __forceinline__ void raise_flag(const Args& args) {
   bar<kWeighing, 256>();
   if (thread_here() == 0) {
     fence_device();
@@ -137,36 +135,39 @@ __device__ __forceinline__ void weigh_parts(Smem<Row, kHeads>& smem, const Args&
 template <class Row, int kHeads>
 __device__ __forceinline__ void add_parts(Smem<Row, kHeads>& smem, const Args& args,
                                           const Span& span, int count) {
-  // Loads under way at a time, 16 bytes each.
+  // Units of a thread at a time, each the fourth after the one before: of every second eight of
+  // heads, then of the next two tiles. Their addresses differ by constants and by rows.
   constexpr int kAtOnce = 8;
+  static_assert(kHeads == 64);
   const int thread = thread_here();
   const int sender = thread & 63;
-  const auto own = own_units(smem);
 #pragma unroll 1
   for (int unit = thread / 64; unit < kHeads; unit += 4 * kAtOnce) {
+    const float* weight = &smem.warp_part[0][8 * (unit / 2 % (kHeads / 8)) + 2 * (sender & 3)];
+    const uint4* from = &own_units(smem)[unit][sender];
+    const uint4* later = &part_of_range<kHeads>(args, range_here() + 1).units[unit][sender];
     float sum[kAtOnce][2][4] = {};
 #pragma unroll 1
-    for (int k = 0; k <= count; k++) {
+    for (int k = 0; k <= count; k++, weight += kHeads) {
       uint4 part[kAtOnce];
 #pragma unroll
-      for (int i = 0; i < kAtOnce; i++)
-        part[i] =
-            k == 0
-                ? own[unit + 4 * i][sender]
-                : get(&part_of_range<kHeads>(args, range_here() + k).units[unit + 4 * i][sender]);
+      for (int i = 0; i < kAtOnce; i++) part[i] = *(from + 4 * 64 * i);
 #pragma unroll
       for (int i = 0; i < kAtOnce; i++) {
-        const int head = 8 * ((unit + 4 * i) / 2 % (kHeads / 8)) + 2 * (sender & 3);
-        const float2 weight = *reinterpret_cast<const float2*>(&smem.warp_part[k][head]);
-        add_part(sum[i][0], part[i].x, part[i].y, weight);
-        add_part(sum[i][1], part[i].z, part[i].w, weight);
+        const float2 by = *reinterpret_cast<const float2*>(weight + 16 * (i % 4));
+        add_part(sum[i][0], part[i].x, part[i].y, by);
+        add_part(sum[i][1], part[i].z, part[i].w, by);
       }
+      from = later;
+      later += args.groups * static_cast<int>(sizeof(EvenPart<kHeads>) / sizeof(uint4));
     }
+    const MergedOutput<Row, kHeads> output(unit, 2 * sender);
+    bf16* const to = output.address(args, span);
 #pragma unroll
     for (int i = 0; i < kAtOnce; i++)
 #pragma unroll
       for (int half = 0; half < 2; half++)
-        put_merged<Row, kHeads>(args, span, unit + 4 * i, 2 * sender + half, sum[i][half]);
+        output.put(args, span, to, 16 * (i % 4), i / 4 * 2 + half, sum[i][half]);
   }
 }
 

@@ -331,24 +331,19 @@ __device__ __forceinline__ void add_units(Smem<Row, kHeads>& smem, const Args& a
         for (int c = 0; c < kWords; c += 2)
           add_part(sum[c / 2], part[s][c], part[s][c + 1], *reinterpret_cast<const float2*>(by));
     };
-    const auto put_all = [&](int unit) {
-#pragma unroll
-      for (int c = 0; c < kWords / 2; c++)
-        put_merged<Row, kHeads>(args, span, unit, half + c, sum[c]);
-    };
     const auto weights = [&](int unit) {
       return &weight[0][8 * (unit / 2 % (kHeads / 8)) + 2 * (half / 2 & 3)];
     };
     if (in_a == 0) continue;
     add(0, weights(first));
     if (two) {
-      put_all(first);
+      put_merged<Row, kHeads>(args, span, first, half, sum);
       if (in_b == 0) continue;
 #pragma unroll
       for (int c = 0; c < 2 * kWords; c++) sum[c / 4][c % 4] = 0.f;
     }
     add(8, two ? weights(last) : weights(first) + 8 * kHeads);
-    put_all(last);
+    put_merged<Row, kHeads>(args, span, last, half, sum);
   }
 }
 

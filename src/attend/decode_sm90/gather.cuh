@@ -321,6 +321,7 @@ __device__ __forceinline__ void look_ahead(Smem<Row, kHeads>& smem, const Args& 
   constexpr bool kApart = Crew::kCopyWarps == 8;
   const int lane = thread_here() & 31;
   const int own = kMany ? own_blocks(span) : 2;
+  if constexpr (kWay == Way::kEven) mb_wait(&smem.blocks_counted, 0);
   // Blocks of the tokens before span's, and with it. A range that begins in the middle of a token
   // has fewer.
   int blocks_before = kWay == Way::kEven ? -(span.begin / Config::kBlock) : 0;
@@ -341,7 +342,7 @@ __device__ __forceinline__ void look_ahead(Smem<Row, kHeads>& smem, const Args& 
   // A lane's two indices of a block.
   const auto load_indices = [&](int block) {
     if constexpr (kMany) {
-      while (block >= block_end && next_token<Config, kWay>(args, span)) {
+      while (block >= block_end && next_token<kWay>(smem, args, span)) {
         blocks_before = block_end;
         block_end += span.blocks;
         point_at_token();
@@ -391,7 +392,7 @@ __device__ __forceinline__ void look_ahead(Smem<Row, kHeads>& smem, const Args& 
 #pragma unroll 1
     for (int i = 0;; i++) {
       if constexpr (kMany)
-        while (i >= block_end && next_token<Config, kWay>(args, span)) block_end += span.blocks;
+        while (i >= block_end && next_token<kWay>(smem, args, span)) block_end += span.blocks;
       if (i >= block_end) return;
       describe_next(i);
     }

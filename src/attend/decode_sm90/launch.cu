@@ -174,9 +174,8 @@ void cut_and_launch(const Params& params) {
 struct EvenCut {
   int groups = 1;
   int ranges = 0;
-  // Blocks of a token, and of the longest range.
+  // Blocks of a token.
   int token_blocks = 0;
-  int range_blocks = 0;
   // In microseconds as they are measured, which cheapest_cut() counts higher; without ranges more
   // than any cut.
   double cost = 1e30;
@@ -191,21 +190,21 @@ EvenCut even_cut(const Shape& shape) {
     return cut;
   const int ctas = std::min(cuda::multiprocessors(shape.device), kMostCtas) / groups * groups;
   const size_t bytes = kEvenFlagBytes + ctas * even_part_bytes(heads) + kExchangeAlign;
-  const int64_t blocks = shape.tokens * blocks_of(shape);
-  const int64_t share = blocks / (ctas / groups);
-  // A token reaches into kMaxLaterParts later ranges at most. A range of more than a token's blocks
+  const int64_t ranges = ctas / groups;
+  const int64_t token_blocks = blocks_of(shape);
+  const int64_t blocks = shape.tokens * token_blocks;
+  const int64_t share = blocks / ranges;
+  const int64_t longest = ceil_div(blocks, ranges);
+  // A token reaches into kMaxLaterParts later ranges at most. A range of a token's blocks or more
   // gains little, and loses where the lists turn out to be short.
-  if (share >= blocks_of(shape) || shape.workspace < bytes || blocks > INT_MAX / 2 ||
-      blocks_of(shape) < tuned::kEvenBlocks || blocks_of(shape) > kMostEvenBlocks ||
-      share * kMaxLaterParts < blocks_of(shape) - 1)
+  if (longest >= token_blocks || shape.workspace < bytes || token_blocks < tuned::kEvenBlocks ||
+      token_blocks > kMostEvenBlocks || share * kMaxLaterParts < token_blocks - 1)
     return cut;
   cut.groups = groups;
-  cut.ranges = ctas / groups;
-  cut.token_blocks = blocks_of(shape);
-  cut.range_blocks = static_cast<int>(ceil_div(blocks, int64_t{cut.ranges}));
-  const int tokens = ceil_div(cut.range_blocks - 1, cut.token_blocks) + 1;
+  cut.ranges = static_cast<int>(ranges);
+  cut.token_blocks = static_cast<int>(token_blocks);
   cut.cost = (groups == 1 ? tuned::kEvenUsOneGroup : tuned::kEvenUs) +
-             cut.range_blocks * tuned::kEvenBlockUs + (tokens - 1) * tuned::kEvenNextTokenUs;
+             static_cast<double>(longest) * tuned::kEvenBlockUs + tuned::kEvenNextTokenUs;
   return cut;
 }
 
@@ -217,7 +216,8 @@ void launch_even(const Params& params, const EvenCut& cut) {
   const Args args{{1, 0x80000000u, parts},
                   device_params_of(params, cut.groups),
                   wide_output_of(params),
-                  {blocks / cut.ranges, blocks % cut.ranges, cut.token_blocks}};
+                  {blocks / cut.ranges, blocks % cut.ranges, cut.token_blocks,
+                   ceil_div(1u << 30, static_cast<uint32_t>(cut.token_blocks))}};
   launch_v32_fp8(args, {64, cut.ranges}, stream);
 }
 

@@ -75,12 +75,14 @@ struct WideOutput {
   uint32_t block_reciprocal;
 };
 // Work that is cut evenly across tokens (Way::kEven): the blocks of all tokens, one token after the
-// other, are dealt out in ranges, `share` blocks each and one more to the first `longer` ranges.
+// other, are dealt out in ranges, `share` blocks each and one more to the first `longer` ranges. A
+// range has fewer blocks than a token, so it has parts of one token or of two, and none as a whole.
 struct EvenRanges {
   int share;
   int longer;
-  // Blocks of a token whose lists are full.
+  // Blocks of a token whose lists are full, and 2^30 over them, rounded up: over_token_blocks().
   int token_blocks;
+  uint32_t token_reciprocal;
 };
 struct Args : Splits, DeviceParams, WideOutput, EvenRanges {};
 
@@ -123,9 +125,9 @@ constexpr bool takes_even_ranges(CacheFormat format, int heads) {
   return format == CacheFormat::kV32Fp8 && heads == 64;
 }
 // Ranges after a CTA's own that the last token of its range may reach into, at most.
-constexpr int kMaxLaterParts = 2;
-// Blocks of a list that is cut so, at most: a square fits an int.
-constexpr int kMostEvenBlocks = 32768;
+constexpr int kMaxLaterParts = 3;
+// Blocks of a list that is cut so, at most: over_token_blocks() divides their square.
+constexpr int kMostEvenBlocks = 1024;
 // The workspace of even ranges: a flag for each, then a part for each.
 constexpr size_t kEvenFlagBytes = 1024;
 constexpr size_t even_part_bytes(int heads) {
@@ -136,6 +138,11 @@ constexpr size_t even_part_bytes(int heads) {
 // is a multiple of the splits.
 __device__ __forceinline__ unsigned over_splits(const Args& args, unsigned n) {
   return static_cast<unsigned>(uint64_t{n} * args.reciprocal >> 31);
+}
+
+// n / token_blocks, exact below 2^20.
+__device__ __forceinline__ int over_token_blocks(const Args& args, int n) {
+  return static_cast<int>(uint64_t{static_cast<uint32_t>(n)} * args.token_reciprocal >> 30);
 }
 
 // Sizes of a CTA of kHeads heads. Warpgroups 0 and 1 weigh, then come the score warpgroups, then
@@ -298,8 +305,11 @@ struct alignas(1024) Smem {
   uint32_t outgrown[2];
   // The same as q_max of a later token's Q, by warp.
   uint32_t q_max_of_warp[4 * Config::kScoreWarpgroups];
-  // Blocks of a CTA's only token, which the copying warps tell the others.
+  // Blocks of a CTA's only token, which the copying warps tell the others. Of even ranges those of
+  // the first part, and those of the second one with its last position.
   int blocks;
+  int next_blocks;
+  int next_end;
 };
 
 // A group of equal mbarriers: how many there are, how many arrivals complete a phase, and whose.
@@ -357,7 +367,8 @@ struct BarrierTable {
        "weigh, and the warp that tells the other splits"},
       {kPeersMarked, 1, 1, "the warp that has heard of all other splits",
        "weigh and the first score warpgroup"},
-      {kBlocksCounted, 1, 1, "the first copying thread", "score and weigh"},
+      {kBlocksCounted, 1, 1, "the first copying thread",
+       "score and weigh; with even ranges also the warp that finds rows"},
   };
   // The first barrier of a group; of kBarrierGroups, how many there are.
   static constexpr int begin(int group) {

@@ -141,34 +141,75 @@ inline __device__ __noinline__ void put_merged_f32(const Args& args, int token, 
   }
 }
 
-// Writes the i-th of the 128 halves of a unit, two columns of two heads, to the output.
+// Where a thread writes what it has added up of the i-th of the 128 halves of a unit: two columns
+// of two neighbouring heads. Other tiles and heads lie constants and strides further.
 template <class Row, int kHeads>
-__device__ __forceinline__ void put_merged(const Args& args, const Span& span, int unit, int i,
-                                           const float (&sum)[4]) {
-  const int sender = i / 2;
-  const int head = 8 * (unit / 2 % (kHeads / 8)) + 2 * (sender & 3);
-  const int warp = unit % 2 * 2 + sender / 32;
-  const int tile = unit / 2 / (kHeads / 8) * 2 + (i & 1);
-  const int row = (sender & 31) >> 2;
-  const int column = tile / 4 * 256 + sixteen_of<Row, kHeads>(warp, tile % 4) * 16;
-  const bool fp8 = Row::kFp8 && (Row::kNope >= Row::kV || column < Row::kNope);
-  if (args.out_f32)
-    return put_merged_f32(args, span.token, span.head_begin, head, column + (fp8 ? 2 * row : row),
-                          fp8 ? 1 : 8, sum[0], sum[1], sum[2], sum[3]);
-  bf16* to = args.out + (int64_t)span.token * args.out_token_stride +
-             (int64_t)(span.head_begin + head) * args.out_head_stride + column +
-             (fp8 ? 2 * row : row);
+struct MergedOutput {
+  static constexpr bool kRopeInV = ConfigOf<Row, kHeads>::kRopeInV;
+  // From a tile's columns to those of the next one of the same warpgroup.
+  static constexpr int kTileColumns =
+      16 * (sixteen_of<Row, kHeads>(0, 1) - sixteen_of<Row, kHeads>(0, 0));
+  int tile;
+  // The first of the tile's 16 columns, and the row of the fragment.
+  int column, row;
+  // The first of the two heads, of the CTA's.
+  int head;
+
+  __device__ __forceinline__ MergedOutput(int unit, int i) {
+    const int sender = i / 2;
+    const int warp = unit % 2 * 2 + sender / 32;
+    tile = unit / 2 / (kHeads / 8) * 2 + (i & 1);
+    column = tile / 4 * 256 + sixteen_of<Row, kHeads>(warp, tile % 4) * 16;
+    row = (sender & 31) >> 2;
+    head = 8 * (unit / 2 % (kHeads / 8)) + 2 * (sender & 3);
+  }
+  // Whether the two columns are neighbours. Otherwise they are eight apart.
+  __device__ __forceinline__ bool neighbours(int tiles_further) const {
+    if constexpr (!Row::kFp8) return false;
+    return !kRopeInV || tile + tiles_further < 7;
+  }
+  __device__ __forceinline__ int column_of(int tiles_further) const {
+    return column + tiles_further * kTileColumns + (neighbours(tiles_further) ? 2 * row : row);
+  }
+  // The output of the first head and tile.
+  __device__ __forceinline__ bf16* address(const Args& args, const Span& span) const {
+    return args.out + span.token * args.out_token_stride +
+           (span.head_begin + head) * args.out_head_stride;
+  }
+  // Writes to heads and tiles that lie so much further than `to`, which address() gave.
+  __device__ __forceinline__ void put(const Args& args, const Span& span, bf16* to,
+                                      int heads_further, int tiles_further,
+                                      const float (&sum)[4]) const {
 #pragma unroll
-  for (int k = 0; k < 2; k++, to += args.out_head_stride) {
-    if (head + k >= span.head_count) break;
-    const uint32_t two = pack<true>(sum[2 * k], sum[2 * k + 1]);
-    if (fp8) {
-      *reinterpret_cast<uint32_t*>(to) = two;
-    } else {
-      reinterpret_cast<uint16_t*>(to)[0] = two & 0xffff;
-      reinterpret_cast<uint16_t*>(to)[8] = two >> 16;
+    for (int k = 0; k < 2; k++) {
+      if (head + heads_further + k >= span.head_count) break;
+      bf16* const at = to + (heads_further + k) * args.out_head_stride + column_of(tiles_further);
+      const uint32_t two = pack<true>(sum[2 * k], sum[2 * k + 1]);
+      if (neighbours(tiles_further)) {
+        *reinterpret_cast<uint32_t*>(at) = two;
+      } else {
+        reinterpret_cast<uint16_t*>(at)[0] = two & 0xffff;
+        reinterpret_cast<uint16_t*>(at)[8] = two >> 16;
+      }
     }
   }
+};
+
+// Writes kHalves halves of a unit, from the i-th of its 128 on, to the output.
+template <class Row, int kHeads, int kHalves>
+__device__ __forceinline__ void put_merged(const Args& args, const Span& span, int unit, int i,
+                                           const float (&sum)[kHalves][4]) {
+  const MergedOutput<Row, kHeads> output(unit, i);
+  if (args.out_f32) {
+#pragma unroll
+    for (int h = 0; h < kHalves; h++)
+      put_merged_f32(args, span.token, span.head_begin, output.head, output.column_of(h),
+                     output.neighbours(h) ? 1 : 8, sum[h][0], sum[h][1], sum[h][2], sum[h][3]);
+    return;
+  }
+  bf16* const to = output.address(args, span);
+#pragma unroll
+  for (int h = 0; h < kHalves; h++) output.put(args, span, to, 0, h, sum[h]);
 }
 
 // The weigh warpgroups add up the CTA's share of the output, in the order of the splits.
@@ -191,10 +232,10 @@ __device__ __forceinline__ void merge(Smem<Row, kHeads>& smem, const Args& args,
     const int unit = place * splits + split;
     const uint2* part = reinterpret_cast<const uint2*>(received.units[place * splits]) + (i & 127);
     const float* weight = &received.weight[0][8 * (unit / 2 % (kHeads / 8)) + 2 * (sender & 3)];
-    float sum[4] = {};
+    float sum[1][4] = {};
 #pragma unroll 4
     for (int s = 0; s < splits; s++, part += 128, weight += kHeads)
-      add_part(sum, part->x, part->y, *reinterpret_cast<const float2*>(weight));
+      add_part(sum[0], part->x, part->y, *reinterpret_cast<const float2*>(weight));
     put_merged<Row, kHeads>(args, span, unit, i & 127, sum);
   }
 }

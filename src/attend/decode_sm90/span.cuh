@@ -5,9 +5,6 @@
 
 namespace winnow::internal::attend::decode_sm90 {
 
-// Loads of a lane at once where the end of a padded list is searched (cut_range()).
-constexpr int kEntriesAtOnce = 8;
-
 // What a CTA works on: a token, the first of its heads and how many of kHeads exist; where the
 // positions of the second list begin; this split's positions [begin, end), in blocks.
 struct Span {
@@ -28,8 +25,12 @@ __device__ __forceinline__ int split_here(const Args& args) {
   return static_cast<int>(blockIdx.x - over_splits(args, blockIdx.x) * args.splits);
 }
 // Ranges are taken from the last one on, so that a CTA waits only for others that began before it
-// (even.cuh).
-__device__ __forceinline__ int range_here() { return static_cast<int>(gridDim.y - 1 - blockIdx.y); }
+// (even.cuh). Read where it is used: weigh has no register for what follows from it.
+__device__ __forceinline__ int range_here() {
+  int block, blocks;
+  asm volatile("mov.u32 %0,%%ctaid.y;\nmov.u32 %1,%%nctaid.y;" : "=r"(block), "=r"(blocks));
+  return blocks - 1 - block;
+}
 // The first block of a range, counted over all tokens.
 __device__ __forceinline__ int range_begin(const Args& args, int range) {
   return range * args.share + min(range, args.longer);
@@ -38,7 +39,7 @@ template <int kHeads, Way kWay = Way::kAlone>
 __device__ __forceinline__ Span span_here(const Args& args) {
   Span span{};
   span.token =
-      kWay == Way::kEven ? range_begin(args, range_here()) / args.token_blocks : token_here();
+      kWay == Way::kEven ? over_token_blocks(args, range_begin(args, range_here())) : token_here();
   span.head_begin = static_cast<int>(over_splits(args, blockIdx.x)) * kHeads;
   span.head_count = min(args.heads - span.head_begin, kHeads);
   return span;
@@ -71,20 +72,17 @@ __device__ __forceinline__ void cut_range(const Args& args, Span& span) {
   const ListView& list = args.lists[0];
   int positions = columns(list, span.token);
   if (!list.lengths && positions > 0) {
-    // As trim() does, but every warp for itself, since roles do not wait for each other here; and
-    // without a call, which weigh's sums would not survive in registers.
     const int32_t* const row = list.indices + span.token * list.index_stride;
     if (__builtin_expect(__ldg(row + positions - 1) < 0, 0))
-      positions = search_end<kEntriesAtOnce>(row, positions, thread_here() & 31);
+      positions = length_without_padding(row, positions, thread_here() & 31);
   }
   span.first_list_end = span.positions = positions;
   const int blocks = ceil_div(positions, Config::kBlock);
   int begin = first;
   int end = last;
   if (blocks < args.token_blocks) {
-    // At most kMostEvenBlocks each, so the products fit.
-    begin = first * blocks / args.token_blocks;
-    end = last * blocks / args.token_blocks;
+    begin = over_token_blocks(args, first * blocks);
+    end = over_token_blocks(args, last * blocks);
   }
   span.begin = min(begin * Config::kBlock, positions);
   span.end = min(end * Config::kBlock, positions);
@@ -117,7 +115,7 @@ __device__ __forceinline__ void trim(const Args& args, Span& span, int last) {
 template <Way kWay, class Row, int kHeads>
 __device__ __forceinline__ void count_blocks(Smem<Row, kHeads>& smem, const Args& args,
                                              Span& span) {
-  if constexpr (walks(kWay)) {
+  if constexpr (kWay == Way::kMany) {
     cut<ConfigOf<Row, kHeads>, kWay>(args, span);
   } else {
     mb_wait(&smem.blocks_counted, 0);
@@ -126,18 +124,28 @@ __device__ __forceinline__ void count_blocks(Smem<Row, kHeads>& smem, const Args
   }
 }
 
+// Goes on to the second token of a range, of which nothing is known then; false where there is
+// none.
+__device__ __forceinline__ bool enter_second_token(const Args& args, Span& span) {
+  if (range_begin(args, range_here() + 1) <= (span.token + 1) * args.token_blocks) return false;
+  span.token++;
+  return true;
+}
 // The next token of a CTA that has several; false after its last one. Every role proceeds on its
 // own: rows, blocks and the phases of barriers are counted over all tokens.
-template <class Config, Way kWay>
-__device__ __forceinline__ bool next_token(const Args& args, Span& span) {
+template <Way kWay, class Row, int kHeads>
+__device__ __forceinline__ bool next_token(Smem<Row, kHeads>& smem, const Args& args, Span& span) {
   if constexpr (kWay == Way::kEven) {
-    if (range_begin(args, range_here() + 1) <= (span.token + 1) * args.token_blocks) return false;
-    span.token++;
+    if (!enter_second_token(args, span)) return false;
+    // The copying warps have told, together with the blocks of the first part.
+    span.begin = 0;
+    span.end = smem.next_end;
+    span.blocks = __reduce_max_sync(~0u, smem.next_blocks);
   } else {
     if (args.tokens - span.token <= static_cast<int>(gridDim.y)) return false;
     span.token += static_cast<int>(gridDim.y);
+    cut<ConfigOf<Row, kHeads>, kWay>(args, span);
   }
-  cut<Config, kWay>(args, span);
   return true;
 }
 // Whether this is the score warpgroup that does what is done once.
