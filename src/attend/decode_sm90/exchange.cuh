@@ -323,27 +323,34 @@ __device__ __forceinline__ void add_units(Smem<Row, kHeads>& smem, const Args& a
     }
     if (!weights_there) meet<kSplitsMerging, ConfigOf<Row, kHeads>::kMathThreads>();
     weights_there = true;
+    // Eight parts, then the other eight, which move up in the registers: their code is there once.
     float sum[kWords / 2][4] = {};
-    const auto add = [&](int begin, const float* by) {
-#pragma unroll
-      for (int s = begin; s < begin + 8; s++, by += kHeads)
-#pragma unroll
-        for (int c = 0; c < kWords; c += 2)
-          add_part(sum[c / 2], part[s][c], part[s][c + 1], *reinterpret_cast<const float2*>(by));
-    };
-    const auto weights = [&](int unit) {
+    int unit = first;
+    int parts = in_a;
+    const auto weights = [&] {
       return &weight[0][8 * (unit / 2 % (kHeads / 8)) + 2 * (half / 2 & 3)];
     };
-    if (in_a == 0) continue;
-    add(0, weights(first));
-    if (two) {
-      put_merged<Row, kHeads>(args, span, first, half, sum);
-      if (in_b == 0) continue;
+    const float* by = weights();
+#pragma unroll 1
+    for (int turn = 0; parts > 0 && turn < 2; turn++) {
 #pragma unroll
-      for (int c = 0; c < 2 * kWords; c++) sum[c / 4][c % 4] = 0.f;
+      for (int s = 0; s < 8; s++) {
+#pragma unroll
+        for (int c = 0; c < kWords; c += 2)
+          add_part(sum[c / 2], part[s][c], part[s][c + 1],
+                   *reinterpret_cast<const float2*>(by + s * kHeads));
+#pragma unroll
+        for (int c = 0; c < kWords; c++) part[s][c] = part[8 + s][c];
+      }
+      if (two || turn == 1) {
+        put_merged<Row, kHeads>(args, span, unit, half, sum);
+#pragma unroll
+        for (int c = 0; c < 2 * kWords; c++) sum[c / 4][c % 4] = 0.f;
+      }
+      parts = in_b;
+      unit = last;
+      by = two ? weights() : by + 8 * kHeads;
     }
-    add(8, two ? weights(last) : weights(first) + 8 * kHeads);
-    put_merged<Row, kHeads>(args, span, last, half, sum);
   }
 }
 
