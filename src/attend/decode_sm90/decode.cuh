@@ -202,6 +202,12 @@ struct Launch {
       attribute[0].val.clusterDim.z = 1;
     }
   }
+  // Lets it begin beside the kernel before it on the stream.
+  void overlap() {
+    attribute[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute[0].val.programmaticStreamSerializationAllowed = 1;
+    config.numAttrs = 1;
+  }
 };
 
 template <class Row, int kHeads, Way kWay>
@@ -209,8 +215,9 @@ cudaError_t launch(const Args& args, unsigned tokens, cudaStream_t stream) {
   const auto splits = static_cast<unsigned>(args.splits);
   const dim3 grid(splits * static_cast<unsigned>(args.groups), std::min<unsigned>(tokens, kTokensY),
                   ceil_div(tokens, kTokensY));
-  const Launch<Row, kHeads, kWay> launch(grid, kWay == Way::kExchange ? 0 : splits, stream);
+  Launch<Row, kHeads, kWay> launch(grid, kWay == Way::kExchange ? 0 : splits, stream);
   if (launch.ready) return launch.ready;
+  if constexpr (kWay == Way::kEven) launch.overlap();
   return cudaLaunchKernelEx(&launch.config, decode<Row, kHeads, kWay>, args);
 }
 

@@ -5,7 +5,8 @@
 // The part that begins the token is the last one of its CTA, which adds the others' sums to its own
 // and writes the output. By then they are usually there. A CTA waits only for CTAs that were
 // launched before it, and none of these waits before its flag is set, so all of them need not run
-// at once. Flags are cleared before the launch.
+// at once. Flags are cleared by a kernel that this one may overlap; it is awaited before the first
+// of them is used.
 #pragma once
 
 #include "attend/decode_sm90/exchange.cuh"
@@ -58,6 +59,7 @@ __device__ __forceinline__ void set_to_zero(float (&o)[4][kHeads / 2]) {
 __device__ __forceinline__ void raise_flag(const Args& args) {
   bar<kWeighing, 256>();
   if (thread_here() == 0) {
+    wait_for_previous();
     fence_device();
     asm volatile("st.relaxed.gpu.global.u32 [%0],%1;" ::"l"(flag_of_range(args, range_here())),
                  "r"(1)
@@ -86,7 +88,8 @@ __device__ __forceinline__ int later_parts(const Args& args, int token) {
 
 // Waits until the first lanes have seen the flags of the next `count` ranges.
 __device__ __forceinline__ void wait_for_parts(const Args& args, int count) {
-  if ((thread_here() & 31) == 0)
+  if ((thread_here() & 31) == 0) {
+    wait_for_previous();
 #pragma unroll 1
     for (int k = 1; k <= count; k++) {
       const uint32_t* flag = flag_of_range(args, range_here() + k);
@@ -94,6 +97,7 @@ __device__ __forceinline__ void wait_for_parts(const Args& args, int count) {
       do asm volatile("ld.acquire.gpu.global.u32 %0,[%1];" : "=r"(there) : "l"(flag) : "memory");
       while (there == 0);
     }
+  }
   __syncwarp();
 }
 

@@ -208,11 +208,19 @@ EvenCut even_cut(const Shape& shape) {
   return cut;
 }
 
+// Sets the flags of even ranges to 0, while the kernel that uses them begins.
+__global__ void __launch_bounds__(kMostCtas) clear_flags(uint32_t* flags, int count) {
+  let_next_start();
+  if (const int i = static_cast<int>(threadIdx.x); i < count) flags[i] = 0;
+}
+
 void launch_even(const Params& params, const EvenCut& cut) {
   const cudaStream_t stream = cuda::stream_of(params.device);
   std::byte* const parts = exchange_memory(params).first;
   const int blocks = params.tokens * cut.token_blocks;
-  keep_error(cudaMemsetAsync(parts, 0, sizeof(uint32_t) * cut.ranges * cut.groups, stream));
+  clear_flags<<<1, kMostCtas, 0, stream>>>(reinterpret_cast<uint32_t*>(parts),
+                                           cut.ranges * cut.groups);
+  keep_error(cudaGetLastError());
   const Args args{{1, 0x80000000u, parts},
                   device_params_of(params, cut.groups),
                   wide_output_of(params),
