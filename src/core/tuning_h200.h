@@ -64,19 +64,18 @@ inline constexpr double kWideBlockUs = 1.6;
 // below a tenth is none where lists are not full: 1,024 new tokens of 2k would lose 4 %. 04f7754.
 inline constexpr double kWorthSecondLaunch = 0.9;
 
-// Even ranges, 64 heads a CTA: us of start, end, clearing flags and adding up the last token's
-// parts, where a token has two groups of heads, which share the rows that are read, and where it
-// has one (27.7 measured, less the 4 by which the model below counts too little there); us of a
-// block; us of a change of token. Then the part of the other cuts' cost by their own model, which
-// counts about a quarter too much, below which ranges are taken: they then gained 4 to 12 % where a
-// range has less than a token's blocks; and the blocks that a token must have: with 16 and fewer
-// ranges were slower. 500d225 and 3ccf36a in turns, 1 to 256 tokens, top-k 2,048
-// (docs/journal/decode-sm90.md, "even ranges by choice").
-inline constexpr double kEvenUs = 22.4;
-inline constexpr double kEvenUsOneGroup = 24;
-inline constexpr double kEvenBlockUs = 2.13;
-inline constexpr double kEvenNextTokenUs = 3.4;
-inline constexpr double kWorthEven = 0.775;
+// Even ranges, 64 heads a CTA: us of start, end, a change of token and adding up parts, where a
+// token has two groups of heads, which share the rows that are read, and where it has one; us of a
+// block. Then the part of another cut's cost by the model below which ranges are taken: the model
+// counts a quarter too much for CTAs of 48 heads and a sixth for those of 64, but nothing for
+// splits that meet in the workspace. And the blocks that a token must have: with 16 and fewer
+// ranges were slower. docs/journal/decode-sm90.md, "even ranges in less code", and "by choice" for
+// the blocks.
+inline constexpr double kEvenUs = 20;
+inline constexpr double kEvenUsOneGroup = 22.5;
+inline constexpr double kEvenBlockUs = 2.1;
+inline constexpr double kWorthEven = 0.8;
+inline constexpr double kWorthEvenExchange = 0.95;
 inline constexpr int kEvenBlocks = 24;
 
 }  // namespace decode

@@ -87,7 +87,8 @@ __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
   // hundreds of cycles.
   if (warpgroup < 2) {
     Span span = span_here<kHeads, kWay>(args);
-    load_q<Row, kHeads, false>(smem, args, span);
+    if constexpr (!kScoreLoadsQuery<Row, kHeads, kWay>)
+      load_q<Row, kHeads, false>(smem, args, span);
     take_registers<Crew::kWeighRegisters>();
     count_blocks<kWay>(smem, args, span);
     WeighProgress<kHeads> progress{};
@@ -104,24 +105,38 @@ __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
     if constexpr (Crew::kThreads > 640) take_registers<Crew::kScoreRegisters>();
     else give_registers<Crew::kScoreRegisters>();
     Span span = span_here<kHeads, kWay>(args);
-    float q_unit = load_q<Row, kHeads, true>(smem, args, span);
-    count_blocks<kWay>(smem, args, span);
     Progress progress{thread_here() / 32 & 3};
+    constexpr bool kLoads = kScoreLoadsQuery<Row, kHeads, kWay>;
+    float q_unit = 1;
+    if constexpr (!kLoads) {
+      q_unit = load_q<Row, kHeads, true>(smem, args, span);
+      count_blocks<kWay>(smem, args, span);
+    }
     if constexpr (kMany) {
-      // The next token's Q replaces this one's while weigh is at the last block; then weigh has set
-      // back the token's statistics.
+      // What is to be done before a token is scored, one register: Q is to be loaded, the blocks
+      // are to be counted, statistics are to be awaited; and the phase of the latter.
+      constexpr uint32_t kLoad = 1, kCount = 2, kAwait = 4, kPhase = 8;
 #pragma unroll 1
-      for (uint32_t phase = 0;;) {
+      for (uint32_t todo = kLoads ? kLoad | kCount : 0;;) {
+        // The next token's Q replaces this one's while weigh is at the last block; then weigh has
+        // set back the token's statistics.
+        if (todo & kLoad) q_unit = reload_q(smem, args, span.token, span.head_begin);
+        if (kLoads && (todo & kCount)) count_blocks<kWay>(smem, args, span);
+        if (todo & kAwait) {
+          mb_wait(statistics_reset(smem), todo / kPhase);
+          todo ^= kPhase;
+        }
+        todo &= kPhase;
         if (first_scorer()) prefetch_next_q<Row, kWay>(args, span);
         score<Row, kHeads>(smem, args, span, q_unit, progress);
-        const bool had_blocks = span.blocks > 0;
+        if (span.blocks > 0) todo |= kAwait;
         if (!next_token<kWay>(smem, args, span)) return;
-        if (span.blocks > 0) q_unit = reload_q(smem, args, span.token, span.head_begin);
-        if (had_blocks) {
-          mb_wait(statistics_reset(smem), phase);
-          phase ^= 1;
-        }
+        if (span.blocks > 0) todo |= kLoad;
       }
+    }
+    if constexpr (kLoads) {
+      q_unit = reload_q(smem, args, span.token, span.head_begin);
+      count_blocks<kWay>(smem, args, span);
     }
     score<Row, kHeads>(smem, args, span, q_unit, progress);
     if constexpr (kWay == Way::kExchange) {

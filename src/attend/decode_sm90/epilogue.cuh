@@ -169,26 +169,28 @@ struct Epilogue {
     float reference = 0;
     float sum = 0;
     float max_logit = 0;
-    const auto finished = [&](bool write) {
-      return finish_head(args, span.token, span_here<kHeads>(args).head_begin + head, reference,
-                         sum, max_logit, write);
-    };
     if (exists) {
       reference = smem.reference[head];
       max_logit = smem.max_logit[head];
       sum = row_sum_of(head);
-      smem.factor[head] = finished(false);
+      smem.factor[head] =
+          output_factor(args, span_here<kHeads>(args).head_begin + head, reference, sum);
       reset_statistics(head, block_end);
     }
+    const auto write_rest = [&] {
+      if (exists)
+        write_statistics(args, span.token, span_here<kHeads>(args).head_begin + head, reference,
+                         sum, max_logit);
+    };
     wait_for_peer();
     if constexpr (Staging::kUsed) {
       if (span.blocks > 0) send_staged(kv_stage, block_end);
       else put_zeros<kHeads>(args, span.token);
-      if (exists) finished(true);
+      write_rest();
       const bool last_token = args.tokens - span.token <= static_cast<int>(gridDim.y);
       if (last_token) wait_for_reads();
     } else {
-      if (exists) finished(true);
+      write_rest();
       write_out<Row, kHeads, true>(smem, args, span.token, o, warpgroup);
     }
   }

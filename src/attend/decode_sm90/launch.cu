@@ -138,11 +138,10 @@ WideOutput wide_output_of(const Params& p) {
           ceil_div(0x10000u, static_cast<uint32_t>(p.block_heads))};
 }
 
-// Cuts a call and launches the decode kernel for it.
-void cut_and_launch(const Params& params) {
+// Launches the decode kernel for a call that is cut so.
+void launch_cut(const Params& params, const Cut& cut) {
   const Shape shape = shape_of(params);
   const CacheFormat format = format_of(shape);
-  const Cut cut = cheapest_cut(shape, exchange_memory(params).second);
   const auto splits = static_cast<unsigned>(cut.splits);
   std::byte* const exchange = cut.exchange ? exchange_memory(params).first : nullptr;
   const Args args{{cut.splits, ceil_div(0x80000000u, splits), exchange},
@@ -176,9 +175,8 @@ struct EvenCut {
   int ranges = 0;
   // Blocks of a token.
   int token_blocks = 0;
-  // In microseconds as they are measured, which cheapest_cut() counts higher; without ranges more
-  // than any cut.
-  double cost = 1e30;
+  // In microseconds as they are measured; without ranges more than any cut.
+  double us = 1e30;
 };
 
 EvenCut even_cut(const Shape& shape) {
@@ -203,8 +201,8 @@ EvenCut even_cut(const Shape& shape) {
   cut.groups = groups;
   cut.ranges = static_cast<int>(ranges);
   cut.token_blocks = static_cast<int>(token_blocks);
-  cut.cost = (groups == 1 ? tuned::kEvenUsOneGroup : tuned::kEvenUs) +
-             static_cast<double>(longest) * tuned::kEvenBlockUs + tuned::kEvenNextTokenUs;
+  cut.us = (groups == 1 ? tuned::kEvenUsOneGroup : tuned::kEvenUs) +
+           static_cast<double>(longest) * tuned::kEvenBlockUs;
   return cut;
 }
 
@@ -229,15 +227,35 @@ void launch_even(const Params& params, const EvenCut& cut) {
   launch_v32_fp8(args, {64, cut.ranges}, stream);
 }
 
-// How a call is launched: its first tokens, and the rest in a launch of its own. `cost` in
-// microseconds.
-struct Launches {
-  int32_t first;
+// Which way a launch takes, and what it costs by the model of cheapest_cut(), which counts more
+// than is measured: by kWorthEven.
+struct Choice {
+  Cut cut;
+  EvenCut even;
+  bool is_even;
   double cost;
 };
+Choice choose(const Shape& shape, size_t memory) {
+  Choice choice{cheapest_cut(shape, memory), even_cut(shape), false, 0};
+  const double worth = choice.cut.exchange ? tuned::kWorthEvenExchange : tuned::kWorthEven;
+  const double even_cost = choice.even.us / worth;
+  choice.is_even = even_cost < choice.cut.cost;
+  choice.cost = std::min(even_cost, choice.cut.cost);
+  return choice;
+}
 
-// 68 tokens of 128 heads take 90 us with a second launch instead of 134.
-Launches launches_of(const Shape& shape, bool wide) {
+// Launches a call in the way that it chooses.
+void launch_chosen(const Params& params) {
+  if (params.tokens == 0) return;
+  const Choice choice = choose(shape_of(params), exchange_memory(params).second);
+  if (choice.is_even) launch_even(params, choice.even);
+  else launch_cut(params, choice.cut);
+}
+
+}  // namespace
+
+// The rest has a launch of its own: 68 tokens of 128 heads take 90 us so instead of 134.
+int32_t first_launch(const Shape& shape, bool wide) {
   const auto tokens = static_cast<int32_t>(shape.tokens);
   const int most = wide ? 64 : most_heads(shape);
   const int groups = ceil_div(shape.heads, most);
@@ -245,36 +263,27 @@ Launches launches_of(const Shape& shape, bool wide) {
   const int at_once = cuda::multiprocessors(shape.device) / groups;
   const int32_t waves = tokens / at_once;
   const int32_t full = waves * at_once;
+  if (full == 0 || full == tokens || shape.fixed_split) return tokens;
   const size_t memory = shape.workspace < kExchangeAlign ? 0 : shape.workspace - kExchangeAlign;
   const int blocks = blocks_of(shape);
   const double wave_us =
       wide ? tuned::kWideTokenUs + blocks * tuned::kWideBlockUs : cta_us(shape, heads, blocks);
-  const Cut all = wide ? Cut{.cost = (waves + 1) * wave_us} : cheapest_cut(shape, memory);
-  if (full == 0 || full == tokens || shape.fixed_split) return {tokens, all.cost};
-  const bool many =
-      !wide && all.splits == 1 && takes_many_tokens(format_of(shape), heads, shape.tables);
+  const Choice all = wide ? Choice{.cost = (waves + 1) * wave_us} : choose(shape, memory);
+  const bool many = !wide && !all.is_even && all.cut.splits == 1 &&
+                    takes_many_tokens(format_of(shape), heads, shape.tables);
   const double launch_us = wide ? tuned::kLaunchUsAfterWide : tuned::kLaunchUsAfterDecode;
   // What the remaining tokens cost in the same launch, and in one of their own.
   const double more_us = all.cost - waves * wave_us - (many ? tuned::kNextTokenEarlierUs : 0);
   Shape rest = shape;
   rest.tokens = tokens - full;
-  const double apart_us = launch_us + cheapest_cut(rest, memory).cost;
-  if (apart_us >= tuned::kWorthSecondLaunch * more_us) return {tokens, all.cost};
-  return {full, waves * wave_us + apart_us};
+  const double apart_us = launch_us + choose(rest, memory).cost;
+  return apart_us < tuned::kWorthSecondLaunch * more_us ? full : tokens;
 }
 
-}  // namespace
-
-int32_t first_launch(const Shape& shape, bool wide) { return launches_of(shape, wide).first; }
-
 void run(const Params& params) noexcept {
-  if (params.tokens == 0) return;
-  const Shape shape = shape_of(params);
-  const auto [first, cost] = launches_of(shape, false);
-  const EvenCut even = even_cut(shape);
-  if (even.cost < tuned::kWorthEven * cost) return launch_even(params, even);
-  cut_and_launch(tokens_of(params, 0, first));
-  if (first < params.tokens) cut_and_launch(tokens_of(params, first, params.tokens - first));
+  const int32_t first = first_launch(shape_of(params), false);
+  launch_chosen(tokens_of(params, 0, first));
+  launch_chosen(tokens_of(params, first, params.tokens - first));
 }
 
 const char* fits(const Shape& shape) { return shape.heads > 128 ? "more than 128 heads" : nullptr; }

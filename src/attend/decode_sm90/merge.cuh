@@ -12,27 +12,35 @@ __device__ __forceinline__ void touch(const void* a, const void* b) {
   asm volatile("" ::"l"(a), "l"(b) : "memory");
 }
 
-// Writes lse and max_logit of head `head` where asked to, and returns what O is to be multiplied
-// by. The reference stays finite when a logit is +inf, and `max_logit` passes over a NaN, so both
-// outputs take NaN from the row sum.
-__device__ __forceinline__ float finish_head(const Args& args, int token, int head, float reference,
-                                             float row_sum, float max_logit, bool write) {
+// Writes lse and max_logit of head `head` where asked to. The reference stays finite when a logit
+// is +inf, and `max_logit` passes over a NaN, so both outputs take NaN from the row sum.
+__device__ __forceinline__ void write_statistics(const Args& args, int token, int head,
+                                                 float reference, float row_sum, float max_logit) {
+  if (head >= args.heads) return;
   const bool some = row_sum != 0;
   const bool nan = row_sum != row_sum;
-  if (head >= args.heads) return 0.f;
-  if (write) {
-    const float lse = reference == FLT_MAX && !nan ? INFINITY : (log2f(row_sum) + reference) * kLn2;
-    if (args.lse)
-      args.lse[token * args.lse_token_stride + head * args.lse_head_stride +
-               block_of(args, head) * args.lse_block_gap] = some ? lse : args.empty_lse;
-    if (args.max_logit)
-      args.max_logit[token * args.max_token_stride + head * args.max_head_stride] =
-          nan    ? row_sum
-          : some ? max_logit * kLn2
-                 : -INFINITY;
-  }
+  const float lse = reference == FLT_MAX && !nan ? INFINITY : (log2f(row_sum) + reference) * kLn2;
+  if (args.lse)
+    args.lse[token * args.lse_token_stride + head * args.lse_head_stride +
+             block_of(args, head) * args.lse_block_gap] = some ? lse : args.empty_lse;
+  if (args.max_logit)
+    args.max_logit[token * args.max_token_stride + head * args.max_head_stride] =
+        nan    ? row_sum
+        : some ? max_logit * kLn2
+               : -INFINITY;
+}
+// What O of head `head` is to be multiplied by.
+__device__ __forceinline__ float output_factor(const Args& args, int head, float reference,
+                                               float row_sum) {
+  if (head >= args.heads || row_sum == 0) return 0.f;
   const float sink = args.sink ? ex2(args.sink[head] * kLog2e - reference) : 0.f;
-  return some ? 1.f / (row_sum + sink) : 0.f;
+  return 1.f / (row_sum + sink);
+}
+// Both.
+__device__ __forceinline__ float finish_head(const Args& args, int token, int head, float reference,
+                                             float row_sum, float max_logit, bool write) {
+  if (write) write_statistics(args, token, head, reference, row_sum, max_logit);
+  return output_factor(args, head, reference, row_sum);
 }
 
 // What a split's CTA receives from all splits: units of their sums, and statistics. A unit is 64

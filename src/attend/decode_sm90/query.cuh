@@ -328,6 +328,12 @@ struct QueryReload {
         first_head(8 * scorer) {}
 };
 
+// Whether the score warpgroups load the first Q as they do later ones. Where weigh helps them, Q is
+// there sooner, but that takes 12 KB of code.
+template <class Row, int kHeads, Way kWay>
+constexpr bool kScoreLoadsQuery =
+    Row::kFp8 && !Row::kCodes && (walks(kWay) ? kHeads > 16 : kWay == Way::kAlone && kHeads == 64);
+
 // Replaces Q by a later token's, and returns what the products with it are to be multiplied by.
 template <class Row, int kHeads>
 __device__ __forceinline__ float reload_q(Smem<Row, kHeads>& smem, const Args& args, int token,

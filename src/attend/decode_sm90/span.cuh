@@ -45,12 +45,17 @@ __device__ __forceinline__ Span span_here(const Args& args) {
   return span;
 }
 
-// This split's part of the token's lists.
-template <class Config>
+// This split's part of the token's lists, or all of them.
+template <class Config, bool kSplit>
 __device__ __forceinline__ void cut_list(const Args& args, Span& span) {
-  const unsigned split = split_here(args);
   span.first_list_end = span.positions = columns(args.lists[0], span.token);
   if (args.list_count > 1) span.positions += columns(args.lists[1], span.token);
+  if constexpr (!kSplit) {
+    span.end = span.positions;
+    span.blocks = ceil_div(span.positions, Config::kBlock);
+    return;
+  }
+  const unsigned split = split_here(args);
   // At most 2^25 blocks and 16 splits.
   const unsigned blocks = ceil_div(static_cast<unsigned>(span.positions), Config::kBlock);
   const unsigned first = over_splits(args, blocks * split);
@@ -91,7 +96,7 @@ __device__ __forceinline__ void cut_range(const Args& args, Span& span) {
 template <class Config, Way kWay>
 __device__ __forceinline__ void cut(const Args& args, Span& span) {
   if constexpr (kWay == Way::kEven) cut_range<Config>(args, span);
-  else cut_list<Config>(args, span);
+  else cut_list<Config, kWay != Way::kMany>(args, span);
 }
 
 // The last index of a split, asked for early. Where lengths end the lists, or there are two lists,
