@@ -8,8 +8,8 @@ namespace winnow::internal::attend::wide_sm90 {
 // Writes O times the rows' factors, 256 columns, as bf16. Four lanes share a row: neighbours
 // exchange half of what they hold of 16 columns, so that each stores 8 bytes and all of them one
 // sector of 32.
-__device__ __forceinline__ void write_out(const Args& args, const Work& work, float (&o)[128],
-                                          const float (&factor)[2]) {
+__device__ __forceinline__ void write_sectors(const Args& args, const Work& work, float (&o)[128],
+                                              const float (&factor)[2]) {
   const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
   const int lane = threadIdx.x & 31;
   const int head = work.head_begin + (warp & 3) * 16 + lane / 4;
@@ -40,6 +40,66 @@ __device__ __forceinline__ void write_out(const Args& args, const Work& work, fl
     // Stores as they come.
     if (c % 2) asm volatile("" ::: "memory");
   }
+}
+
+__device__ __forceinline__ uint4 load_16(uint32_t from) {
+  uint4 x;
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3},[%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(from)
+               : "memory");
+  return x;
+}
+
+// The same in whole lines of 128 bytes, 64 columns at a time through a warp's 16 rows of a tile.
+// The rows' last readers are products that both warpgroups have waited for, their next writer is
+// this warp with the next item's P: in between its own order is enough.
+__device__ __forceinline__ void write_lines(const Args& args, const Work& work, float (&o)[128],
+                                            const float (&factor)[2], uint32_t tile) {
+  const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
+  const int lane = threadIdx.x & 31;
+  const int first_row = (warp & 3) * 16;
+  // Of rows 4 k + lane / 8, bytes from 16 * (lane % 8) on: chunk_offset() has two forms, for even
+  // and odd k.
+  const int row = first_row + lane / 8;
+  const int head = work.head_begin + row;
+  const uint32_t even = tile + chunk_offset(row, lane & 7);
+  const uint32_t odd = even ^ 64;
+  const auto to =
+      reinterpret_cast<uint64_t>(args.out + work.token * args.out_token_stride +
+                                 head * args.out_head_stride + (warp / 4) * 256 + (lane & 7) * 8);
+  const int64_t four_rows = args.out_head_stride * 8;
+#pragma unroll
+  for (int c = 0; c < 4; c++) {
+    // A store at a time: with all 16 words ready before the first, ptxas serialises the products
+    // (C7513).
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const float* x = o + c * 32 + i * 8;
+      stsm4(tile + chunk_offset(first_row + (lane & 15), 2 * i + (lane >> 4)),
+            pack<true>(x[0] * factor[0], x[1] * factor[0]),
+            pack<true>(x[2] * factor[1], x[3] * factor[1]),
+            pack<true>(x[4] * factor[0], x[5] * factor[0]),
+            pack<true>(x[6] * factor[1], x[7] * factor[1]));
+    }
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      const uint4 x = load_16((k & 1 ? odd : even) + k * 512);
+      if (head + 4 * k < args.heads)
+        __stcs(reinterpret_cast<uint4*>(to + k * four_rows + c * 128), x);
+    }
+    __syncwarp();
+  }
+}
+
+template <class Family>
+__device__ __forceinline__ void write_out(Smem<Family>& smem, const Args& args, const Work& work,
+                                          int warpgroup, float (&o)[128],
+                                          const float (&factor)[2]) {
+  // A tail tile already waits for the next item's rows.
+  if constexpr (TilesOf<Family>::kTail) write_sectors(args, work, o, factor);
+  else write_lines(args, work, o, factor, s32(smem.p) + warpgroup * kTileBytes);
 }
 
 // The sinks of a thread's two rows; -inf weighs nothing.
@@ -108,7 +168,7 @@ __device__ __forceinline__ void epilogue(Smem<Family>& smem, const Args& args, c
     const float weight = ex2(sink[i] * kLog2e - rows.reference[i]);
     factor[i] = row_sum == 0 ? 0.f : __fdividef(1.f, row_sum + weight);
   }
-  write_out(args, work, o, factor);
+  write_out(smem, args, work, warpgroup, o, factor);
   if (warpgroup == 1) write_sums(smem, args, work, rows);
 }
 
