@@ -31,6 +31,9 @@ enum NamedBarrier : int {
   kTailReadSecond = 2,
   // Both consumer warpgroups (kConsumers), at the end of an item, when row sums are there.
   kSumsWritten = 3,
+  // All threads, when the mbarriers are initialised: the consumers before anything else, the
+  // producers when their first indices are asked for.
+  kInitialized = 4,
 };
 template <int kWarpgroup>
 constexpr int kTailReadOf = kWarpgroup == 0 ? kTailRead : kTailReadSecond;

@@ -123,6 +123,7 @@ requires(!Record::kQuantized) struct Rows {
 #pragma unroll 1
     for (int item = blockIdx.x; item < args.items; item += gridDim.x) {
       rows.start(item);
+      if (item == blockIdx.x) bar<kInitialized, kConsumers + kThreads>();
       mb_wait(&smem.q_empty, q_phase);
       q_phase ^= 1;
       copy_queries(smem, args, rows.work, thread, kThreads);
