@@ -7,9 +7,10 @@ namespace winnow::internal::attend::wide_sm90 {
 
 // Writes O times the rows' factors, 256 columns, as bf16. Four lanes share a row: neighbours
 // exchange half of what they hold of 16 columns, so that each stores 8 bytes and all of them one
-// sector of 32.
+// sector of 32. `halfway` is done between two halves.
+template <class Halfway>
 __device__ __forceinline__ void write_sectors(const Args& args, const Work& work, float (&o)[128],
-                                              const float (&factor)[2]) {
+                                              const float (&factor)[2], Halfway halfway) {
   const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
   const int lane = threadIdx.x & 31;
   const int head = work.head_begin + (warp & 3) * 16 + lane / 4;
@@ -27,6 +28,7 @@ __device__ __forceinline__ void write_sectors(const Args& args, const Work& work
   // 16 columns at a time.
 #pragma unroll
   for (int c = 0; c < 16; c++) {
+    if (c == 8) halfway();
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const float* x = o + c * 8 + 2 * i;
@@ -54,8 +56,10 @@ __device__ __forceinline__ uint4 load_16(uint32_t from) {
 // The same in whole lines of 128 bytes, 64 columns at a time through a warp's 16 rows of a tile.
 // The rows' last readers are products that both warpgroups have waited for, their next writer is
 // this warp with the next item's P: in between its own order is enough.
+template <class Halfway>
 __device__ __forceinline__ void write_lines(const Args& args, const Work& work, float (&o)[128],
-                                            const float (&factor)[2], uint32_t tile) {
+                                            const float (&factor)[2], uint32_t tile,
+                                            Halfway halfway) {
   const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
   const int lane = threadIdx.x & 31;
   const int first_row = (warp & 3) * 16;
@@ -69,10 +73,11 @@ __device__ __forceinline__ void write_lines(const Args& args, const Work& work, 
       reinterpret_cast<uint64_t>(args.out + work.token * args.out_token_stride +
                                  head * args.out_head_stride + (warp / 4) * 256 + (lane & 7) * 8);
   const int64_t four_rows = args.out_head_stride * 8;
+  // Words are made for one store at a time: with all 16 ready before the first, ptxas serialises
+  // the products (C7513).
 #pragma unroll
   for (int c = 0; c < 4; c++) {
-    // A store at a time: with all 16 words ready before the first, ptxas serialises the products
-    // (C7513).
+    if (c == 2) halfway();
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       const float* x = o + c * 32 + i * 8;
@@ -91,15 +96,6 @@ __device__ __forceinline__ void write_lines(const Args& args, const Work& work, 
     }
     __syncwarp();
   }
-}
-
-template <class Family>
-__device__ __forceinline__ void write_out(Smem<Family>& smem, const Args& args, const Work& work,
-                                          int warpgroup, float (&o)[128],
-                                          const float (&factor)[2]) {
-  // A tail tile already waits for the next item's rows.
-  if constexpr (TilesOf<Family>::kTail) write_sectors(args, work, o, factor);
-  else write_lines(args, work, o, factor, s32(smem.p) + warpgroup * kTileBytes);
 }
 
 // The sinks of a thread's two rows; -inf weighs nothing.
@@ -137,7 +133,8 @@ __device__ __forceinline__ void write_sums(Smem<Family>& smem, const Args& args,
 }
 
 // The end of an item: sums of both warpgroups and the output. Warpgroup 1, which waits for the next
-// item's first scores anyway, then writes log-sum-exp and maximum.
+// item's first scores anyway, also writes log-sum-exp and maximum, whose code and arguments come
+// while half of the output is on its way.
 template <class Family>
 __device__ __forceinline__ void epilogue(Smem<Family>& smem, const Args& args, const Work& work,
                                          int warpgroup, float (&o)[128], TwoRows& rows,
@@ -168,8 +165,13 @@ __device__ __forceinline__ void epilogue(Smem<Family>& smem, const Args& args, c
     const float weight = ex2(sink[i] * kLog2e - rows.reference[i]);
     factor[i] = row_sum == 0 ? 0.f : __fdividef(1.f, row_sum + weight);
   }
-  write_out(smem, args, work, warpgroup, o, factor);
-  if (warpgroup == 1) write_sums(smem, args, work, rows);
+  const auto halfway = [&] {
+    if (warpgroup == 1) write_sums(smem, args, work, rows);
+    __syncwarp();
+  };
+  // A tail tile already waits for the next item's rows.
+  if constexpr (TilesOf<Family>::kTail) write_sectors(args, work, o, factor, halfway);
+  else write_lines(args, work, o, factor, s32(smem.p) + warpgroup * kTileBytes, halfway);
 }
 
 }  // namespace winnow::internal::attend::wide_sm90

@@ -37,7 +37,7 @@ __device__ __forceinline__ void initialize(Memory& smem) {
     if (i >= kScored) arrivals = Table::template kArrivals<Barrier::kScored>;
     if (i == kQFull) arrivals = Table::template kArrivals<Barrier::kQFull>;
     if (i == kQEmpty) arrivals = Table::template kArrivals<Barrier::kQEmpty>;
-    mb_init(&smem.full[0][0] + i, arrivals);
+    mb_init(s32(smem.full) + 8 * i, arrivals);
   }
   fence_barrier_init();
 }
