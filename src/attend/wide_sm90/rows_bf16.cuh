@@ -108,6 +108,13 @@ requires(!Record::kQuantized) struct Rows {
   // With its first half a block brings `valid`.
   static constexpr int arrivals(int half) { return kThreads + (half ? 0 : 4); }
 
+  // Has read here, by a warp that waits anyway, what producers need between the first indices and
+  // the first rows. See touch() in wide.cuh.
+  static __device__ void touch(const Args& args) {
+    if (args.lists[0].pages > 0) prefetch_l2(args.lists[0].data);
+    prefetch_l2(zeros);
+  }
+
   static __device__ void produce(Smem<Family>& smem, const Args& args) {
     const int thread = threadIdx.x - kConsumers;
     const int warp = __shfl_sync(~0u, thread / 32, 0);

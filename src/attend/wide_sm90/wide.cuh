@@ -42,6 +42,18 @@ __device__ __forceinline__ void initialize(Memory& smem) {
   fence_barrier_init();
 }
 
+// Has arguments read by a warp that waits anyway: a launch finds them in no cache, 400 to 1,000
+// cycles for 64 bytes, and the first to need them would wait. Addresses are prefetched from, since
+// a load whose result nobody wants is left out.
+template <class Rows>
+__device__ __forceinline__ void touch(const Args& args) {
+  Rows::touch(args);
+  // For an item's end: the sinks, where the output goes.
+  const int head = 4 * threadIdx.x;
+  if (args.sink && head < args.heads) prefetch_l2(args.sink + head);
+  prefetch_l2(args.out + args.out_token_stride * (args.tokens - 1));
+}
+
 template <class Rows>
 __global__ void __launch_bounds__(kConsumers + Rows::kThreads, 1)
     attend(const __grid_constant__ Args args) {
@@ -53,6 +65,7 @@ __global__ void __launch_bounds__(kConsumers + Rows::kThreads, 1)
   if (warpgroup < 2) {
     initialize<Rows>(smem);
     bar<kInitialized, kConsumers + Rows::kThreads>();
+    if (threadIdx.x < 32) touch<Rows>(args);
     take_registers<kConsumerRegisters<Rows>>();
     consume<Family>(smem, args, warpgroup);
   } else {
