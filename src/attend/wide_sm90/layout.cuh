@@ -112,7 +112,7 @@ struct BarrierTable {
        "every copying thread when its rows of half 0 are there, and once a warp for `valid`",
        "the warpgroup that scores the buffer; both look whether rows are late"},
       {Barrier::kFull1, Rows::arrivals(1), "every copying thread when its rows of half 1 are there",
-       "the warpgroup that scores the buffer"},
+       "the warpgroup that scores the buffer; warpgroup 0 looks whether an item's first b is late"},
       {Barrier::kEmpty, 4, "each warp of the warpgroup that weighs the half, for each 16 rows",
        "the warp that copies the 16 rows; for the tail tile all"},
       {Barrier::kPFull, 4, "each warp of the scoring warpgroup", "the other warpgroup"},
@@ -120,7 +120,8 @@ struct BarrierTable {
        "each warp of the scoring warpgroup when its products have left the tensor core",
        "the other warpgroup"},
       {Barrier::kQFull, Rows::kThreads + 1,
-       "every copying thread, and the one that says how many blocks the item has", "the consumers"},
+       "every copying thread, and the one that says how many blocks the item has",
+       "the consumers; a CTA's first time the copying warps"},
       {Barrier::kQEmpty, 8, "each consumer warp after its last scores", "the copying warps"},
   };
   // A constant, since device code must not index the table, which is in the host's memory.

@@ -144,6 +144,10 @@ requires(!Record::kQuantized) struct Rows {
         const int buffer = i & 1;
         if (i < blocks) {
           rows.next(i);
+          // All CTAs begin at once, and memory serves all that is asked for at about the same time.
+          // So the second block is asked for when Q is there: the first is scored earlier, and
+          // makes room for the third while the second arrives.
+          if (i == 1 && item == blockIdx.x) mb_wait(&smem.q_full, 0);
           const uint32_t base = s32(smem.k[buffer]);
 #pragma unroll
           for (int half = 0; half < 2; half++) {
