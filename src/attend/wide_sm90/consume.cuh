@@ -246,7 +246,7 @@ __device__ __forceinline__ void take_blocks(Smem<Family>& smem, const Args& args
 }
 
 // A warpgroup's part of every item. One copy of the code at an item's end serves both warpgroups.
-template <class Family>
+template <bool kSwept, class Family>
 __device__ __forceinline__ void consume(Smem<Family>& smem, const Args& args, int warpgroup) {
   // Phases of this warpgroup's buffer and of the other's.
   uint32_t phase[2] = {0, 0};
@@ -265,7 +265,7 @@ __device__ __forceinline__ void consume(Smem<Family>& smem, const Args& args, in
     work.parity = n & 1;
     float sink[2];
     load_sinks(args, work, sink);
-    epilogue(smem, args, work, warpgroup, o, rows, sink);
+    epilogue<kSwept>(smem, args, work, warpgroup, o, rows, sink);
   }
 }
 

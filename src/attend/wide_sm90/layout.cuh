@@ -78,7 +78,8 @@ struct alignas(1024) Smem {
   uint2 valid[2];
   // The reference of a buffer's block, in log2 units.
   float reference[2][kHeads];
-  // Of each copying warp: the item at hand and the next.
+  // Of each copying warp: the item at hand and the next. Where nothing is sorted, V3.2's consumers
+  // put pieces of the output here.
   Sorted sorted[4][2];
   // [item parity][warpgroup][head]
   float row_sum[2][2][kHeads];
@@ -140,7 +141,8 @@ __device__ __forceinline__ uint8_t* p_tile(Smem<Family>& smem, int buffer) {
   else return smem.p[buffer];
 }
 
-// What a producer is (Rows<Record> in rows_bf16.cuh): Family; kThreads (128 or 256) and kRegisters
+// What a producer is (Rows<Record> in rows_bf16.cuh): Family; kSorts, whether it uses Smem::sorted;
+// kThreads (128 or 256) and kRegisters
 // of its warpgroups; arrivals(half) on a `full` barrier; touch(args), see there; produce(smem,
 // args), run by all its threads (thread = threadIdx.x - kConsumers). It meets the consumers at
 // kInitialized before it uses an mbarrier. For every item it waits for q_empty and calls

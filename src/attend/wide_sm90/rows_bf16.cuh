@@ -103,6 +103,7 @@ template <class Record, bool kSwept = false>
 requires(!Record::kQuantized) struct Rows {
   using Family = FamilyOf<Record>;
   using Tiles = TilesOf<Family>;
+  static constexpr bool kSorts = kSwept;
   static constexpr int kThreads = 128;
   static constexpr int kRegisters = kSwept ? 64 : 56;
   // With its first half a block brings `valid`.

@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kConsumers + Rows::kThreads, 1)
     bar<kInitialized, kConsumers + Rows::kThreads>();
     if (threadIdx.x < 32) touch<Rows>(args);
     take_registers<kConsumerRegisters<Rows>>();
-    consume<Family>(smem, args, warpgroup);
+    consume<Rows::kSorts>(smem, args, warpgroup);
   } else {
     give_registers<Rows::kRegisters>();
     Rows::produce(smem, args);
