@@ -86,6 +86,9 @@ namespace wide {
 // Positions of a cache above which V3.2's rows are taken in sweeps: the L2 holds fewer (32k rows,
 // 38 MB, take as long either way). bd62585; no command recorded.
 inline constexpr int64_t kSweepPositions = 40960;
+// And items that a CTA must have on average: the first is taken as given, so that of two only one
+// could gain. docs/journal/prefill-sm90.md, "the start and the output once more".
+inline constexpr int kSweepItems = 2;
 
 // Quarters of the multiprocessors that a call's items (a token and 64 heads) must fill for the wide
 // kernel to be faster than decode over bf16 rows: with more than 32 heads, and with 32 or fewer,

@@ -195,7 +195,8 @@ __device__ __forceinline__ void take_blocks(Smem<Family>& smem, const Args& args
       if (i + 1 == own_blocks && lane == 0) mb_arrive(&smem.q_empty);
       make_weights([&] { rescale_output(o, rows.rescale[0], rows.rescale[1]); });
       const bool both = 2 * i + 1 < blocks;
-      if (both && mb_done(&smem.full[1][0], phase[1])) mb_wait(&smem.scored[1], phase[1]);
+      // An item's first b arrives while a is scored: then both of its halves count.
+      if (both && mb_done(&smem.full[1][i == 0], phase[1])) mb_wait(&smem.scored[1], phase[1]);
       wg_fence();
       multiply_values(o, p, own_v);
       release<0>(smem, 0, 0);
@@ -245,7 +246,7 @@ __device__ __forceinline__ void take_blocks(Smem<Family>& smem, const Args& args
 }
 
 // A warpgroup's part of every item. One copy of the code at an item's end serves both warpgroups.
-template <class Family>
+template <bool kSwept, class Family>
 __device__ __forceinline__ void consume(Smem<Family>& smem, const Args& args, int warpgroup) {
   // Phases of this warpgroup's buffer and of the other's.
   uint32_t phase[2] = {0, 0};
@@ -264,7 +265,7 @@ __device__ __forceinline__ void consume(Smem<Family>& smem, const Args& args, in
     work.parity = n & 1;
     float sink[2];
     load_sinks(args, work, sink);
-    epilogue(smem, args, work, warpgroup, o, rows, sink);
+    epilogue<kSwept>(smem, args, work, warpgroup, o, rows, sink);
   }
 }
 

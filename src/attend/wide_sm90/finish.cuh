@@ -7,9 +7,10 @@ namespace winnow::internal::attend::wide_sm90 {
 
 // Writes O times the rows' factors, 256 columns, as bf16. Four lanes share a row: neighbours
 // exchange half of what they hold of 16 columns, so that each stores 8 bytes and all of them one
-// sector of 32.
-__device__ __forceinline__ void write_out(const Args& args, const Work& work, float (&o)[128],
-                                          const float (&factor)[2]) {
+// sector of 32. `halfway` is done between two halves.
+template <class Halfway>
+__device__ __forceinline__ void write_sectors(const Args& args, const Work& work, float (&o)[128],
+                                              const float (&factor)[2], Halfway halfway) {
   const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
   const int lane = threadIdx.x & 31;
   const int head = work.head_begin + (warp & 3) * 16 + lane / 4;
@@ -27,6 +28,7 @@ __device__ __forceinline__ void write_out(const Args& args, const Work& work, fl
   // 16 columns at a time.
 #pragma unroll
   for (int c = 0; c < 16; c++) {
+    if (c == 8) halfway();
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const float* x = o + c * 8 + 2 * i;
@@ -39,6 +41,57 @@ __device__ __forceinline__ void write_out(const Args& args, const Work& work, fl
     }
     // Stores as they come.
     if (c % 2) asm volatile("" ::: "memory");
+  }
+}
+
+__device__ __forceinline__ uint4 load_16(uint32_t from) {
+  uint4 x;
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3},[%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(from)
+               : "memory");
+  return x;
+}
+
+// The same in pieces of 64 or 32 columns, whole lines of 128 bytes or halves of them, through 16
+// rows of so many columns at `stage`, which this warp alone uses.
+template <int kColumns, class Halfway>
+__device__ __forceinline__ void write_pieces(const Args& args, const Work& work, float (&o)[128],
+                                             const float (&factor)[2], uint32_t stage,
+                                             Halfway halfway) {
+  // Of 16 bytes, in a row; rows that a load or store of the warp takes.
+  constexpr uint32_t kChunks = kColumns / 8, kRows = 32 / kChunks;
+  const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
+  const uint32_t lane = threadIdx.x & 31;
+  const auto at = [&](uint32_t row, uint32_t chunk) {
+    return stage + (row * kChunks + (chunk ^ (row * kChunks / 8 % kChunks))) * 16;
+  };
+  const int head = work.head_begin + (warp & 3) * 16 + static_cast<int>(lane / kChunks);
+  const auto to = reinterpret_cast<uint64_t>(args.out + work.token * args.out_token_stride +
+                                             head * args.out_head_stride + (warp / 4) * 256 +
+                                             lane % kChunks * 8);
+  const int64_t rows_bytes = args.out_head_stride * int64_t{2 * kRows};
+  // Words are made for one store at a time: with all of a piece ready before the first, ptxas
+  // serialises the products (C7513).
+#pragma unroll
+  for (int c = 0; c < 256 / kColumns; c++) {
+    if (c == 128 / kColumns) halfway();
+#pragma unroll
+    for (int i = 0; i < kColumns / 16; i++) {
+      const float* x = o + c * (kColumns / 2) + i * 8;
+      stsm4(at(lane & 15, 2 * i + (lane >> 4)), pack<true>(x[0] * factor[0], x[1] * factor[0]),
+            pack<true>(x[2] * factor[1], x[3] * factor[1]),
+            pack<true>(x[4] * factor[0], x[5] * factor[0]),
+            pack<true>(x[6] * factor[1], x[7] * factor[1]));
+    }
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < int{16 / kRows}; k++) {
+      const uint4 x = load_16(at(k * kRows + lane / kChunks, lane % kChunks));
+      if (head + k * int{kRows} < args.heads)
+        __stcs(reinterpret_cast<uint4*>(to + k * rows_bytes + c * (2 * kColumns)), x);
+    }
+    __syncwarp();
   }
 }
 
@@ -77,8 +130,9 @@ __device__ __forceinline__ void write_sums(Smem<Family>& smem, const Args& args,
 }
 
 // The end of an item: sums of both warpgroups and the output. Warpgroup 1, which waits for the next
-// item's first scores anyway, then writes log-sum-exp and maximum.
-template <class Family>
+// item's first scores anyway, also writes log-sum-exp and maximum, whose code and arguments come
+// while half of the output is on its way. kSwept: rows come in the order of sweep.cuh.
+template <bool kSwept, class Family>
 __device__ __forceinline__ void epilogue(Smem<Family>& smem, const Args& args, const Work& work,
                                          int warpgroup, float (&o)[128], TwoRows& rows,
                                          const float (&sink)[2]) {
@@ -108,8 +162,22 @@ __device__ __forceinline__ void epilogue(Smem<Family>& smem, const Args& args, c
     const float weight = ex2(sink[i] * kLog2e - rows.reference[i]);
     factor[i] = row_sum == 0 ? 0.f : __fdividef(1.f, row_sum + weight);
   }
-  write_out(args, work, o, factor);
-  if (warpgroup == 1) write_sums(smem, args, work, rows);
+  const auto halfway = [&] {
+    if (warpgroup == 1) write_sums(smem, args, work, rows);
+    __syncwarp();
+  };
+  const uint32_t place = warpgroup * 4 + warp;
+  if constexpr (!TilesOf<Family>::kTail) {
+    // This warp's rows of a tile of P. Their last readers are products that both warpgroups have
+    // waited for, their next writer is this warp with the next item's P.
+    write_pieces<64>(args, work, o, factor, s32(smem.p) + place * 2048, halfway);
+  } else if constexpr (!kSwept) {
+    // A tile of P already waits for the next item's rows, but nothing is sorted.
+    static_assert(sizeof smem.sorted >= 8 * 1024 && offsetof(Smem<Family>, sorted) % 16 == 0);
+    write_pieces<32>(args, work, o, factor, s32(smem.sorted) + place * 1024, halfway);
+  } else {
+    write_sectors(args, work, o, factor, halfway);
+  }
 }
 
 }  // namespace winnow::internal::attend::wide_sm90

@@ -23,12 +23,14 @@ int64_t positions(const ListView& list) {
   return int64_t{list.page} * (list.block_table ? list.table_width : list.pages);
 }
 
-// Whether rows are taken in sweeps: within their limits, and where the L2 does not hold the rows
-// anyway. A sweep's direction depends on the token's place in the batch, so a fixed split has none.
-bool swept(const Params& params) {
+// Whether rows are taken in sweeps: within their limits, where the L2 does not hold the rows
+// anyway, and CTAs have items enough. A sweep's direction depends on the token's place in the
+// batch, so a fixed split has none.
+bool swept(const Params& params, int ctas) {
   const ListView& list = params.lists[0];
   return params.list_count == 1 && !params.fixed_split && list.width <= kSweepBlocks * kBlock &&
-         positions(list) > tuned::kSweepPositions && positions(list) <= kSweepRows;
+         positions(list) > tuned::kSweepPositions && positions(list) <= kSweepRows &&
+         params.tokens * head_groups(params.heads) > tuned::kSweepItems * ctas;
 }
 
 }  // namespace
@@ -39,7 +41,7 @@ void run(const Params& params) noexcept {
   const cudaStream_t stream = cuda::stream_of(params.device);
   if (params.lists[0].format != CacheFormat::kV32Bf16)
     launch_v4_bf16(args_of(params), ctas, stream);
-  else if (swept(params)) launch_v32_bf16_swept(args_of(params), ctas, stream);
+  else if (swept(params, ctas)) launch_v32_bf16_swept(args_of(params), ctas, stream);
   else launch_v32_bf16(args_of(params), ctas, stream);
 }
 

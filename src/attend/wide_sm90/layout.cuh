@@ -31,6 +31,9 @@ enum NamedBarrier : int {
   kTailReadSecond = 2,
   // Both consumer warpgroups (kConsumers), at the end of an item, when row sums are there.
   kSumsWritten = 3,
+  // All threads, when the mbarriers are initialised: the consumers before anything else, the
+  // producers when their first indices are asked for.
+  kInitialized = 4,
 };
 template <int kWarpgroup>
 constexpr int kTailReadOf = kWarpgroup == 0 ? kTailRead : kTailReadSecond;
@@ -75,7 +78,8 @@ struct alignas(1024) Smem {
   uint2 valid[2];
   // The reference of a buffer's block, in log2 units.
   float reference[2][kHeads];
-  // Of each copying warp: the item at hand and the next.
+  // Of each copying warp: the item at hand and the next. Where nothing is sorted, V3.2's consumers
+  // put pieces of the output here.
   Sorted sorted[4][2];
   // [item parity][warpgroup][head]
   float row_sum[2][2][kHeads];
@@ -109,7 +113,7 @@ struct BarrierTable {
        "every copying thread when its rows of half 0 are there, and once a warp for `valid`",
        "the warpgroup that scores the buffer; both look whether rows are late"},
       {Barrier::kFull1, Rows::arrivals(1), "every copying thread when its rows of half 1 are there",
-       "the warpgroup that scores the buffer"},
+       "the warpgroup that scores the buffer; warpgroup 0 looks whether an item's first b is late"},
       {Barrier::kEmpty, 4, "each warp of the warpgroup that weighs the half, for each 16 rows",
        "the warp that copies the 16 rows; for the tail tile all"},
       {Barrier::kPFull, 4, "each warp of the scoring warpgroup", "the other warpgroup"},
@@ -117,7 +121,8 @@ struct BarrierTable {
        "each warp of the scoring warpgroup when its products have left the tensor core",
        "the other warpgroup"},
       {Barrier::kQFull, Rows::kThreads + 1,
-       "every copying thread, and the one that says how many blocks the item has", "the consumers"},
+       "every copying thread, and the one that says how many blocks the item has",
+       "the consumers; a CTA's first time the copying warps"},
       {Barrier::kQEmpty, 8, "each consumer warp after its last scores", "the copying warps"},
   };
   // A constant, since device code must not index the table, which is in the host's memory.
@@ -136,9 +141,11 @@ __device__ __forceinline__ uint8_t* p_tile(Smem<Family>& smem, int buffer) {
   else return smem.p[buffer];
 }
 
-// What a producer is (Rows<Record> in rows_bf16.cuh): Family; kThreads (128 or 256) and kRegisters
-// of its warpgroups; arrivals(half) on a `full` barrier; produce(smem, args), run by all its
-// threads (thread = threadIdx.x - kConsumers). For every item it waits for q_empty and calls
+// What a producer is (Rows<Record> in rows_bf16.cuh): Family; kSorts, whether it uses Smem::sorted;
+// kThreads (128 or 256) and kRegisters
+// of its warpgroups; arrivals(half) on a `full` barrier; touch(args), see there; produce(smem,
+// args), run by all its threads (thread = threadIdx.x - kConsumers). It meets the consumers at
+// kInitialized before it uses an mbarrier. For every item it waits for q_empty and calls
 // copy_queries(), and says how many blocks there are. Then for every block and half it waits for
 // `empty` of the rows at hand (phases start at 1: the first wait passes; a tail tile goes with the
 // last rows), writes rows (invalid ones as zeros, without reading), and arrives on `full`. Rows

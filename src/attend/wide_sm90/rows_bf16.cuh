@@ -103,10 +103,18 @@ template <class Record, bool kSwept = false>
 requires(!Record::kQuantized) struct Rows {
   using Family = FamilyOf<Record>;
   using Tiles = TilesOf<Family>;
+  static constexpr bool kSorts = kSwept;
   static constexpr int kThreads = 128;
   static constexpr int kRegisters = kSwept ? 64 : 56;
   // With its first half a block brings `valid`.
   static constexpr int arrivals(int half) { return kThreads + (half ? 0 : 4); }
+
+  // Has read here, by a warp that waits anyway, what producers need between the first indices and
+  // the first rows. See touch() in wide.cuh.
+  static __device__ void touch(const Args& args) {
+    if (args.lists[0].pages > 0) prefetch_l2(args.lists[0].data);
+    prefetch_l2(zeros);
+  }
 
   static __device__ void produce(Smem<Family>& smem, const Args& args) {
     const int thread = threadIdx.x - kConsumers;
@@ -123,6 +131,7 @@ requires(!Record::kQuantized) struct Rows {
 #pragma unroll 1
     for (int item = blockIdx.x; item < args.items; item += gridDim.x) {
       rows.start(item);
+      if (item == blockIdx.x) bar<kInitialized, kConsumers + kThreads>();
       mb_wait(&smem.q_empty, q_phase);
       q_phase ^= 1;
       copy_queries(smem, args, rows.work, thread, kThreads);
@@ -136,6 +145,10 @@ requires(!Record::kQuantized) struct Rows {
         const int buffer = i & 1;
         if (i < blocks) {
           rows.next(i);
+          // All CTAs begin at once, and memory serves all that is asked for at about the same time.
+          // So the second block is asked for when Q is there: the first is scored earlier, and
+          // makes room for the third while the second arrives.
+          if (i == 1 && item == blockIdx.x) mb_wait(&smem.q_full, 0);
           const uint32_t base = s32(smem.k[buffer]);
 #pragma unroll
           for (int half = 0; half < 2; half++) {
