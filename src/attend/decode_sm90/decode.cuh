@@ -52,6 +52,34 @@ __device__ __forceinline__ void initialize(Smem<Row, kHeads>& smem) {
   }
 }
 
+// A score warpgroup's tokens, one after the other. It loads every Q by the same code, also the
+// first.
+template <class Row, int kHeads, Way kWay>
+__device__ __forceinline__ void score_tokens(Smem<Row, kHeads>& smem, const Args& args, Span span) {
+  Progress progress{thread_here() / 32 & 3};
+  float q_unit = 1;
+  bool first = true;
+  bool load = true;
+  bool had_blocks = false;
+#pragma unroll 1
+  for (uint32_t phase = 0;;) {
+    // The next token's Q replaces the last one's while weigh is at the last block; then weigh has
+    // set back the token's statistics.
+    if (load) q_unit = reload_q(smem, args, span.token, span.head_begin);
+    if (first) count_blocks<kWay>(smem, args, span);
+    first = false;
+    if (had_blocks) {
+      mb_wait(statistics_reset(smem), phase);
+      phase ^= 1;
+    }
+    if (first_scorer()) prefetch_next_q<Row, kWay>(args, span);
+    score<Row, kHeads>(smem, args, span, q_unit, progress);
+    had_blocks = span.blocks > 0;
+    if (!next_token<kWay>(smem, args, span)) return;
+    load = span.blocks > 0;
+  }
+}
+
 template <class Row, int kHeads, Way kWay>
 __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
     decode(const __grid_constant__ Args args) {
@@ -105,38 +133,28 @@ __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
     if constexpr (Crew::kThreads > 640) take_registers<Crew::kScoreRegisters>();
     else give_registers<Crew::kScoreRegisters>();
     Span span = span_here<kHeads, kWay>(args);
-    Progress progress{thread_here() / 32 & 3};
     constexpr bool kLoads = kScoreLoadsQuery<Row, kHeads, kWay>;
-    float q_unit = 1;
-    if constexpr (!kLoads) {
-      q_unit = load_q<Row, kHeads, true>(smem, args, span);
-      count_blocks<kWay>(smem, args, span);
-    }
+    if constexpr (kMany && kLoads) return score_tokens<Row, kHeads, kWay>(smem, args, span);
+    float q_unit;
+    if constexpr (kLoads) q_unit = reload_q(smem, args, span.token, span.head_begin);
+    else q_unit = load_q<Row, kHeads, true>(smem, args, span);
+    count_blocks<kWay>(smem, args, span);
+    Progress progress{thread_here() / 32 & 3};
     if constexpr (kMany) {
-      // What is to be done before a token is scored, one register: Q is to be loaded, the blocks
-      // are to be counted, statistics are to be awaited; and the phase of the latter.
-      constexpr uint32_t kLoad = 1, kCount = 2, kAwait = 4, kPhase = 8;
+      // The next token's Q replaces this one's while weigh is at the last block; then weigh has set
+      // back the token's statistics.
 #pragma unroll 1
-      for (uint32_t todo = kLoads ? kLoad | kCount : 0;;) {
-        // The next token's Q replaces this one's while weigh is at the last block; then weigh has
-        // set back the token's statistics.
-        if (todo & kLoad) q_unit = reload_q(smem, args, span.token, span.head_begin);
-        if (kLoads && (todo & kCount)) count_blocks<kWay>(smem, args, span);
-        if (todo & kAwait) {
-          mb_wait(statistics_reset(smem), todo / kPhase);
-          todo ^= kPhase;
-        }
-        todo &= kPhase;
+      for (uint32_t phase = 0;;) {
         if (first_scorer()) prefetch_next_q<Row, kWay>(args, span);
         score<Row, kHeads>(smem, args, span, q_unit, progress);
-        if (span.blocks > 0) todo |= kAwait;
+        const bool had_blocks = span.blocks > 0;
         if (!next_token<kWay>(smem, args, span)) return;
-        if (span.blocks > 0) todo |= kLoad;
+        if (span.blocks > 0) q_unit = reload_q(smem, args, span.token, span.head_begin);
+        if (had_blocks) {
+          mb_wait(statistics_reset(smem), phase);
+          phase ^= 1;
+        }
       }
-    }
-    if constexpr (kLoads) {
-      q_unit = reload_q(smem, args, span.token, span.head_begin);
-      count_blocks<kWay>(smem, args, span);
     }
     score<Row, kHeads>(smem, args, span, q_unit, progress);
     if constexpr (kWay == Way::kExchange) {

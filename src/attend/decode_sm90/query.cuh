@@ -328,11 +328,11 @@ struct QueryReload {
         first_head(8 * scorer) {}
 };
 
-// Whether the score warpgroups load the first Q as they do later ones. Where weigh helps them, Q is
-// there sooner, but that takes 12 KB of code.
+// Whether the score warpgroups load the first Q too. Where weigh helps them Q is there 0.7 us
+// sooner, but that takes 7 to 12 KB of code, for which a CTA waits longer at a token's end.
 template <class Row, int kHeads, Way kWay>
 constexpr bool kScoreLoadsQuery =
-    Row::kFp8 && !Row::kCodes && (walks(kWay) ? kHeads > 16 : kWay == Way::kAlone && kHeads == 64);
+    Row::kFp8 && !Row::kCodes && kHeads == 64 && (kWay == Way::kExchange || kWay == Way::kMany);
 
 // Replaces Q by a later token's, and returns what the products with it are to be multiplied by.
 template <class Row, int kHeads>

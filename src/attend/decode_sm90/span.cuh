@@ -45,7 +45,8 @@ __device__ __forceinline__ Span span_here(const Args& args) {
   return span;
 }
 
-// This split's part of the token's lists, or all of them.
+// This split's part of the token's lists; or all of them in less code, where CTAs go from token to
+// token. (With two score warpgroups that would spill a register.)
 template <class Config, bool kSplit>
 __device__ __forceinline__ void cut_list(const Args& args, Span& span) {
   span.first_list_end = span.positions = columns(args.lists[0], span.token);
@@ -96,7 +97,7 @@ __device__ __forceinline__ void cut_range(const Args& args, Span& span) {
 template <class Config, Way kWay>
 __device__ __forceinline__ void cut(const Args& args, Span& span) {
   if constexpr (kWay == Way::kEven) cut_range<Config>(args, span);
-  else cut_list<Config, kWay != Way::kMany>(args, span);
+  else cut_list<Config, kWay != Way::kMany || Config::kScoreWarpgroups == 2>(args, span);
 }
 
 // The last index of a split, asked for early. Where lengths end the lists, or there are two lists,
