@@ -54,9 +54,9 @@ const Suite kSuites[] = {
     {"v32_fp8_h128_even", CacheFormat::kV32Fp8, 128, 36, 1600},
     {"v32_fp8_h128_even_long", CacheFormat::kV32Fp8, 128, 38, 1600, false, true},
     {"v32_fp8_h64_even", CacheFormat::kV32Fp8, 64, 68, 2048, true},
-    // Lists that reach into three later ranges.
-    {"v32_fp8_h128_even_parts", CacheFormat::kV32Fp8, 128, 24, 2048},
-    {"v32_fp8_h128_even_wide", CacheFormat::kV32Fp8, 128, 48, 2048, true, true},
+    {"v32_fp8_h128_even_wide", CacheFormat::kV32Fp8, 128, 40, 2048, true, true},
+    // A full wave, then what is behind it in even ranges.
+    {"v32_fp8_h128_even_behind", CacheFormat::kV32Fp8, 128, 100, 2048},
     {"v4_fp8_h64", CacheFormat::kV4Fp8, 64},
     {"v4_fp8_h20", CacheFormat::kV4Fp8, 20},
     {.name = "v4_fp8_h128_few", .format = CacheFormat::kV4Fp8, .heads = 128, .few_keys = true},

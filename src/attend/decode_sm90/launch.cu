@@ -228,7 +228,7 @@ void launch_even(const Params& params, const EvenCut& cut) {
 }
 
 // Which way a launch takes, and what it costs by the model of cheapest_cut(), which counts more
-// than is measured: by kWorthEven.
+// than is measured.
 struct Choice {
   Cut cut;
   EvenCut even;
@@ -237,10 +237,8 @@ struct Choice {
 };
 Choice choose(const Shape& shape, size_t memory) {
   Choice choice{cheapest_cut(shape, memory), even_cut(shape), false, 0};
-  const double worth = choice.cut.exchange ? tuned::kWorthEvenExchange : tuned::kWorthEven;
-  const double even_cost = choice.even.us / worth;
-  choice.is_even = even_cost < choice.cut.cost;
-  choice.cost = std::min(even_cost, choice.cut.cost);
+  choice.is_even = choice.even.us < tuned::kWorthEven * choice.cut.cost;
+  choice.cost = choice.is_even ? choice.even.us / tuned::kMeasuredOfModel : choice.cut.cost;
   return choice;
 }
 

@@ -125,7 +125,7 @@ constexpr bool takes_even_ranges(CacheFormat format, int heads) {
   return format == CacheFormat::kV32Fp8 && heads == 64;
 }
 // Ranges after a CTA's own that the last token of its range may reach into, at most.
-constexpr int kMaxLaterParts = 3;
+constexpr int kMaxLaterParts = 2;
 // Blocks of a list that is cut so, at most: over_token_blocks() divides their square.
 constexpr int kMostEvenBlocks = 1024;
 // The workspace of even ranges: a flag for each, then a part for each.
