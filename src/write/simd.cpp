@@ -3,7 +3,7 @@
 //
 // Budget, V3.2 fp8: a token reads 1,152 B and writes 656 B. Encoding takes some 20 vector
 // operations for each vector of values, and kAmax a division; two passes over a tile, the second
-// from L1. Rows of whole lines (all but V3.2's fp8 records) go past the caches in long calls.
+// from L1. Whole lines go past the caches in long calls.
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -65,6 +65,7 @@ bool may_flush(const Params& p) {
 HWY_NOINLINE void rewrite_small(const Params& p, const hs::RowNorm& norm,
                                 const hs::TileQuantizer& quantizer, const Block& block, int64_t r) {
   using R = V32Fp8;
+  hwy::FlushStream();  // the record may be on its way past the caches
   HWY_ALIGN bf16 row[R::kDim];
   Block one;
   one.count = 1;
@@ -81,8 +82,8 @@ template <class R>
 HWY_INLINE void prefetch_place(const Params& p, bool stream, const Block& block, int64_t r) {
   if (r >= block.count) return;
   const hs::RecordPlace<R> next = place_of<R>(p, block, r);
-  if (!stream) hs::prefetch_record<R>(next);
-  else if (R::kQuantized) __builtin_prefetch(next.scales, 1);
+  if (stream) hs::prefetch_edges<R>(next);
+  else hs::prefetch_record<R>(next);
 }
 
 // The plans of a block's rows (kAll), or of one at a time. A record of several tiles has its own,
