@@ -226,34 +226,65 @@ HWY_INLINE void copy_64(const bf16* from, bf16* to) {
                reinterpret_cast<uint16_t*>(to + i));
 }
 
-// Seven steps of sums and differences over 128 floats, the first ones inside vectors of four by
-// plain loops that the compiler vectorises; everything stays in L1.
+#if HWY_TARGET != HWY_SCALAR
+// Sums and differences of lanes that are kStep apart, in the places of the first and the second.
+template <int kStep, class D>
+HWY_INLINE hn::VFromD<D> fold_lanes(D d, hn::VFromD<D> v) {
+  if constexpr (kStep == 1) {
+    const auto low = hn::DupEven(v);
+    const auto high = hn::DupOdd(v);
+    return hn::OddEven(hn::Sub(low, high), hn::Add(low, high));
+  } else if constexpr (kStep == 2) {
+    const hn::Repartition<uint64_t, D> dw;
+    const auto both = hn::BitCast(dw, v);
+    const auto low = hn::BitCast(d, hn::InterleaveLower(dw, both, both));
+    const auto high = hn::BitCast(d, hn::InterleaveUpper(dw, both, both));
+    const auto difference = hn::BitCast(dw, hn::Sub(low, high));
+    return hn::BitCast(d, hn::OddEven(difference, hn::BitCast(dw, hn::Add(low, high))));
+  } else if constexpr (kStep == 4) {
+    const auto other = hn::SwapAdjacentBlocks(v);
+    const auto low = hn::OddEvenBlocks(other, v);
+    const auto high = hn::OddEvenBlocks(v, other);
+    return hn::OddEvenBlocks(hn::Sub(low, high), hn::Add(low, high));
+  } else {
+    const auto low = hn::ConcatLowerLower(d, v, v);
+    const auto high = hn::ConcatUpperUpper(d, v, v);
+    return hn::ConcatUpperLower(d, hn::Sub(low, high), hn::Add(low, high));
+  }
+}
+#endif
+
+// A vector's share of the sums: those between its lanes.
+template <class D>
+HWY_INLINE hn::VFromD<D> fold_vector([[maybe_unused]] D d, hn::VFromD<D> v) {
+#if HWY_TARGET != HWY_SCALAR
+  constexpr size_t kLanes = hn::MaxLanes(D());
+  v = fold_lanes<2>(d, fold_lanes<1>(d, v));
+  if constexpr (kLanes > 4) v = fold_lanes<4>(d, v);
+  if constexpr (kLanes > 8) v = fold_lanes<8>(d, v);
+#endif
+  return v;
+}
+
+// Seven steps of sums and differences over 128 floats, inside vectors and then between them.
 HWY_INLINE void hadamard_row(const bf16* x, bf16* out) {
-  constexpr int kSize = 128;
   const hn::CappedTag<float, 16> df;
-  const int lanes = static_cast<int>(hn::Lanes(df));
-  HWY_ALIGN float y[kSize];
-  for (int i = 0; i < kSize; i += lanes) hn::Store(load_bf16(df, x + i), df, y + i);
-  int step = 1;
-  for (; step < lanes; step *= 2)
-    for (int i = 0; i < kSize; i += 2 * step)
-      for (int j = i; j < i + step; ++j) {
-        const float low = y[j];
-        const float high = y[j + step];
-        y[j] = low + high;
-        y[j + step] = low - high;
-      }
-  for (; step < kSize; step *= 2)
-    for (int i = 0; i < kSize; i += 2 * step)
-      for (int j = i; j < i + step; j += lanes) {
-        const auto low = hn::Load(df, y + j);
-        const auto high = hn::Load(df, y + j + step);
-        hn::Store(hn::Add(low, high), df, y + j);
-        hn::Store(hn::Sub(low, high), df, y + j + step);
-      }
+  constexpr int kLanes = static_cast<int>(hn::MaxLanes(df));
+  constexpr int kVectors = 128 / kLanes;
+  hn::VFromD<decltype(df)> y[kVectors];
+  for (int i = 0; i < kVectors; ++i) y[i] = fold_vector(df, load_bf16(df, x + i * kLanes));
+  for (int step = 1; step < kVectors; step *= 2)
+    for (int i = 0; i < kVectors; ++i) {
+      if (i & step) continue;
+      const auto low = y[i];
+      const auto high = y[i + step];
+      y[i] = hn::Add(low, high);
+      y[i + step] = hn::Sub(low, high);
+    }
   const auto scale = hn::Set(df, 0.08838834764831845f);  // 128^-1/2
-  for (int i = 0; i < kSize; i += lanes)
-    store_bf16(df, hn::Mul(hn::Load(df, y + i), scale), out + i);
+  for (int i = 0; i < kVectors; i += 2)
+    store_bf16_pair<Nans::kOfBf16>(df, hn::Mul(y[i], scale), hn::Mul(y[i + 1], scale),
+                                   out + i * kLanes);
 }
 
 }  // namespace winnow::internal::cpu::HWY_NAMESPACE
