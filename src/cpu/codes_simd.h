@@ -85,7 +85,7 @@ HWY_INLINE auto smallest_lanes(D /*d*/, hn::VFromD<D> v) {
 }
 
 // How far a tile's magnitudes lie below 0x7fff, as bits of bf16, which order as the values do: the
-// least of it, spread over eight lanes.
+// least of it is in one of the lanes.
 template <int kTile>
 HWY_INLINE auto below_largest(const bf16* x) {
   const hn::CappedTag<uint16_t, kTile> dh;
@@ -96,24 +96,26 @@ HWY_INLINE auto below_largest(const bf16* x) {
     const auto bits = hn::LoadU(dh, reinterpret_cast<const uint16_t*>(x + i));
     below = hn::Min(below, hn::AndNot(bits, mask));
   }
-  return smallest_lanes(dh, below);
+  return below;
 }
 
 // A tile's largest magnitude, as bits of bf16.
 template <int kTile>
 HWY_INLINE uint16_t largest_magnitude(const bf16* x) {
+  const hn::CappedTag<uint16_t, kTile> dh;
   const hn::CappedTag<uint16_t, 8> d8;
-  return static_cast<uint16_t>(0x7fff - hn::GetLane(hn::MinOfLanes(d8, below_largest<kTile>(x))));
+  const auto below = smallest_lanes(dh, below_largest<kTile>(x));
+  return static_cast<uint16_t>(0x7fff - hn::GetLane(hn::MinOfLanes(d8, below)));
 }
 
-// The largest magnitudes of tiles, of which at(i) is the i-th, by a tree of minima that ends with
-// one lane for each tile.
+// The largest magnitudes of tiles, of which at(i) is the i-th, by a tree of minima: whole vectors
+// of tiles are woven into one that has a lane for each tile in every eight.
 template <int kTile, int kTiles, class F>
 HWY_INLINE void largest_magnitudes(F&& at, TilePlans& plans) {
 #if HWY_TARGET == HWY_SCALAR
   for (int i = 0; i < kTiles; ++i) plans.most[i] = largest_magnitude<kTile>(at(i));
 #else
-  const hn::CappedTag<uint16_t, 8> d;
+  const hn::CappedTag<uint16_t, kTile> d;
   const hn::RepartitionToWide<decltype(d)> d32;
   const hn::RepartitionToWide<decltype(d32)> d64;
   const auto tile = [&](int i) WINNOW_INLINED {
@@ -136,7 +138,8 @@ HWY_INLINE void largest_magnitudes(F&& at, TilePlans& plans) {
   const auto b = kTiles > 4 ? four(4) : a;
   const auto lower = hn::BitCast(d, hn::InterleaveLower(d64, a, b));
   const auto below = hn::Min(lower, hn::BitCast(d, hn::InterleaveUpper(d64, a, b)));
-  hn::Store(hn::Sub(hn::Set(d, uint16_t{0x7fff}), below), d, plans.most);
+  const hn::CappedTag<uint16_t, 8> d8;
+  hn::Store(hn::Sub(hn::Set(d8, uint16_t{0x7fff}), smallest_lanes(d, below)), d8, plans.most);
 #endif
 }
 

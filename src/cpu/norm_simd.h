@@ -40,7 +40,11 @@ struct Two {
 template <class DF>
 HWY_INLINE Two<hn::VFromD<DF>> load_two(DF df, const bf16* x) {
   const hn::RebindToUnsigned<DF> du;
-  const auto both = hn::LoadU(du, reinterpret_cast<const uint32_t*>(x));
+  auto both = hn::LoadU(du, reinterpret_cast<const uint32_t*>(x));
+#if WINNOW_FLUSHING_ROUNDING
+  if constexpr (hn::MaxLanes(DF()) == 16)
+    asm("" : "+v"(both.raw));  // loaded once: a load of 64 bytes takes a cycle
+#endif
   return {hn::BitCast(df, hn::ShiftLeft<16>(both)),
           hn::BitCast(df, hn::And(both, hn::Set(du, 0xffff0000u)))};
 }
@@ -155,6 +159,7 @@ class RowNorm {
   }
 
   static constexpr int64_t kGroup = 8;  // rows whose factors are found together
+  static constexpr int64_t kMostParted = 512;
 
   // The factors of rows [0, count) of a group, which row(r) gives. Square roots and divisions of
   // all of them at once.
@@ -223,6 +228,62 @@ class RowNorm {
   template <class T>
   HWY_INLINE void operator()(const T* x, bf16* out) const {
     finish(factors(x), x, out);
+  }
+
+  // Whether normed_two() and finish_parts() serve rows of bf16 with these factors.
+  bool in_parts(const Factors* factors, int64_t count) const {
+    bool any_nan = weights_have_nan_;
+    for (int64_t r = 0; r < count; ++r) any_nan = any_nan || std::isnan(factors[r].inverse);
+    return parted_ && can_flush_ && !any_nan;
+  }
+
+  // Two vectors of a row from value i on, not yet rounded: values at even places, and at odd ones.
+  template <bool kCentred, bool kBiased>
+  HWY_INLINE auto normed_two(const Factors& factors, const bf16* x, int64_t i) const {
+    const hn::CappedTag<float, 16> df;
+    const auto lanes = static_cast<int64_t>(hn::Lanes(df));
+    const auto value = [&](auto y, int64_t at) WINNOW_INLINED {
+      if constexpr (kCentred) y = hn::Sub(y, hn::Set(df, factors.mean));
+      y = hn::Mul(hn::Mul(y, hn::Set(df, factors.inverse)), hn::Load(df, weight_parts_ + at));
+      if constexpr (kBiased) y = hn::Add(y, hn::Load(df, bias_parts_ + at));
+      return y;
+    };
+    const auto both = load_two(df, x + i);
+    return Two<hn::VFromD<decltype(df)>>{value(both.first, i), value(both.second, i + lanes)};
+  }
+
+  // Values [begin, end) of a row. Those at even and at odd places, which share lanes of 32 bits,
+  // are never brought into order.
+  template <bool kCentred, bool kBiased, Rounding kRounding, Order kOrder>
+  HWY_INLINE void finish_parts(const Factors& factors, const bf16* x, int64_t begin, int64_t end,
+                               bf16* out) const {
+    const hn::CappedTag<float, 16> df;
+    const auto lanes = static_cast<int64_t>(hn::Lanes(df));
+    for (int64_t i = begin; i < end; i += 4 * lanes) {
+      const auto front = normed_two<kCentred, kBiased>(factors, x, i);
+      const auto back = normed_two<kCentred, kBiased>(factors, x, i + 2 * lanes);
+      if constexpr (kOrder == Order::kParted) {
+        store_bf16_pair<Nans::kOfBf16, kRounding>(df, front.first, back.first, out + i);
+        store_bf16_pair<Nans::kOfBf16, kRounding>(df, front.second, back.second,
+                                                  out + i + 2 * lanes);
+      } else {
+        store_parts<Nans::kOfBf16, kRounding>(df, front.first, front.second, out + i);
+        store_parts<Nans::kOfBf16, kRounding>(df, back.first, back.second, out + i + 2 * lanes);
+      }
+    }
+  }
+
+  // f() with the first two arguments of those templates.
+  template <class F>
+  HWY_INLINE void with_kind(F&& f) const {
+    const bool centred = norm_.kind == NormKind::kLayer;
+    if (norm_.bias) {
+      if (centred) f.template operator()<true, true>();
+      else f.template operator()<false, true>();
+    } else {
+      if (centred) f.template operator()<true, false>();
+      else f.template operator()<false, false>();
+    }
   }
 
  private:
@@ -319,37 +380,6 @@ class RowNorm {
     }
   }
 
-  // Values [begin, end) of a row. Those at even and at odd places, which share lanes of 32 bits,
-  // are never brought into order.
-  template <bool kCentred, bool kBiased, Rounding kRounding, Order kOrder>
-  HWY_INLINE void finish_parts(const Factors& factors, const bf16* x, int64_t begin, int64_t end,
-                               bf16* out) const {
-    const hn::CappedTag<float, 16> df;
-    const auto lanes = static_cast<int64_t>(hn::Lanes(df));
-    const auto value = [&](auto y, int64_t i) WINNOW_INLINED {
-      if constexpr (kCentred) y = hn::Sub(y, hn::Set(df, factors.mean));
-      y = hn::Mul(hn::Mul(y, hn::Set(df, factors.inverse)), hn::Load(df, weight_parts_ + i));
-      if constexpr (kBiased) y = hn::Add(y, hn::Load(df, bias_parts_ + i));
-      return y;
-    };
-    const auto two = [&](int64_t i) WINNOW_INLINED {
-      const auto both = load_two(df, x + i);
-      return Two<hn::VFromD<decltype(df)>>{value(both.first, i), value(both.second, i + lanes)};
-    };
-    for (int64_t i = begin; i < end; i += 4 * lanes) {
-      const auto front = two(i);
-      const auto back = two(i + 2 * lanes);
-      if constexpr (kOrder == Order::kParted) {
-        store_bf16_pair<Nans::kOfBf16, kRounding>(df, front.first, back.first, out + i);
-        store_bf16_pair<Nans::kOfBf16, kRounding>(df, front.second, back.second,
-                                                  out + i + 2 * lanes);
-      } else {
-        store_parts<Nans::kOfBf16, kRounding>(df, front.first, front.second, out + i);
-        store_parts<Nans::kOfBf16, kRounding>(df, back.first, back.second, out + i + 2 * lanes);
-      }
-    }
-  }
-
   // Coded values, and the others in front of them and behind.
   template <bool kCentred, bool kBiased, Order kOrder>
   HWY_INLINE void finish_parted(const Factors& factors, const bf16* x, bf16* out,
@@ -370,14 +400,9 @@ class RowNorm {
   template <Order kOrder>
   HWY_INLINE void finish_parted(const Factors& factors, const bf16* x, bf16* out,
                                 Coded coded) const {
-    const bool centred = norm_.kind == NormKind::kLayer;
-    if (norm_.bias) {
-      if (centred) finish_parted<true, true, kOrder>(factors, x, out, coded);
-      else finish_parted<false, true, kOrder>(factors, x, out, coded);
-    } else {
-      if (centred) finish_parted<true, false, kOrder>(factors, x, out, coded);
-      else finish_parted<false, false, kOrder>(factors, x, out, coded);
-    }
+    with_kind([&]<bool kCentred, bool kBiased>() WINNOW_INLINED {
+      finish_parted<kCentred, kBiased, kOrder>(factors, x, out, coded);
+    });
   }
   template <Order>
   HWY_INLINE void finish_parted(const Factors& /*factors*/, const float* /*x*/, bf16* /*out*/,
@@ -418,8 +443,6 @@ class RowNorm {
     const hn::CappedTag<float, 1> one;
     for (; i < width_; ++i) store_bf16<kNans>(one, value(one, i), out + i);
   }
-
-  static constexpr int64_t kMostParted = 512;
 
   core::NormParams norm_;
   int64_t width_;

@@ -110,19 +110,27 @@ HWY_INLINE bool has_nan(const float* cosines, const float* sines) {
   return !hn::AllFalse(df, hn::IsNaN(sum));
 }
 
-// The 64 values at x by a position inside the table; its row is read in place where it can be.
+// The angles of a position inside the table, in place where they can be.
+struct AnglesAt {
+  HWY_INLINE AnglesAt(const core::RopeParams& r, int64_t position) {
+    if (r.pair_stride != 1 || r.inverse) {
+      core::load_angles(r, position, copy);
+    } else {
+      cosines = r.table + position * r.position_stride;
+      sines = cosines + r.sine_stride;
+    }
+  }
+  core::Angles copy;
+  const float* cosines = copy.cosine;
+  const float* sines = copy.sine;
+};
+
+// The 64 values at x by a position inside the table.
 HWY_INLINE void rotate_at(const core::RopeParams& r, int64_t position, Rounding rounding,
                           const bf16* x, bf16* out) {
-  core::Angles angles;
-  const float* cosines = angles.cosine;
-  const float* sines = angles.sine;
-  if (r.pair_stride != 1 || r.inverse) {
-    core::load_angles(r, position, angles);
-  } else {
-    cosines = r.table + position * r.position_stride;
-    sines = cosines + r.sine_stride;
-  }
-  rotate_row(r.half, has_nan(cosines, sines), rounding, cosines, sines, x, out);
+  const AnglesAt angles(r, position);
+  const bool any_nan = has_nan(angles.cosines, angles.sines);
+  rotate_row(r.half, any_nan, rounding, angles.cosines, angles.sines, x, out);
 }
 
 // The angles of one token at a time, for loops over the heads of several.
@@ -159,6 +167,56 @@ class TokenAngles {
   core::Angles angles_;
 };
 
+#if WINNOW_FLUSHING_ROUNDING
+// Floats rounded to bf16 that stay floats; NaNs have a low half of zeros.
+HWY_INLINE hn::Vec512<float> rounded_floats(hn::Vec512<float> v) {
+  const hn::Full512<float> df;
+  const hn::Full512<uint32_t> du;
+  const auto u = hn::BitCast(du, v);
+  const auto odd = hn::TestBit(u, hn::Set(du, 0x10000u));
+  const auto up = hn::Add(u, hn::Set(du, 0x8000u));
+  const auto rounded = hn::IfThenElse(odd, up, hn::Add(u, hn::Set(du, 0x7fffu)));
+  return hn::BitCast(df, hn::And(rounded, hn::Set(du, 0xffff0000u)));
+}
+
+// 64 values, of which two(i) gives those from i on: 16 at even places and 16 at odd ones.
+template <Order kOrder, Rounding kRounding, class F>
+HWY_INLINE void rotate_parts(bool half, const AnglesAt& angles, F&& two, bf16* out) {
+  using V = hn::Vec512<float>;
+  const hn::Full512<float> df;
+  const Two<V> front = two(0);
+  const Two<V> back = two(32);
+  const auto cosine0 = hn::LoadU(df, angles.cosines);
+  const auto cosine1 = hn::LoadU(df, angles.cosines + 16);
+  const auto sine0 = hn::LoadU(df, angles.sines);
+  const auto sine1 = hn::LoadU(df, angles.sines + 16);
+  const auto turned = [&](V u, V v, V cosine, V sine) WINNOW_INLINED {
+    return Two<V>{hn::Sub(hn::Mul(u, cosine), hn::Mul(v, sine)),
+                  hn::Add(hn::Mul(v, cosine), hn::Mul(u, sine))};
+  };
+  const auto store = [&](V even0, V odd0, V even1, V odd1) WINNOW_INLINED {
+    if constexpr (kOrder == Order::kParted) {
+      store_bf16_pair<Nans::kAny, kRounding>(df, even0, even1, out);
+      store_bf16_pair<Nans::kAny, kRounding>(df, odd0, odd1, out + 32);
+    } else {
+      store_parts<Nans::kAny, kRounding>(df, even0, odd0, out);
+      store_parts<Nans::kAny, kRounding>(df, even1, odd1, out + 32);
+    }
+  };
+  if (half) {
+    const auto even = turned(front.first, back.first, hn::ConcatEven(df, cosine1, cosine0),
+                             hn::ConcatEven(df, sine1, sine0));
+    const auto odd = turned(front.second, back.second, hn::ConcatOdd(df, cosine1, cosine0),
+                            hn::ConcatOdd(df, sine1, sine0));
+    store(even.first, odd.first, even.second, odd.second);
+  } else {
+    const auto low = turned(front.first, front.second, cosine0, sine0);
+    const auto high = turned(back.first, back.second, cosine1, sine1);
+    store(low.first, low.second, high.first, high.second);
+  }
+}
+#endif
+
 // 64 values in whole vectors: what is copied in smaller pieces cannot be loaded in larger ones
 // until it has left the store buffer.
 HWY_INLINE void copy_64(const bf16* from, bf16* to) {
@@ -168,34 +226,65 @@ HWY_INLINE void copy_64(const bf16* from, bf16* to) {
                reinterpret_cast<uint16_t*>(to + i));
 }
 
-// Seven steps of sums and differences over 128 floats, the first ones inside vectors of four by
-// plain loops that the compiler vectorises; everything stays in L1.
+#if HWY_TARGET != HWY_SCALAR
+// Sums and differences of lanes that are kStep apart, in the places of the first and the second.
+template <int kStep, class D>
+HWY_INLINE hn::VFromD<D> fold_lanes(D d, hn::VFromD<D> v) {
+  if constexpr (kStep == 1) {
+    const auto low = hn::DupEven(v);
+    const auto high = hn::DupOdd(v);
+    return hn::OddEven(hn::Sub(low, high), hn::Add(low, high));
+  } else if constexpr (kStep == 2) {
+    const hn::Repartition<uint64_t, D> dw;
+    const auto both = hn::BitCast(dw, v);
+    const auto low = hn::BitCast(d, hn::InterleaveLower(dw, both, both));
+    const auto high = hn::BitCast(d, hn::InterleaveUpper(dw, both, both));
+    const auto difference = hn::BitCast(dw, hn::Sub(low, high));
+    return hn::BitCast(d, hn::OddEven(difference, hn::BitCast(dw, hn::Add(low, high))));
+  } else if constexpr (kStep == 4) {
+    const auto other = hn::SwapAdjacentBlocks(v);
+    const auto low = hn::OddEvenBlocks(other, v);
+    const auto high = hn::OddEvenBlocks(v, other);
+    return hn::OddEvenBlocks(hn::Sub(low, high), hn::Add(low, high));
+  } else {
+    const auto low = hn::ConcatLowerLower(d, v, v);
+    const auto high = hn::ConcatUpperUpper(d, v, v);
+    return hn::ConcatUpperLower(d, hn::Sub(low, high), hn::Add(low, high));
+  }
+}
+#endif
+
+// A vector's share of the sums: those between its lanes.
+template <class D>
+HWY_INLINE hn::VFromD<D> fold_vector([[maybe_unused]] D d, hn::VFromD<D> v) {
+#if HWY_TARGET != HWY_SCALAR
+  constexpr size_t kLanes = hn::MaxLanes(D());
+  v = fold_lanes<2>(d, fold_lanes<1>(d, v));
+  if constexpr (kLanes > 4) v = fold_lanes<4>(d, v);
+  if constexpr (kLanes > 8) v = fold_lanes<8>(d, v);
+#endif
+  return v;
+}
+
+// Seven steps of sums and differences over 128 floats, inside vectors and then between them.
 HWY_INLINE void hadamard_row(const bf16* x, bf16* out) {
-  constexpr int kSize = 128;
   const hn::CappedTag<float, 16> df;
-  const int lanes = static_cast<int>(hn::Lanes(df));
-  HWY_ALIGN float y[kSize];
-  for (int i = 0; i < kSize; i += lanes) hn::Store(load_bf16(df, x + i), df, y + i);
-  int step = 1;
-  for (; step < lanes; step *= 2)
-    for (int i = 0; i < kSize; i += 2 * step)
-      for (int j = i; j < i + step; ++j) {
-        const float low = y[j];
-        const float high = y[j + step];
-        y[j] = low + high;
-        y[j + step] = low - high;
-      }
-  for (; step < kSize; step *= 2)
-    for (int i = 0; i < kSize; i += 2 * step)
-      for (int j = i; j < i + step; j += lanes) {
-        const auto low = hn::Load(df, y + j);
-        const auto high = hn::Load(df, y + j + step);
-        hn::Store(hn::Add(low, high), df, y + j);
-        hn::Store(hn::Sub(low, high), df, y + j + step);
-      }
+  constexpr int kLanes = static_cast<int>(hn::MaxLanes(df));
+  constexpr int kVectors = 128 / kLanes;
+  hn::VFromD<decltype(df)> y[kVectors];
+  for (int i = 0; i < kVectors; ++i) y[i] = fold_vector(df, load_bf16(df, x + i * kLanes));
+  for (int step = 1; step < kVectors; step *= 2)
+    for (int i = 0; i < kVectors; ++i) {
+      if (i & step) continue;
+      const auto low = y[i];
+      const auto high = y[i + step];
+      y[i] = hn::Add(low, high);
+      y[i + step] = hn::Sub(low, high);
+    }
   const auto scale = hn::Set(df, 0.08838834764831845f);  // 128^-1/2
-  for (int i = 0; i < kSize; i += lanes)
-    store_bf16(df, hn::Mul(hn::Load(df, y + i), scale), out + i);
+  for (int i = 0; i < kVectors; i += 2)
+    store_bf16_pair<Nans::kOfBf16>(df, hn::Mul(y[i], scale), hn::Mul(y[i + 1], scale),
+                                   out + i * kLanes);
 }
 
 }  // namespace winnow::internal::cpu::HWY_NAMESPACE

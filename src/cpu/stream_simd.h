@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "cpu/threads.h"
 #include "hwy/cache_control.h"
@@ -36,6 +37,20 @@ HWY_INLINE void stream_lines(const void* from, int64_t bytes, void* to) {
   for (int64_t at = 0; at < bytes; at += static_cast<int64_t>(hn::Lanes(d)))
     hn::Stream(hn::LoadU(d, static_cast<const uint8_t*>(from) + at), d,
                static_cast<uint8_t*>(to) + at);
+}
+
+// Pieces that lines are written in at a row's edges.
+inline constexpr int64_t kEdge = 16;
+
+// The same to rows that begin and end inside lines, at multiples of kEdge: those lines are shared
+// with other rows and go through the caches.
+HWY_INLINE void stream_row(const std::byte* from, int64_t bytes, std::byte* to) {
+  const auto past_line = static_cast<int64_t>(reinterpret_cast<uintptr_t>(to) % kLine);
+  const int64_t begin = (kLine - past_line) % kLine;
+  const int64_t end = begin + (bytes - begin) / kLine * kLine;
+  for (int64_t at = 0; at < begin; at += kEdge) std::memcpy(to + at, from + at, kEdge);
+  stream_lines(from + begin, end - begin, to + begin);
+  for (int64_t at = end; at < bytes; at += kEdge) std::memcpy(to + at, from + at, kEdge);
 }
 
 }  // namespace winnow::internal::cpu::HWY_NAMESPACE

@@ -73,14 +73,27 @@ HWY_INLINE void write_record(const TileQuantizer& quantizer, TilePlans& plans, i
   }
 }
 
-// Whether so many records of a call go past the caches: rows of whole lines can.
+// Whether so many records of a call go past the caches: their whole lines do.
 template <class R>
 bool past_caches(const core::Pages& pages, int64_t records) {
-  if constexpr (R::kRowBytes % kLine != 0) return false;
-  return is_long(records * R::kRowBytes) && pages.stride % kLine == 0 && at_line(pages.data);
+  const int64_t lines = R::kRowBytes % kLine == 0 ? kLine : kEdge;
+  return is_long(records * R::kRowBytes) && pages.stride % lines == 0 &&
+         reinterpret_cast<uintptr_t>(pages.data) % lines == 0;
 }
 
-// The same with the row past the caches. FlushStream() belongs behind the last record.
+// Asks for the lines of a record past the caches that are written in part.
+template <class R>
+HWY_INLINE void prefetch_edges(const RecordPlace<R>& to) {
+  if constexpr (R::kRowBytes % kLine != 0) {
+    __builtin_prefetch(to.row, 1);
+    __builtin_prefetch(to.row + R::kRowBytes - 1, 1);
+  } else if constexpr (R::kQuantized) {
+    __builtin_prefetch(to.scales, 1);
+  }
+}
+
+// The same with the row's whole lines past the caches. FlushStream() belongs behind the last
+// record.
 template <class R, Order kOrder>
 HWY_INLINE void stream_record(const TileQuantizer& quantizer, TilePlans& plans, int first,
                               const bf16* values, const bf16* rope, const RecordPlace<R>& to) {
@@ -88,8 +101,10 @@ HWY_INLINE void stream_record(const TileQuantizer& quantizer, TilePlans& plans, 
     alignas(kLine) std::byte row[R::kRowBytes];
     RecordPlace<R> here = to;
     here.row = row;
+    if constexpr (R::scales(0, 1) < R::kRowBytes) here.scales = row + R::scales(0, 1);
     write_record<R, kOrder>(quantizer, plans, first, values, rope, here);
-    stream_lines(row, R::kRowBytes, to.row);
+    if constexpr (R::kRowBytes % kLine == 0) stream_lines(row, R::kRowBytes, to.row);
+    else stream_row(row, R::kRowBytes, to.row);
   } else {
     stream_lines(values, R::kNope * sizeof(bf16), to.row);
     stream_lines(rope, R::kRope * sizeof(bf16), to.row + R::kNope * sizeof(bf16));

@@ -1,4 +1,5 @@
 // write with a prologue: the bytes of norm(), rotate() and write(), one after the other.
+#include <bit>
 #include <cmath>
 
 #include "core/formats.h"
@@ -28,6 +29,7 @@ struct Case {
   int64_t tokens = 13;
   int32_t page = kPages[0];
   bool small = false;  // quarters of a row down to subnormal values
+  bool nans = false;   // rows and an angle that are not finite
 
   int64_t pages() const { return tokens / page + 1; }
 };
@@ -50,6 +52,11 @@ std::vector<Case> cases() {
       {"v32_index", F::kIndexKeys, N::kLayer, true, false, true, false, kHalf, kFirst},
       {"glm_index", F::kIndexKeys, N::kLayer, true, false, true, false, kInterleaved, kFirst},
       {"v41_index", F::kIndexKeys, N::kRms},
+      {.name = "v32_first", .format = F::kV32Fp8, .norm = N::kRms, .slice = kFirst},
+      {.name = "v32_first_bf16", .format = F::kV32Bf16, .norm = N::kRms, .slice = kFirst},
+      {.name = "v4_first", .format = F::kV4Fp8, .norm = N::kRms, .slice = kFirst},
+      {.name = "v4_first_bf16", .format = F::kV4Bf16, .norm = N::kRms, .slice = kFirst},
+      {.name = "v4_first_alone", .format = F::kV4Fp8, .norm = N::kNone, .slice = kFirst},
       {"v32_index_bf16", F::kIndexKeysBf16, N::kLayer, true, false, true, false, kHalf, kFirst},
       {"index_bf16_hadamard", F::kIndexKeysBf16, N::kNone, false, false, true, true},
       {"index_hadamard", F::kIndexKeys, N::kNone, false, false, true, true},
@@ -62,7 +69,20 @@ std::vector<Case> cases() {
        .pairs = kHalf,
        .slice = kFirst,
        .tokens = 1031},
+      {.name = "v32_nans", .format = F::kV32Fp8, .norm = N::kRms, .nans = true},
+      {.name = "v4_nans", .format = F::kV4Fp8, .norm = N::kRms, .nans = true},
+      {.name = "index_nans",
+       .format = F::kIndexKeys,
+       .norm = N::kLayer,
+       .pairs = kHalf,
+       .slice = kFirst,
+       .nans = true},
       {.name = "v32_small", .format = F::kV32Fp8, .norm = N::kRms, .small = true},
+      {.name = "v32_small_prefill",
+       .format = F::kV32Fp8,
+       .norm = N::kRms,
+       .tokens = 1030,
+       .small = true},
       {.name = "v4_small", .format = F::kV4Fp8, .norm = N::kRms, .small = true},
       {.name = "index_small", .format = F::kIndexKeys, .norm = N::kRms, .small = true},
       {.name = "index_small_half",
@@ -97,15 +117,22 @@ struct Problem {
     constexpr int kExponents[] = {0, -60, -110, -126};
     for (int64_t i = 0; i < c.tokens * dim && c.small; ++i)
       kv[i] = to_bf16(std::ldexp(to_float(kv[i]), kExponents[(i / dim + i % dim * 4 / dim) % 4]));
+    if (c.nans) add_nans();
     for (float& w : weight) w = 1 + 0.2f * testing::normal(rng);
     for (float& b : bias) b = testing::normal(rng);
     rope_table({.table = tensor(angles.data(), {kPositions, 2, 32})});
+    if (c.nans) angles[20 * 64 + 37] = std::bit_cast<float>(0x7fffffffu);  // of token 10
     const auto hostile = testing::hostile(kPositions);
     for (int64_t t = 0; t < c.tokens; ++t) {
       positions[t] =
           static_cast<int32_t>(t % 4 == 3 ? hostile[t % hostile.size()] : 2 * t % kPositions);
       slots[t] = t % 5 == 4 ? -1 : c.tokens - 1 - t;
     }
+  }
+  // An infinity, a NaN, and a value whose square is one. Tokens from 8 on are in a block of others.
+  void add_nans() {
+    const uint16_t values[] = {0x7f80, 0xffc1, 0x7f00};
+    for (int64_t i = 0; i < 3; ++i) kv[(8 + i) * dim + 70 * i] = bf16{values[i]};
   }
   Norm norm() {
     Norm n{.kind = c.norm, .weight = tensor(weight.data(), {norm_width}), .eps = 1e-5f};

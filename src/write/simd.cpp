@@ -3,7 +3,7 @@
 //
 // Budget, V3.2 fp8: a token reads 1,152 B and writes 656 B. Encoding takes some 20 vector
 // operations for each vector of values, and kAmax a division; two passes over a tile, the second
-// from L1. Rows of whole lines (all but V3.2's fp8 records) go past the caches in long calls.
+// from L1. Whole lines go past the caches in long calls.
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -24,36 +24,13 @@
 #include "cpu/prologue_simd.h"
 #include "cpu/stream_simd.h"
 #include "cpu/write_record_simd.h"
+#include "write/prologue_simd.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace winnow::internal::write::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = cpu::HWY_NAMESPACE;
-
-constexpr int64_t kRows = 8;  // that go through each step together
-
-// Tokens that are stored, and where.
-struct Block {
-  int64_t count = 0;
-  int64_t tokens[kRows];
-  std::byte* pages[kRows];
-  int64_t offsets[kRows];
-};
-
-// Asks for what row r of the block behind will read, one row at a time and for L2: more lines than
-// L1 can wait for would stop the row at hand.
-template <class R>
-HWY_INLINE void prefetch_row(const Params& p, const Block& block, int64_t r) {
-  constexpr int64_t kValues = hs::kLine / static_cast<int64_t>(sizeof(bf16));
-  if (r >= block.count) return;
-  const int64_t t = block.tokens[r];
-  const bf16* row = p.kv + t * p.kv_stride;
-  for (int64_t i = 0; i < R::kNope; i += kValues) __builtin_prefetch(row + i, 0, 2);
-  const bf16* rope = p.rope_part + t * p.rope_stride;
-  for (int64_t i = 0; i < R::kRope; i += kValues) __builtin_prefetch(rope + i, 0, 2);
-  if (p.rope.table) hs::prefetch_angles(p.rope, p.positions[t * p.position_stride]);
-}
 
 // The next tokens from `t` on that have a slot and a position.
 HWY_INLINE Block next_block(const Params& p, int64_t& t, int64_t last) {
@@ -69,93 +46,6 @@ HWY_INLINE Block next_block(const Params& p, int64_t& t, int64_t last) {
     block.offsets[block.count++] = offset;
   }
   return block;
-}
-
-// How the values behind a prologue that become codes stand.
-template <class R>
-constexpr hs::Order kOrder =
-    R::kQuantized&& HWY_TARGET != HWY_SCALAR ? hs::Order::kParted : hs::Order::kInTurn;
-
-template <class R>
-HWY_INLINE void part_values(bf16* row, int64_t begin, int64_t end) {
-  if constexpr (kOrder<R> == hs::Order::kParted)
-    for (int64_t i = begin; i < end; i += kRopeDim) hs::part_values<kRopeDim>(row + i, row + i);
-}
-
-// Steps of the prologue, each over the block's rows of R::kDim values: one row alone would wait for
-// its sums, and then for what the step before stored. Not inlined: side by side in one function
-// they take one another's registers and places in the caches of instructions.
-
-// Copies the values that are given.
-template <class R>
-HWY_NOINLINE void copy_rows(const Params& p, const Block& block, bf16* rows) {
-  for (int64_t r = 0; r < block.count; ++r) {
-    bf16* row = rows + r * R::kDim;
-    std::memcpy(row, p.kv + block.tokens[r] * p.kv_stride, R::kNope * sizeof(bf16));
-    if constexpr (R::kRope > 0)
-      std::memcpy(row + R::kNope, p.rope_part + block.tokens[r] * p.rope_stride,
-                  R::kRope * sizeof(bf16));
-  }
-}
-
-// The norm of rows that are given (`whole`: in one piece) or copied, while those behind are on
-// their way.
-template <class R>
-HWY_NOINLINE void norm_rows(const Params& p, const hs::RowNorm& norm, bool whole, hs::Coded coded,
-                            const Block& block, const Block& behind, bf16* rows) {
-  hs::RowNorm::Factors factors[kRows];
-  static_assert(kRows == hs::RowNorm::kGroup);
-  const auto source = [&](int64_t r) WINNOW_INLINED -> const bf16* {
-    return whole ? p.kv + block.tokens[r] * p.kv_stride : rows + r * R::kDim;
-  };
-  norm.factors(block.count, source, factors);
-  for (int64_t r = 0; r < block.count; ++r) {
-    prefetch_row<R>(p, behind, r);
-    bf16* row = rows + r * R::kDim;
-    norm.finish<kOrder<R>>(factors[r], source(r), row, coded);
-    if (whole && p.norm_width < R::kDim) hs::copy_64(source(r) + p.norm_width, row + p.norm_width);
-  }
-}
-
-template <class R>
-HWY_NOINLINE void rotate_rows(const Params& p, bool flush, const Block& block, bf16* rows) {
-  constexpr bool kCoded = R::kRope == 0;
-  const hs::Rounding rounding = hs::rounding_of(flush && kCoded);
-  for (int64_t r = 0; r < block.count; ++r) {
-    bf16* slice = rows + r * R::kDim + rope_begin(p.rope, R::kDim);
-    const int64_t position = p.positions[block.tokens[r] * p.position_stride];
-    hs::rotate_at(p.rope, position, rounding, slice, slice);
-    if (kCoded && !p.hadamard) part_values<R>(slice, 0, kRopeDim);
-  }
-}
-
-template <class R>
-HWY_NOINLINE void hadamard_rows(const Block& block, bf16* rows) {
-  for (int64_t r = 0; r < block.count; ++r) {
-    hs::hadamard_row(rows + r * R::kDim, rows + r * R::kDim);
-    part_values<R>(rows + r * R::kDim, 0, R::kDim);
-  }
-}
-
-// Rows behind their prologue. `flush`: subnormal values that become codes may become zeros.
-template <class R>
-HWY_INLINE void prepare(const Params& p, const hs::RowNorm& norm, bool flush, const Block& block,
-                        const Block& behind, bf16* rows) {
-  const hs::Coded coded = p.hadamard ? hs::Coded() : hs::coded_of<R>(p.rope, flush);
-  // A row in one piece is read in place by its norm, which then copies the rest.
-  const bool whole =
-      R::kRope == 0 || (p.rope_part == p.kv + R::kNope && p.rope_stride == p.kv_stride);
-  const bool normed = p.norm.kind != NormKind::kNone;
-  if (!whole || !normed) copy_rows<R>(p, block, rows);
-  if (normed) {
-    norm_rows<R>(p, norm, whole, coded, block, behind, rows);
-  } else {
-    for (int64_t r = 0; r < block.count; ++r)
-      part_values<R>(rows + r * R::kDim, coded.begin, coded.end);
-  }
-  if (p.rope.table) rotate_rows<R>(p, flush, block, rows);
-  if constexpr (R::kDim == kIndexDim)
-    if (p.hadamard) hadamard_rows<R>(block, rows);
 }
 
 template <class R>
@@ -175,6 +65,7 @@ bool may_flush(const Params& p) {
 HWY_NOINLINE void rewrite_small(const Params& p, const hs::RowNorm& norm,
                                 const hs::TileQuantizer& quantizer, const Block& block, int64_t r) {
   using R = V32Fp8;
+  hwy::FlushStream();  // the record may be on its way past the caches
   HWY_ALIGN bf16 row[R::kDim];
   Block one;
   one.count = 1;
@@ -191,8 +82,8 @@ template <class R>
 HWY_INLINE void prefetch_place(const Params& p, bool stream, const Block& block, int64_t r) {
   if (r >= block.count) return;
   const hs::RecordPlace<R> next = place_of<R>(p, block, r);
-  if (!stream) hs::prefetch_record<R>(next);
-  else if (R::kQuantized) __builtin_prefetch(next.scales, 1);
+  if (stream) hs::prefetch_edges<R>(next);
+  else hs::prefetch_record<R>(next);
 }
 
 // The plans of a block's rows (kAll), or of one at a time. A record of several tiles has its own,

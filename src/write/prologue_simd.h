@@ -1,0 +1,193 @@
+// What stands in front of a record, for a block of rows in Highway vectors: copies, norm, RoPE,
+// Hadamard rotation. Included once per target, after hwy/highway.h.
+#if defined(WINNOW_WRITE_PROLOGUE_SIMD_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef WINNOW_WRITE_PROLOGUE_SIMD_H
+#undef WINNOW_WRITE_PROLOGUE_SIMD_H
+#else
+#define WINNOW_WRITE_PROLOGUE_SIMD_H
+#endif
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/prologue_simd.h"
+#include "cpu/stream_simd.h"
+#include "hwy/highway.h"
+#include "write/kernel.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace winnow::internal::write::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+namespace hs = cpu::HWY_NAMESPACE;
+
+constexpr int64_t kRows = 8;  // that go through each step together
+
+// Tokens that are stored, and where.
+struct Block {
+  int64_t count = 0;
+  int64_t tokens[kRows];
+  std::byte* pages[kRows];
+  int64_t offsets[kRows];
+};
+
+// Asks for what row r of the block behind will read, one row at a time and for L2: more lines than
+// L1 can wait for would stop the row at hand.
+template <class R>
+HWY_INLINE void prefetch_row(const Params& p, const Block& block, int64_t r) {
+  constexpr int64_t kValues = hs::kLine / static_cast<int64_t>(sizeof(bf16));
+  if (r >= block.count) return;
+  const int64_t t = block.tokens[r];
+  const bf16* row = p.kv + t * p.kv_stride;
+  for (int64_t i = 0; i < R::kNope; i += kValues) __builtin_prefetch(row + i, 0, 2);
+  const bf16* rope = p.rope_part + t * p.rope_stride;
+  for (int64_t i = 0; i < R::kRope; i += kValues) __builtin_prefetch(rope + i, 0, 2);
+  if (p.rope.table) hs::prefetch_angles(p.rope, p.positions[t * p.position_stride]);
+}
+
+// How the values behind a prologue that become codes stand.
+template <class R>
+constexpr hs::Order kOrder =
+    R::kQuantized&& HWY_TARGET != HWY_SCALAR ? hs::Order::kParted : hs::Order::kInTurn;
+
+template <class R>
+HWY_INLINE void part_values(bf16* row, int64_t begin, int64_t end) {
+  if constexpr (kOrder<R> == hs::Order::kParted)
+    for (int64_t i = begin; i < end; i += kRopeDim) hs::part_values<kRopeDim>(row + i, row + i);
+}
+
+// Steps of the prologue, each over the block's rows of R::kDim values: one row alone would wait for
+// its sums, and then for what the step before stored. Not inlined: side by side in one function
+// they take one another's registers and places in the caches of instructions.
+
+// Copies the values that are given.
+template <class R>
+HWY_NOINLINE void copy_rows(const Params& p, const Block& block, bf16* rows) {
+  for (int64_t r = 0; r < block.count; ++r) {
+    bf16* row = rows + r * R::kDim;
+    std::memcpy(row, p.kv + block.tokens[r] * p.kv_stride, R::kNope * sizeof(bf16));
+    if constexpr (R::kRope > 0)
+      std::memcpy(row + R::kNope, p.rope_part + block.tokens[r] * p.rope_stride,
+                  R::kRope * sizeof(bf16));
+  }
+}
+
+// Whether what is rotated becomes codes: in index keys, and in front of a record's RoPE part.
+template <class R>
+bool rotates_codes(const Params& p) {
+  return R::kQuantized && (R::kRope == 0 || p.rope.first);
+}
+
+#if WINNOW_FLUSHING_ROUNDING
+// Norm and RoPE in one pass: what is rotated stays in registers between them. Factors are finite.
+template <class R, class Source>
+HWY_INLINE void norm_and_rotate(const Params& p, const hs::RowNorm& norm, const hs::Coded& coded,
+                                const hs::RowNorm::Factors* factors, const Block& block,
+                                const Block& behind, Source&& source, bf16* rows) {
+  using enum hs::Rounding;
+  constexpr bool kCoded = R::kQuantized && R::kRope == 0;
+  constexpr hs::Order kRotated = kCoded ? kOrder<R> : hs::Order::kInTurn;
+  const int64_t rotated = rope_begin(p.rope, R::kDim);
+  // What is neither coded nor rotated.
+  const int64_t begin = R::kQuantized ? coded.end : rotated == 0 ? kRopeDim : 0;
+  const int64_t end = rotated == 0 ? p.norm_width : std::min(p.norm_width, rotated);
+  norm.with_kind([&]<bool kCentred, bool kBiased>() WINNOW_INLINED {
+    for (int64_t r = 0; r < block.count; ++r) {
+      prefetch_row<R>(p, behind, r);
+      const bf16* x = source(r);
+      bf16* row = rows + r * R::kDim;
+      const auto finish = [&]<hs::Rounding kRounding, hs::Order kOrderOf>(
+                              int64_t first, int64_t last) WINNOW_INLINED {
+        norm.finish_parts<kCentred, kBiased, kRounding, kOrderOf>(factors[r], x, first, last, row);
+      };
+      if constexpr (R::kQuantized)
+        finish.template operator()<kFlushing, kOrder<R>>(coded.begin, coded.end);
+      finish.template operator()<kChecked, hs::Order::kInTurn>(begin, end);
+      const hs::AnglesAt angles(p.rope, p.positions[block.tokens[r] * p.position_stride]);
+      const auto two = [&](int64_t i) WINNOW_INLINED {
+        if (rotated >= p.norm_width) return hs::load_two(hn::Full512<float>(), x + rotated + i);
+        const auto v = norm.normed_two<kCentred, kBiased>(factors[r], x, rotated + i);
+        return decltype(v){hs::rounded_floats(v.first), hs::rounded_floats(v.second)};
+      };
+      hs::rotate_parts<kRotated, kCoded ? kFlushing : kChecked>(p.rope.half, angles, two,
+                                                                row + rotated);
+    }
+  });
+}
+#endif
+
+// The norm of rows that are given (`whole`: in one piece) or copied, while those behind are on
+// their way. Gives whether they are rotated as well.
+template <class R>
+HWY_NOINLINE bool norm_rows(const Params& p, const hs::RowNorm& norm, bool whole, hs::Coded coded,
+                            const Block& block, const Block& behind, bf16* rows) {
+  hs::RowNorm::Factors factors[kRows];
+  static_assert(kRows == hs::RowNorm::kGroup);
+  const auto source = [&](int64_t r) WINNOW_INLINED -> const bf16* {
+    return whole ? p.kv + block.tokens[r] * p.kv_stride : rows + r * R::kDim;
+  };
+  norm.factors(block.count, source, factors);
+#if WINNOW_FLUSHING_ROUNDING
+  const bool usual = R::kRope == 0 || !p.rope.first;
+  if (p.rope.table && usual && coded.flush == R::kQuantized &&
+      norm.in_parts(factors, block.count)) {
+    norm_and_rotate<R>(p, norm, coded, factors, block, behind, source, rows);
+    return true;
+  }
+#endif
+  for (int64_t r = 0; r < block.count; ++r) {
+    prefetch_row<R>(p, behind, r);
+    bf16* row = rows + r * R::kDim;
+    norm.finish<kOrder<R>>(factors[r], source(r), row, coded);
+    if (whole && p.norm_width < R::kDim) hs::copy_64(source(r) + p.norm_width, row + p.norm_width);
+  }
+  return false;
+}
+
+template <class R>
+HWY_NOINLINE void rotate_rows(const Params& p, bool flush, const Block& block, bf16* rows) {
+  const bool coded = rotates_codes<R>(p);
+  const hs::Rounding rounding = hs::rounding_of(flush && coded);
+  for (int64_t r = 0; r < block.count; ++r) {
+    bf16* slice = rows + r * R::kDim + rope_begin(p.rope, R::kDim);
+    const int64_t position = p.positions[block.tokens[r] * p.position_stride];
+    hs::rotate_at(p.rope, position, rounding, slice, slice);
+    if (coded && !p.hadamard) part_values<R>(slice, 0, kRopeDim);
+  }
+}
+
+template <class R>
+HWY_NOINLINE void hadamard_rows(const Block& block, bf16* rows) {
+  for (int64_t r = 0; r < block.count; ++r) {
+    hs::hadamard_row(rows + r * R::kDim, rows + r * R::kDim);
+    part_values<R>(rows + r * R::kDim, 0, R::kDim);
+  }
+}
+
+// Rows behind their prologue. `flush`: subnormal values that become codes may become zeros.
+template <class R>
+HWY_INLINE void prepare(const Params& p, const hs::RowNorm& norm, bool flush, const Block& block,
+                        const Block& behind, bf16* rows) {
+  const hs::Coded coded = p.hadamard ? hs::Coded() : hs::coded_of<R>(p.rope, flush);
+  // A row in one piece is read in place by its norm, which then copies the rest.
+  const bool whole =
+      R::kRope == 0 || (p.rope_part == p.kv + R::kNope && p.rope_stride == p.kv_stride);
+  const bool normed = p.norm.kind != NormKind::kNone;
+  if (!whole || !normed) copy_rows<R>(p, block, rows);
+  bool rotated = p.rope.table == nullptr;
+  if (normed) {
+    rotated |= norm_rows<R>(p, norm, whole, coded, block, behind, rows);
+  } else {
+    for (int64_t r = 0; r < block.count; ++r)
+      part_values<R>(rows + r * R::kDim, coded.begin, coded.end);
+  }
+  if (!rotated) rotate_rows<R>(p, flush, block, rows);
+  if constexpr (R::kDim == kIndexDim)
+    if (p.hadamard) hadamard_rows<R>(block, rows);
+}
+
+}  // namespace winnow::internal::write::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
