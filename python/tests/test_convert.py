@@ -397,6 +397,27 @@ def test_after_a_pass_that_failed(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
+def test_after_a_later_pass_that_failed(family):
+    """The same pass again gives what it gives where none has failed, at whichever layer it did."""
+    model, ids = converted(family, "bf16"), tokens(0, 2, 190)
+    cache = winnow.hf.new_cache(model)
+    model(ids[:, :150], past_key_values=cache)
+    twin = copy.deepcopy(cache)
+
+    def fail(*_):
+        raise RuntimeError("in the middle")
+
+    for layer in model.model.layers:
+        hook = layer.mlp.register_forward_pre_hook(fail)
+        with pytest.raises(RuntimeError, match="in the middle"):
+            model(ids.flip(1)[:, :40], past_key_values=cache)
+        hook.remove()
+    got, want = (model(ids[:, 150:], past_key_values=c).logits for c in (cache, twin))
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
 def test_copies_and_dtypes(family):
     """A deep copy of a prompt's cache serves as well; .to(dtype) leaves the layers as they are."""
     model, ids = converted(family, "fp8"), tokens(0, 2, 40)

@@ -61,7 +61,7 @@ class Layer(nn.Module):
             raise ValueError(f"layers: x: expected floating point, found {x.dtype}")
         if x.requires_grad and torch.is_grad_enabled():
             raise NotImplementedError("layers: x: inference only: run under torch.no_grad()")
-        step.caches.start(step)
+        step.caches.start(step, self)
         with torch.no_grad():
             return self.attend(x.bfloat16(), step)
 
