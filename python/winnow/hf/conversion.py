@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
-import types
 from collections.abc import Iterable
 
 import torch
@@ -45,9 +45,10 @@ def convert_model(model: nn.Module, cache: str, page: int) -> nn.Module:
     base.register_forward_hook(base.winnow.after, with_kwargs=True)
     for saved in (model, base):
         saved.save_pretrained = _refuse_to_save
+        saved.register_load_state_dict_pre_hook(_refuse_to_load)
     if hasattr(model, "_prepare_cache_for_generation"):
         prepare = model._prepare_cache_for_generation
-        model._prepare_cache_for_generation = types.MethodType(_prepare_cache(prepare), model)
+        model._prepare_cache_for_generation = functools.partial(_prepare_cache, model, prepare)
     return model
 
 
@@ -62,13 +63,18 @@ def _check_before(decoders: Iterable[nn.Module], family: str, page: int) -> None
     """What cannot be served is said before the first layer is replaced."""
     _winnow.cache_shape("v32_fp8", 1, page)
     attentions = [decoder.self_attn for decoder in decoders]
-    for attention in attentions:
-        _config_of(attention, family)
+    for number, attention in enumerate(attentions):
+        config = _config_of(attention, family)
+        if number == 0 and not getattr(config, "indexer", True):
+            raise ValueError("winnow.hf: model: its first layer has no indexer to choose for it")
     devices = {parameter.device for attention in attentions for parameter in attention.parameters()}
     if len(devices) != 1:
         raise ValueError(
             f"winnow.hf: model: expected one device, found {sorted(map(str, devices))}"
         )
+    for attention in attentions:
+        # Names, shapes and dtypes of all weights: what is made there takes no memory.
+        _layer_of(attention, family, "meta")
 
 
 def _config_of(attention: nn.Module, family: str) -> MlaConfig | V4Config:
@@ -79,10 +85,12 @@ def _config_of(attention: nn.Module, family: str) -> MlaConfig | V4Config:
     return dataclasses.replace(sizes, eps=attention.q_a_layernorm.variance_epsilon)
 
 
-def _layer_of(attention: nn.Module, family: str) -> nn.Module:
+def _layer_of(attention: nn.Module, family: str, device=None) -> nn.Module:
     layer = V4Layer if family == "deepseek_v4" else MlaLayer
-    device = next(attention.parameters()).device
-    return layer(_config_of(attention, family), attention.state_dict(), device=device)
+    device = device or next(attention.parameters()).device
+    prefix = f"layers.{attention.layer_idx}.self_attn."
+    weights = attention.state_dict(prefix=prefix)
+    return layer(_config_of(attention, family), weights, prefix, device=device)
 
 
 def _refuse_to_save(*args, **kwargs):
@@ -92,21 +100,26 @@ def _refuse_to_save(*args, **kwargs):
     )
 
 
-def _prepare_cache(prepare):
+def _refuse_to_load(module, state_dict, prefix, *args) -> None:
+    found = next((name for name in state_dict if ".self_attn." in name), None)
+    if found is not None:
+        raise NotImplementedError(
+            f"winnow.hf: load_state_dict: the layer of {found} is converted; load weights before "
+            "convert()"
+        )
+
+
+def _prepare_cache(model: nn.Module, prepare, generation_config, model_kwargs, *args, **kwargs):
     """generate()'s default cache is winnow's; what names another one is refused."""
-
-    def prepared(self, generation_config, model_kwargs, *args, **kwargs):
-        if generation_config.cache_implementation is not None:
-            raise NotImplementedError(
-                f"winnow.hf: cache_implementation: expected None, found "
-                f"{generation_config.cache_implementation!r}"
-            )
-        if generation_config.use_cache and model_kwargs.get("past_key_values") is None:
-            model_kwargs["past_key_values"] = converter_of(self).new_cache()
-            return None
-        return prepare(generation_config, model_kwargs, *args, **kwargs)
-
-    return prepared
+    if generation_config.cache_implementation is not None:
+        raise NotImplementedError(
+            f"winnow.hf: cache_implementation: expected None, found "
+            f"{generation_config.cache_implementation!r}"
+        )
+    if generation_config.use_cache and model_kwargs.get("past_key_values") is None:
+        model_kwargs["past_key_values"] = converter_of(model).new_cache()
+        return None
+    return prepare(generation_config, model_kwargs, *args, **kwargs)
 
 
 class Attention(nn.Module):
@@ -129,6 +142,12 @@ class Attention(nn.Module):
             if step.tokens:
                 out[kept] = self.layer(x[kept], step).to(x.dtype)
         return (out.view(rows, columns, hidden), *[None] * (self.results - 1))
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        raise NotImplementedError(
+            "winnow.hf: state_dict: the weights of converted layers are not a checkpoint's; take "
+            "it before convert()"
+        )
 
 
 class Converter:

@@ -68,12 +68,21 @@ class PagedCache(Cache):
     def _new_columns(self, rows: int, past: int, columns: int, mask: Tensor | None) -> Tensor:
         if mask is None:
             return torch.ones(rows, columns, dtype=torch.bool)
-        if mask.dim() != 2:
+        if not isinstance(mask, Tensor) or mask.dim() != 2:
+            found = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
             raise NotImplementedError(
                 "winnow.hf: attention_mask: expected [rows, columns], what tokens there are, found "
-                f"{list(mask.shape)}"
+                f"{found}"
             )
-        mask = mask.detach().bool().cpu()
+        mask = mask.detach().cpu()
+        given = mask[:, -columns:] if columns else mask[:, :0]
+        if not bool(((given == 0) | (given == 1)).all()):
+            # What is added to scores has 0 for a token, and would count as padding.
+            raise ValueError(
+                "winnow.hf: attention_mask: expected 1 for a token and 0 for padding, found other "
+                "values"
+            )
+        mask = mask.bool()
         if list(mask.shape) == [rows, columns]:
             return mask
         if list(mask.shape) != [rows, past + columns]:
