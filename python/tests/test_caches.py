@@ -52,6 +52,20 @@ def test_numbers_of_tokens_are_ints():
     for call in (caches.truncate, caches.copy):
         with pytest.raises(TypeError, match="^caches: length: expected an int, found float"):
             call(request, 1.0)
+    with pytest.raises(TypeError, match="^caches: page: expected an int, found float"):
+        LayerCaches([MlaLayer(MLA, mla_weights(MLA))], page=64.0)
+
+
+def test_requests_are_ints():
+    """A number that equals a request's is refused before pages are dealt out."""
+    layer, x = MlaLayer(MLA, mla_weights(MLA)), random(9, 64).bfloat16()
+    caches, request = prefilled(layer, x[:4])
+    twin = copy.deepcopy(caches)
+    for number in (float(request), "0", None):
+        for call in (caches.free, caches.copy, caches.length, lambda r: caches.begin([(r, 60)])):
+            with pytest.raises(ValueError, match="^caches: request: expected one that add"):
+                call(number)
+    assert torch.equal(*[decoded(layer, x[4:], one, request) for one in (caches, twin)])
 
 
 def v4_layer(ratio):

@@ -103,7 +103,7 @@ class LayerCaches:
     def __init__(self, layers: Iterable, *, dtype: str = "fp8", page: int = 64, drafts: int = 8):
         if dtype not in ("fp8", "bf16"):
             raise ValueError(f"caches: dtype: expected fp8 or bf16, found {dtype}")
-        drafts = _whole("drafts", drafts)
+        page, drafts = _whole("page", page), _whole("drafts", drafts)
         if drafts < 0:
             raise ValueError(f"caches: drafts: expected 0 or more, found {drafts}")
         layers = list(layers)
@@ -179,7 +179,8 @@ class LayerCaches:
         return self._request(request).length
 
     def _request(self, request: int) -> Request:
-        if request not in self.requests:
+        # 0.0 is 0 to a dict, and no row of a table.
+        if not hasattr(request, "__index__") or request not in self.requests:
             raise ValueError(f"caches: request: expected one that add() gave, found {request}")
         return self.requests[request]
 
