@@ -321,6 +321,16 @@ def test_what_is_not_served():
             model(ids, attention_mask=torch.ones(2, 1, 12, 12))
         with pytest.raises(NotImplementedError, match="packed sequences are not served"):
             model(ids, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 7, 8]]))
+        with pytest.raises(
+            NotImplementedError, match="cu_seq_lens_q: packed sequences are not serv"
+        ):
+            model(ids, cu_seq_lens_q=torch.tensor([0, 5, 12]).int())
+        with pytest.raises(
+            ValueError, match=r"input_ids: expected \[rows, columns\], found \[12\]"
+        ):
+            model(ids[0])
+        with pytest.raises(ValueError, match="exactly one of input_ids or inputs_embeds"):
+            model()
         with pytest.raises(ValueError, match=r"position_ids: expected \[2, 12\], found \[2, 11\]"):
             model(ids, position_ids=torch.arange(11).expand(2, -1))
         cache = winnow.hf.new_cache(model)

@@ -21,6 +21,8 @@ _NO_MASK = {
     "deepseek_v4": {"sliding_attention": None},
 }
 _FAMILIES = ", ".join(_NO_MASK)
+# What names several sequences in one row; transformers' collators give positions besides.
+_PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 
 
 def convert_model(model: nn.Module, cache: str, page: int) -> nn.Module:
@@ -163,6 +165,15 @@ class Converter:
     def before(self, model: nn.Module, args: tuple, kwargs: dict):
         """Before the model's forward: what its layers will share."""
         arguments = inspect.signature(model.forward).bind_partial(*args).arguments | kwargs
+        ids, embeds = arguments.get("input_ids"), arguments.get("inputs_embeds")
+        if (ids is None) == (embeds is None):
+            return None  # the model's own error
+        inputs = embeds if ids is None else ids
+        if inputs.dim() != (3 if ids is None else 2):
+            raise ValueError(
+                f"winnow.hf: {'inputs_embeds' if ids is None else 'input_ids'}: expected [rows, "
+                f"columns{', hidden' if ids is None else ''}], found {list(inputs.shape)}"
+            )
         _refuse_what_is_not_served(model, arguments)
         cache = arguments.get("past_key_values")
         if cache is None:
@@ -175,8 +186,6 @@ class Converter:
         use_cache = arguments.get("use_cache")
         if model.config.use_cache if use_cache is None else use_cache:
             arguments["past_key_values"] = cache
-        ids = arguments.get("input_ids")
-        inputs = arguments.get("inputs_embeds") if ids is None else ids
         arguments["winnow_pass"] = cache.begin(
             *inputs.shape[:2], arguments.get("attention_mask"), arguments.get("position_ids")
         )
@@ -200,6 +209,9 @@ def _refuse_what_is_not_served(model: nn.Module, arguments: dict) -> None:
             raise NotImplementedError(
                 "winnow.hf: inference only: run under torch.no_grad(), or without requires_grad"
             )
+    for name in _PACKED:
+        if arguments.get(name) is not None:
+            raise NotImplementedError(f"winnow.hf: {name}: packed sequences are not served")
     asked = arguments.get("output_attentions")
     if model.config.output_attentions if asked is None else asked:
         raise NotImplementedError("winnow.hf: output_attentions: the weights are never stored")

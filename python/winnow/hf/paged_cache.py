@@ -123,7 +123,8 @@ class PagedCache(Cache):
         if bool(((firsts != first[:, None]) & new).any()):
             raise NotImplementedError(
                 "winnow.hf: position_ids: expected positions that follow each other, and those of "
-                "the past, in every row (packed sequences are not served)"
+                "the past, in every row (packed sequences are not served, nor generate() behind "
+                "padding on the right)"
             )
         return first
 
