@@ -152,7 +152,7 @@ std::vector<Needed> needed_by(const Spec& s) {
       {"q_a_norm.weight", "q_norm.weight", {s.q_lora}, Needed::kNorm},
       {"q_b_proj.weight", "wq_b.weight", {s.heads * 512, s.q_lora}},
       {"kv_proj.weight", "wkv.weight", {512, s.hidden}},
-      {"kv_norm.weight", "kv_norm.weight", {512}, Needed::kNorm},
+      {"kv_norm.weight", "norm.weight", {512}, Needed::kNorm},  // as transformers 5.23 saves it
       {"sinks", "attn_sink", {s.heads}, Needed::kOffset},
       {"o_a_proj.weight", "wo_a.weight", {s.groups * s.rank, s.heads * 512 / s.groups}},
       {"o_b_proj.weight", "wo_b.weight", {s.hidden, s.groups * s.rank}},

@@ -74,6 +74,8 @@ def _check_before(decoders: Iterable[nn.Module], family: str, page: int) -> None
         raise ValueError(
             f"winnow.hf: model: expected one device, found {sorted(map(str, devices))}"
         )
+    if devices == {torch.device("meta")}:
+        raise ValueError("winnow.hf: model: its weights are on the meta device and have no values")
     for attention in attentions:
         # Names, shapes and dtypes of all weights: what is made there takes no memory.
         _layer_of(attention, family, "meta")

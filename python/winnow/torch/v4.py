@@ -23,6 +23,7 @@ _ALIASES = {
     "q_a_norm": "q_norm",
     "q_b_proj": "wq_b",
     "kv_proj": "wkv",
+    "kv_norm": "norm",  # as save_pretrained() of transformers 5.23 spells it
     "o_a_proj": "wo_a",
     "o_b_proj": "wo_b",
     "compressor.kv_proj": "compressor.wkv",
