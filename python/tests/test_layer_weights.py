@@ -42,13 +42,24 @@ def test_fp8_weights(kind):
         assert torch.equal(got, want), name
 
 
-def test_checkpoint(tmp_path):
+def recording(get, read):
+    def recorded(checkpoint, name):
+        read.append(name)
+        return get(checkpoint, name)
+
+    return recorded
+
+
+def test_checkpoint(tmp_path, monkeypatch):
     save_file = pytest.importorskip("safetensors.torch").save_file
     tensors = mla_weights(MLA, "model.layers.0.self_attn.")
     save_file(tensors, tmp_path / "model.safetensors")
     checkpoint = Checkpoint(tmp_path)
     assert len(checkpoint) == len(tensors)
+    read = []
+    monkeypatch.setattr(Checkpoint, "__getitem__", recording(Checkpoint.__getitem__, read))
     layer = MlaLayer(MLA, checkpoint, "model.layers.0.self_attn.")
+    assert sorted(read) == sorted(tensors)  # each once
     assert torch.equal(layer.o, tensors["model.layers.0.self_attn.o_proj.weight"])
     with pytest.raises(FileNotFoundError, match="no safetensors files"):
         Checkpoint(tmp_path / "nothing")
@@ -65,7 +76,7 @@ def test_damaged_checkpoints(tmp_path):
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": one.name, "b": two.name}}))
     checkpoint = Checkpoint(tmp_path)
-    assert torch.equal(checkpoint["a"], torch.ones(3))
+    assert torch.equal(checkpoint["a"], torch.ones(3)) and "b" in checkpoint
     with pytest.raises(KeyError, match="b is not in .*two.safetensors, where the index has it"):
         checkpoint["b"]
     for text in ("{", "{}", "[]"):

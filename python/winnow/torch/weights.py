@@ -45,6 +45,10 @@ class Checkpoint(Mapping):
                 raise KeyError(f"checkpoint: {name} is not in {path}, where the index has it")
             return file.get_tensor(name)
 
+    def __contains__(self, name: object) -> bool:
+        """Without reading the tensor, as a Mapping would."""
+        return name in self.files
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.files)
 
