@@ -345,6 +345,14 @@ def test_what_is_not_served():
         ):
             with pytest.raises(error, match=words):
                 model(ids[:, :1], past_key_values=cache, **inputs)
+        with pytest.raises(
+            ValueError, match="expected the whole conversation, more than the 12 col"
+        ):
+            model.generate(ids[:, :5], past_key_values=cache, max_new_tokens=2)
+        with pytest.raises(
+            NotImplementedError, match="repeats the 12 columns that the cache holds"
+        ):
+            model.generate(ids[:, :7], past_key_values=cache, max_new_tokens=2)
         with pytest.raises(ValueError, match="it holds 2 rows, the batch has 1"):
             model(ids[:1, :1], past_key_values=cache)
         # Nothing of that has touched the cache.

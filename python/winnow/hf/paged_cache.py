@@ -44,6 +44,12 @@ class PagedCache(Cache):
         past = self.get_seq_length()
         if self.mask is None:
             self.reset()  # requests of a first pass that failed
+        if past and not columns:
+            # generate() cuts off as many columns as the cache holds.
+            raise ValueError(
+                f"winnow.hf: input_ids: expected the whole conversation, more than the {past} "
+                "columns that the cache holds, found none behind them"
+            )
         if self.rows and len(self.rows) != rows:
             raise ValueError(
                 f"winnow.hf: past_key_values: it holds {len(self.rows)} rows, the batch has {rows}"
@@ -123,8 +129,9 @@ class PagedCache(Cache):
         if bool(((firsts != first[:, None]) & new).any()):
             raise NotImplementedError(
                 "winnow.hf: position_ids: expected positions that follow each other, and those of "
-                "the past, in every row (packed sequences are not served, nor generate() behind "
-                "padding on the right)"
+                "the past, in every row (a prompt repeats the "
+                f"{self.get_seq_length()} columns that the cache holds; packed sequences are not "
+                "served, nor generate() behind padding on the right)"
             )
         return first
 
