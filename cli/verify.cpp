@@ -67,7 +67,9 @@ int run_verify(const std::vector<std::string>& paths, bool json) {
                      v.file, v.check, v.kernel, v.deviation);
       }
     } catch (const Error& e) {
-      fmt::print(stderr, "winnow: error: {}: {}\n", file, e.what());
+      const std::string what = e.what();
+      const bool named = what.find(file) != std::string::npos;
+      fmt::print(stderr, "winnow: error: {}{}\n", named ? "" : file + ": ", what);
       unreadable = true;
     }
   }

@@ -215,6 +215,28 @@ TEST_F(Cli, LayerTakesACheckpointsWeights) {
   tensors[7].second = tensor(ones.data(), {15, 1});
   tools::write_safetensors(path("layer.safetensors"), tensors);
   expect_in(run(call).err, {"wq_b.scale", "128 x 128", "[15, 1]"});
+  tensors[7].second = tensor(zeros.data(), {16, 1});
+  tools::write_safetensors(path("layer.safetensors"), tensors);
+  EXPECT_EQ(run(call).code, 0);
+  // Packed scales, and codes that a cast has made values of: neither is a number.
+  const std::vector<int32_t> packed(16, 127);
+  tensors[7].second = tensor(packed.data(), {16, 1});
+  tools::write_safetensors(path("layer.safetensors"), tensors);
+  expect_in(run(call).err, {"wq_b.scale", "expected f32, bf16 or ue8m0", "int32"});
+  tensors[7].second = tensor(ones.data(), {16, 1});
+  tensors[6].second = tensor(zeros.data(), {2048, 64});
+  tools::write_safetensors(path("layer.safetensors"), tensors);
+  expect_in(run(call).err, {"wq_b.weight: expected e4m3, since", "wq_b.scale is beside it"});
+  // A shard holds experts too, whose codes of four bits have a dtype that winnow does not.
+  tensors[6].second = tensor(codes.data(), {2048, 64});
+  tensors.emplace_back("layers.0.ffn.experts.0.w1.weight",
+                       tensor(reinterpret_cast<const uint8_t*>(codes.data()), {2048, 32}));
+  tools::write_safetensors(path("layer.safetensors"), tensors);
+  std::string shard = text_of(path("layer.safetensors"));
+  shard.replace(shard.find("\"U8\""), 4, "\"I8\"");
+  std::ofstream(path("layer.safetensors"), std::ios::binary) << shard;
+  const Output beside = run(call + " --json");
+  EXPECT_EQ(beside.code, 0) << beside.err;
   const Output kind = run("layer --model v3.2 --layer c4a");
   EXPECT_EQ(kind.code, 2);
   expect_in(kind.err, {"--layer", "v3.2 has full", "c4a"});

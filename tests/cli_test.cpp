@@ -135,7 +135,8 @@ TEST_F(Cli, VerifyUnreadableInput) {
   std::filesystem::resize_file(path("cut.safetensors"), 100000);
   const Output o = run("verify '" + path("cut.safetensors") + "'");
   EXPECT_EQ(o.code, 2);
-  expect_in(o.err, {"winnow: error: ", "cut.safetensors", "data_offsets"});
+  expect_in(o.err, {"winnow: error: safetensors: ", "cut.safetensors", "data_offsets"});
+  EXPECT_EQ(o.err.find("cut.safetensors"), o.err.rfind("cut.safetensors")) << o.err;
   expect_in(o.out, {"0 passed, 0 failed"});
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 
 #include "accuracy.h"
 #include "testing.h"
@@ -73,6 +74,32 @@ TEST(Safetensors, FilesOnDisk) {
       },
       {"twice"});
   testing::expect_invalid([] { tools::encode_safetensors({{"a", Tensor{}}}); }, {"no tensor"});
+}
+
+// Of a checkpoint's shard the tensors of one layer: the others may have any dtype and any shape.
+TEST(Safetensors, WantedTensorsAlone) {
+  const std::string path = ::testing::TempDir() + "winnow_safetensors_wanted.safetensors";
+  const auto store = [&](const std::string& header, size_t data) {
+    const Bytes file = file_of(header, data);
+    std::ofstream(path, std::ios::binary)
+        .write(reinterpret_cast<const char*>(file.data()),
+               static_cast<std::streamsize>(file.size()));
+  };
+  const auto read = [&] {
+    return Safetensors::read(path, [](const std::string& name) { return name == "mine"; });
+  };
+  const std::string mine = R"("mine":{"dtype":"U8","shape":[2],"data_offsets":[4,6]})";
+  store(R"({"codes":{"dtype":"I8","shape":[1,1,1,2,2],"data_offsets":[0,4]},)" + mine + "}", 6);
+  const Safetensors s = read();
+  EXPECT_TRUE(s.has("mine"));
+  EXPECT_FALSE(s.has("codes"));
+  EXPECT_EQ(s.at("mine").size(), 2);
+  EXPECT_THROW(Safetensors::read(path), Error);
+  store(R"({"codes":{"dtype":"I8","shape":[5],"data_offsets":[0,5]},)" + mine + "}", 6);
+  testing::expect_invalid([&] { read(); }, {"'mine'", "expected to begin at 5"});
+  store(R"({"codes":{"dtype":"I8","shape":[9],"data_offsets":[0,9]},)" + mine + "}", 6);
+  testing::expect_invalid([&] { read(); }, {"'codes'", "within 6 bytes"});
+  std::filesystem::remove(path);
 }
 
 TEST(Safetensors, ScalarsAndPadding) {

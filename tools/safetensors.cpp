@@ -1,8 +1,8 @@
 #include "safetensors.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -96,22 +96,25 @@ void read_shape(const json& value, const std::string& path, const std::string& n
              std::to_string(e.end - e.begin));
 }
 
+// Of a tensor that is not wanted the range alone.
 Entry read_entry(const std::string& path, const std::string& name, const json& value,
-                 uint64_t data_bytes) {
+                 uint64_t data_bytes, bool wanted) {
   const std::string where = "tensor '" + name + "'";
   const bool whole = value.is_object() && value.size() == 3 && value.contains("dtype") &&
                      value.contains("shape") && value.contains("data_offsets");
   if (!whole)
     fail(ErrorCode::kInvalidArgument, path, where + ": expected dtype, shape and data_offsets");
   Entry e;
-  const json& type = value["dtype"];
-  const auto known = std::find_if(std::begin(kTypes), std::end(kTypes),
-                                  [&](const TypeName& t) { return type == t.name; });
-  if (known == std::end(kTypes))
-    fail(type.is_string() ? ErrorCode::kUnsupported : ErrorCode::kInvalidArgument, path,
-         where + ": dtype: expected BF16, F8_E4M3, F8_E8M0, F32, I32, I64 or U8, found " +
-             type.dump(-1, ' ', true).substr(0, 40));
-  e.view.dtype = known->dtype;
+  if (wanted) {
+    const json& type = value["dtype"];
+    const auto known = std::find_if(std::begin(kTypes), std::end(kTypes),
+                                    [&](const TypeName& t) { return type == t.name; });
+    if (known == std::end(kTypes))
+      fail(type.is_string() ? ErrorCode::kUnsupported : ErrorCode::kInvalidArgument, path,
+           where + ": dtype: expected BF16, F8_E4M3, F8_E8M0, F32, I32, I64 or U8, found " +
+               type.dump(-1, ' ', true).substr(0, 40));
+    e.view.dtype = known->dtype;
+  }
   const json& offsets = value["data_offsets"];
   if (!offsets.is_array() || offsets.size() != 2)
     fail(ErrorCode::kInvalidArgument, path, where + ": data_offsets: expected two numbers");
@@ -121,7 +124,7 @@ Entry read_entry(const std::string& path, const std::string& name, const json& v
     fail(ErrorCode::kInvalidArgument, path,
          where + ": data_offsets: expected a range within " + std::to_string(data_bytes) +
              " bytes, found " + offsets.dump());
-  read_shape(value["shape"], path, name, e);
+  if (wanted) read_shape(value["shape"], path, name, e);
   return e;
 }
 
@@ -131,34 +134,39 @@ size_t padded(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
 void Safetensors::Free::operator()(std::byte* p) const { release(p); }
 
-Safetensors Safetensors::parse(std::span<const std::byte> file, const std::string& path) {
-  if (file.size() < kLengthBytes)
+Safetensors Safetensors::load(const std::string& path, uint64_t file_bytes, const Source& source,
+                              const Wanted& wanted) {
+  if (file_bytes < kLengthBytes)
     fail(ErrorCode::kInvalidArgument, path,
-         "expected at least 8 bytes, found " + std::to_string(file.size()));
+         "expected at least 8 bytes, found " + std::to_string(file_bytes));
+  std::array<std::byte, kLengthBytes> prefix;
+  source(0, prefix);
   uint64_t length = 0;  // little-endian, assembled byte by byte
-  for (size_t i = 0; i < kLengthBytes; ++i) length |= std::to_integer<uint64_t>(file[i]) << (8 * i);
-  if (length > kMaxHeader || length > file.size() - kLengthBytes)
+  for (size_t i = 0; i < kLengthBytes; ++i)
+    length |= std::to_integer<uint64_t>(prefix[i]) << (8 * i);
+  if (length > kMaxHeader || length > file_bytes - kLengthBytes)
     fail(ErrorCode::kInvalidArgument, path,
          "header length: expected at most " +
-             std::to_string(std::min<uint64_t>(kMaxHeader, file.size() - kLengthBytes)) +
+             std::to_string(std::min<uint64_t>(kMaxHeader, file_bytes - kLengthBytes)) +
              " bytes, found " + std::to_string(length));
-  const std::span<const std::byte> data = file.subspan(kLengthBytes + length);
-  const json header = parse_header(path, {reinterpret_cast<const char*>(file.data()) + kLengthBytes,
-                                          static_cast<size_t>(length)});
+  std::string text(length, ' ');
+  source(kLengthBytes, std::as_writable_bytes(std::span(text)));
+  const uint64_t data_begin = kLengthBytes + length, data_bytes = file_bytes - data_begin;
+  const json header = parse_header(path, text);
 
   Safetensors result;
   result.path_ = path;
   std::vector<std::pair<std::string, Entry>> entries;
   for (const auto& [name, value] : header.items()) {
     if (name != "__metadata__") {
-      entries.emplace_back(name, read_entry(path, name, value, data.size()));
+      entries.emplace_back(name, read_entry(path, name, value, data_bytes, wanted(name)));
       continue;
     }
     if (!value.is_object()) fail(ErrorCode::kInvalidArgument, path, "metadata: not an object");
-    for (const auto& [key, text] : value.items()) {
-      if (!text.is_string())
+    for (const auto& [key, entry] : value.items()) {
+      if (!entry.is_string())
         fail(ErrorCode::kInvalidArgument, path, "metadata '" + key + "': expected a string");
-      result.metadata_[key] = text.get<std::string>();
+      result.metadata_[key] = entry.get<std::string>();
     }
   }
 
@@ -167,23 +175,24 @@ Safetensors Safetensors::parse(std::span<const std::byte> file, const std::strin
     return std::pair(a.second.begin, a.second.end) < std::pair(b.second.begin, b.second.end);
   });
   uint64_t at = 0;
-  size_t total = kAlign;
   for (const auto& [name, e] : entries) {
     if (e.begin != at)
       fail(ErrorCode::kInvalidArgument, path,
            "tensor '" + name + "': data_offsets: expected to begin at " + std::to_string(at) +
                " (no overlap, no hole), found " + std::to_string(e.begin));
     at = e.end;
-    total += padded(e.end - e.begin);
   }
-  if (at != data.size())
+  if (at != data_bytes)
     fail(ErrorCode::kInvalidArgument, path,
-         "expected " + std::to_string(at) + " bytes of data, found " + std::to_string(data.size()));
+         "expected " + std::to_string(at) + " bytes of data, found " + std::to_string(data_bytes));
 
+  std::erase_if(entries, [&](const auto& named) { return !wanted(named.first); });
+  size_t total = kAlign;
+  for (const auto& [name, e] : entries) total += padded(e.end - e.begin);
   result.memory_.reset(static_cast<std::byte*>(allocate(total)));
   std::byte* next = result.memory_.get();
   for (auto& [name, e] : entries) {
-    if (e.end > e.begin) std::memcpy(next, data.data() + e.begin, e.end - e.begin);
+    if (e.end > e.begin) source(data_begin + e.begin, {next, e.end - e.begin});
     e.view.data = next;
     next += padded(e.end - e.begin);
     result.tensors_.emplace(name, e.view);
@@ -191,18 +200,31 @@ Safetensors Safetensors::parse(std::span<const std::byte> file, const std::strin
   return result;
 }
 
+Safetensors Safetensors::parse(std::span<const std::byte> file, const std::string& path) {
+  const auto copy = [&](uint64_t begin, std::span<std::byte> to) {
+    std::copy_n(file.begin() + static_cast<std::ptrdiff_t>(begin), to.size(), to.begin());
+  };
+  return load(path, file.size(), copy, [](const std::string&) { return true; });
+}
+
 Safetensors Safetensors::read(const std::string& path) {
+  return read(path, [](const std::string&) { return true; });
+}
+
+Safetensors Safetensors::read(const std::string& path, const Wanted& wanted) {
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error))
     fail(ErrorCode::kRuntime, path, error ? error.message() : "not a file");
   const uint64_t size = std::filesystem::file_size(path, error);
   std::ifstream stream(path, std::ios::binary);
   if (error || !stream) fail(ErrorCode::kRuntime, path, "cannot be opened");
-  std::vector<std::byte> bytes(size);
-  stream.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(size));
-  if (static_cast<uint64_t>(stream.gcount()) != size)
-    fail(ErrorCode::kRuntime, path, "ended after " + std::to_string(stream.gcount()) + " bytes");
-  return parse(bytes, path);
+  const auto copy = [&](uint64_t begin, std::span<std::byte> to) {
+    stream.seekg(static_cast<std::streamoff>(begin));
+    stream.read(reinterpret_cast<char*>(to.data()), static_cast<std::streamsize>(to.size()));
+    if (static_cast<uint64_t>(stream.gcount()) != to.size())
+      fail(ErrorCode::kRuntime, path, "ended while it was read");
+  };
+  return load(path, size, copy, wanted);
 }
 
 const Tensor& Safetensors::at(const std::string& name) const {

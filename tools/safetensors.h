@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -26,6 +27,10 @@ class Safetensors {
   // (truncated, bad JSON, duplicate names, sizes that do not match, overlaps, holes) and
   // kUnsupported for a dtype that winnow has no use for or more than four dimensions.
   static Safetensors read(const std::string& path);
+  // Only the tensors whose names `wanted` takes: of the others neither bytes, dtype nor shape are
+  // looked at, so that a shard of a checkpoint may hold what winnow has no use for.
+  static Safetensors read(const std::string& path,
+                          const std::function<bool(const std::string&)>& wanted);
   // The same from memory; `name` stands for the path in messages.
   static Safetensors parse(std::span<const std::byte> file, const std::string& name);
 
@@ -38,6 +43,12 @@ class Safetensors {
   double number(const std::string& key) const;
 
  private:
+  // Where a file's bytes come from: the range that begins there goes to memory.
+  using Source = std::function<void(uint64_t begin, std::span<std::byte> to)>;
+  using Wanted = std::function<bool(const std::string&)>;
+  static Safetensors load(const std::string& path, uint64_t file_bytes, const Source& source,
+                          const Wanted& wanted);
+
   struct Free {
     void operator()(std::byte* p) const;
   };

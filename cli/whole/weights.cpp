@@ -1,6 +1,7 @@
 #include "whole/weights.h"
 
 #include <cmath>
+#include <set>
 
 #include "accuracy.h"
 #include "core/check.h"
@@ -41,11 +42,35 @@ void add_compressor(std::vector<Needed>& all, const Spec& s, const std::string& 
   throw Error(ErrorCode::kInvalidArgument, "layer: --weights: " + what);
 }
 
+constexpr const char* kScales[] = {"weight_scale_inv", "scale"};
+
+// "wq_a.weight" -> "wq_a.", which the names of block scales follow.
+std::string base_of(const std::string& name) {
+  return name.substr(0, name.size() - std::string("weight").size());
+}
+
+// Whatever a file may hold for a layer: experts beside it may have dtypes that winnow does not.
+std::set<std::string> names_of(const std::vector<Needed>& needed, const std::string& prefix) {
+  std::set<std::string> names;
+  for (const Needed& n : needed)
+    for (const std::string& name : {n.name, n.alias}) {
+      if (name.empty()) continue;
+      names.insert(prefix + name);
+      if (n.role != Needed::kMatrix) continue;
+      for (const char* ending : kScales) names.insert(prefix + base_of(name) + ending);
+    }
+  return names;
+}
+
 // A file's tensors by the names that a layer may have.
 class Reader {
  public:
-  Reader(const std::string& file, const std::string& prefix)
-      : file_(tools::Safetensors::read(file)), prefix_(prefix) {}
+  Reader(const std::string& file, const std::string& prefix, const std::vector<Needed>& needed)
+      : file_(tools::Safetensors::read(file,
+                                       [names = names_of(needed, prefix)](const std::string& name) {
+                                         return names.contains(name);
+                                       })),
+        prefix_(prefix) {}
 
   const Tensor& find(const Needed& n) {
     found_ = file_.has(prefix_ + n.name) ? prefix_ + n.name : prefix_ + n.alias;
@@ -61,32 +86,41 @@ class Reader {
     const bool scaled = t.dtype == DType::kE4m3 && n.role == Needed::kMatrix;
     if (t.dtype != DType::kBf16 && t.dtype != DType::kF32 && !scaled)
       refuse(found_ + ": expected bf16 or f32, found " + shape_of(t));
+    if (!scaled && n.role == Needed::kMatrix && !scale_of(found_).empty())
+      refuse(found_ + ": expected e4m3, since " + scale_of(found_) + " is beside it, found " +
+             shape_of(t));
     return t;
   }
   // Scales of an e4m3 matrix that find() gave: of blocks whose size follows from their number.
   std::vector<double> scales(const Needed& n, int64_t& block) {
-    std::string base = found_.substr(0, found_.size() - std::string("weight").size());
-    for (const char* ending : {"weight_scale_inv", "scale"}) {
-      if (!file_.has(base + ending)) continue;
-      const Tensor& t = file_.at(base + ending);
-      for (const int64_t size : {128, 32})
-        if (t.rank == 2 && t.shape[0] == (n.shape[0] + size - 1) / size &&
-            t.shape[1] == (n.shape[1] + size - 1) / size)
-          block = size;
-      if (block == 0)
-        refuse(base + ending + ": expected a scale for 128 x 128 or 32 x 32 values, found " +
-               shape_of(t));
-      std::vector<double> values(static_cast<size_t>(t.size()));
-      for (size_t i = 0; i < values.size(); ++i)
-        values[i] = t.dtype == DType::kU8
-                        ? internal::core::from_ue8m0(static_cast<const uint8_t*>(t.data)[i])
-                        : tools::element(t, static_cast<int64_t>(i));
-      return values;
-    }
-    refuse(found_ + " is e4m3 and has neither weight_scale_inv nor scale beside it");
+    const std::string name = scale_of(found_);
+    if (name.empty())
+      refuse(found_ + " is e4m3 and has neither weight_scale_inv nor scale beside it");
+    const Tensor& t = file_.at(name);
+    for (const int64_t size : {128, 32})
+      if (t.rank == 2 && t.shape[0] == (n.shape[0] + size - 1) / size &&
+          t.shape[1] == (n.shape[1] + size - 1) / size)
+        block = size;
+    if (block == 0)
+      refuse(name + ": expected a scale for 128 x 128 or 32 x 32 values, found " + shape_of(t));
+    if (t.dtype != DType::kU8 && t.dtype != DType::kF32 && t.dtype != DType::kBf16)
+      refuse(name + ": expected f32, bf16 or ue8m0, found " + shape_of(t));
+    std::vector<double> values(static_cast<size_t>(t.size()));
+    for (size_t i = 0; i < values.size(); ++i)
+      values[i] = t.dtype == DType::kU8
+                      ? internal::core::from_ue8m0(static_cast<const uint8_t*>(t.data)[i])
+                      : tools::element(t, static_cast<int64_t>(i));
+    return values;
   }
 
  private:
+  // The block scales beside a matrix; "" where there are none.
+  std::string scale_of(const std::string& name) const {
+    for (const char* ending : kScales)
+      if (file_.has(base_of(name) + ending)) return base_of(name) + ending;
+    return "";
+  }
+
   tools::Safetensors file_;
   std::string prefix_, found_;
 };
@@ -118,7 +152,7 @@ std::vector<Needed> needed_by(const Spec& s) {
       {"q_a_norm.weight", "q_norm.weight", {s.q_lora}, Needed::kNorm},
       {"q_b_proj.weight", "wq_b.weight", {s.heads * 512, s.q_lora}},
       {"kv_proj.weight", "wkv.weight", {512, s.hidden}},
-      {"kv_norm.weight", "kv_norm.weight", {512}, Needed::kNorm},
+      {"kv_norm.weight", "norm.weight", {512}, Needed::kNorm},  // as transformers 5.23 saves it
       {"sinks", "attn_sink", {s.heads}, Needed::kOffset},
       {"o_a_proj.weight", "wo_a.weight", {s.groups * s.rank, s.heads * 512 / s.groups}},
       {"o_b_proj.weight", "wo_b.weight", {s.hidden, s.groups * s.rank}},
@@ -158,8 +192,9 @@ Weights::Weights(const Spec& spec, const Queue& queue, uint64_t seed) {
 
 Weights::Weights(const Spec& spec, const Queue& queue, const std::string& file,
                  const std::string& prefix) {
-  Reader reader(file, prefix);
-  for (const Needed& n : needed_by(spec)) {
+  const std::vector<Needed> needed = needed_by(spec);
+  Reader reader(file, prefix, needed);
+  for (const Needed& n : needed) {
     const Tensor& t = reader.find(n);
     shapes_[n.name] = n.shape;
     if (n.role != Needed::kMatrix) {

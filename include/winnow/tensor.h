@@ -54,7 +54,7 @@ struct Tensor {
   explicit operator bool() const { return rank > 0 || data != nullptr; }
   int64_t size() const {
     int64_t n = rank > 0 ? 1 : 0;
-    for (int i = 0; i < rank; ++i) n *= shape[i];
+    for (int i = 0; i < rank; ++i) n *= shape[static_cast<size_t>(i)];
     return n;
   }
 };
@@ -64,13 +64,13 @@ template <class T>
 Tensor tensor(T* data, std::initializer_list<int64_t> shape) {
   Tensor t{const_cast<std::remove_const_t<T>*>(data), dtype_of<T>(),
            static_cast<int>(shape.size())};
-  int i = 0;
+  size_t i = 0;
   for (int64_t n : shape)
     if (i < 4) t.shape[i++] = n;
   int64_t stride = 1;
-  for (i = static_cast<int>(shape.size()) - 1; i >= 0; --i) {
-    if (i < 4) t.stride[i] = stride;
-    if (i < 4) stride *= t.shape[i];
+  while (i-- > 0) {
+    t.stride[i] = stride;
+    stride *= t.shape[i];
   }
   return t;
 }
@@ -80,7 +80,7 @@ template <class T>
 Tensor tensor(T* data, std::initializer_list<int64_t> shape,
               std::initializer_list<int64_t> stride) {
   Tensor t = tensor(data, shape);
-  int i = 0;
+  size_t i = 0;
   for (int64_t n : stride)
     if (i < 4) t.stride[i++] = n;
   return t;

@@ -1,13 +1,12 @@
 """LayerCaches by themselves: copies, numbers of tokens, steps that are dropped."""
 
 import copy
-import dataclasses
 import pickle
 
 import pytest
 import torch
 
-from test_layers import MLA, V4, mla_weights, random, v4_weights
+from test_layers import MLA, mla_weights, random, v4_config, v4_weights
 from winnow.torch import LayerCaches, MlaLayer, V4Layer
 
 
@@ -53,17 +52,68 @@ def test_numbers_of_tokens_are_ints():
     for call in (caches.truncate, caches.copy):
         with pytest.raises(TypeError, match="^caches: length: expected an int, found float"):
             call(request, 1.0)
+    with pytest.raises(TypeError, match="^caches: page: expected an int, found float"):
+        LayerCaches([MlaLayer(MLA, mla_weights(MLA))], page=64.0)
 
 
-def test_a_step_that_no_layer_saw_changes_nothing():
-    """A scheduler may drop a batch: the compressor's rings still hold the rows behind it."""
-    config = dataclasses.replace(V4, ratio=4)
-    layer, x = V4Layer(config, v4_weights(config)), random(51, 64).bfloat16()
+def test_requests_are_ints():
+    """A number that equals a request's is refused before pages are dealt out."""
+    layer, x = MlaLayer(MLA, mla_weights(MLA)), random(9, 64).bfloat16()
+    caches, request = prefilled(layer, x[:4])
+    twin = copy.deepcopy(caches)
+    for number in (float(request), "0", None):
+        for call in (caches.free, caches.copy, caches.length, lambda r: caches.begin([(r, 60)])):
+            with pytest.raises(ValueError, match="^caches: request: expected one that add"):
+                call(number)
+    assert torch.equal(*[decoded(layer, x[4:], one, request) for one in (caches, twin)])
+
+
+def v4_layer(ratio):
+    config = v4_config(ratio)
+    return V4Layer(config, v4_weights(config))
+
+
+@pytest.mark.parametrize("ratio", [4, 128])
+@pytest.mark.parametrize("tokens", [1, 9, 10, 130])
+def test_a_step_that_is_not_committed_changes_nothing(ratio, tokens):
+    """A scheduler drops a batch, or a layer fails: the compressor's rings hold what they held."""
+    layer, x = v4_layer(ratio), random(55, 64).bfloat16()
     caches, request = prefilled(layer, x[:50])
     twin = copy.deepcopy(caches)
-    caches.begin([(request, 130)])
-    assert torch.equal(*[decoded(layer, x[50:], one, request) for one in (caches, twin)])
-    # One that a layer has seen overwrote them.
-    layer(random(130, 64).bfloat16(), caches.begin([(request, 130)]))
-    with pytest.raises(ValueError, match="^caches: length: the compressor's state of request 0"):
-        caches.begin([(request, 1)])
+    caches.begin([(request, tokens)])
+    assert torch.equal(*[decoded(layer, x[50:51], one, request) for one in (caches, twin)])
+    wrong = random(tokens, 64).bfloat16()
+    layer(wrong, caches.begin([(request, tokens)]))
+    fork = caches.copy(request)
+    assert torch.equal(
+        decoded(layer, x[51:52], caches, fork),
+        decoded(layer, x[51:52], twin, twin.copy(request)),
+    )
+    assert torch.equal(*[decoded(layer, x[51:53], one, request) for one in (caches, twin)])
+    layer(wrong, caches.begin([(request, tokens)]))
+    caches.truncate(request, 52)
+    twin.truncate(request, 52)
+    assert torch.equal(*[decoded(layer, x[52:], one, request) for one in (caches, twin)])
+
+
+@pytest.mark.parametrize("ratio", [4, 128])
+def test_a_layer_runs_again(ratio):
+    """Where something fails behind a layer, its step may be taken again from the beginning."""
+    layer, x = v4_layer(ratio), random(180, 64).bfloat16()
+    caches, request = prefilled(layer, x[:50])
+    twin, other = copy.deepcopy(caches), caches.add()
+    step = caches.begin([(request, 130), (other, 60)])
+    layer(random(190, 64).bfloat16(), step)
+    got = layer(torch.cat([x[50:], x[:60]]), step)
+    caches.commit(step)
+    assert torch.equal(got[:130], decoded(layer, x[50:], twin, request))
+    assert torch.equal(*[decoded(layer, x[:7], one, request) for one in (caches, twin)])
+
+
+def test_a_layer_of_other_caches_leaves_the_step_alone():
+    layer, stranger, x = v4_layer(4), v4_layer(4), random(80, 64).bfloat16()
+    caches, request = prefilled(layer, x[:50])
+    step = caches.begin([(request, 30)])
+    with pytest.raises(ValueError, match="^layers: step: expected one of caches"):
+        stranger(x[50:], step)
+    assert not step.started

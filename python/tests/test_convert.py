@@ -320,6 +320,16 @@ def test_what_is_not_served():
             model(ids, attention_mask=torch.ones(2, 1, 12, 12))
         with pytest.raises(NotImplementedError, match="packed sequences are not served"):
             model(ids, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 7, 8]]))
+        with pytest.raises(
+            NotImplementedError, match="cu_seq_lens_q: packed sequences are not serv"
+        ):
+            model(ids, cu_seq_lens_q=torch.tensor([0, 5, 12]).int())
+        with pytest.raises(
+            ValueError, match=r"input_ids: expected \[rows, columns\], found \[12\]"
+        ):
+            model(ids[0])
+        with pytest.raises(ValueError, match="exactly one of input_ids or inputs_embeds"):
+            model()
         with pytest.raises(ValueError, match=r"position_ids: expected \[2, 12\], found \[2, 11\]"):
             model(ids, position_ids=torch.arange(11).expand(2, -1))
         cache = winnow.hf.new_cache(model)
@@ -335,11 +345,26 @@ def test_what_is_not_served():
         ):
             with pytest.raises(error, match=words):
                 model(ids[:, :1], past_key_values=cache, **inputs)
+        with pytest.raises(
+            ValueError, match="expected the whole conversation, more than the 12 col"
+        ):
+            model.generate(ids[:, :5], past_key_values=cache, max_new_tokens=2)
+        with pytest.raises(
+            NotImplementedError, match="repeats the 12 columns that the cache holds"
+        ):
+            model.generate(ids[:, :7], past_key_values=cache, max_new_tokens=2)
         with pytest.raises(ValueError, match="it holds 2 rows, the batch has 1"):
             model(ids[:1, :1], past_key_values=cache)
         # Nothing of that has touched the cache.
         assert cache.get_seq_length() == 12
         model(ids[:, :1], past_key_values=cache)
+        for mask in (torch.full((2, 12), -1e9), torch.full((2, 12), 2)):
+            with pytest.raises(
+                ValueError, match="attention_mask: expected 1 for a token and 0 for"
+            ):
+                model(ids, attention_mask=mask)
+        with pytest.raises(NotImplementedError, match="attention_mask: .* found dict"):
+            model(ids, attention_mask={"indexed_attention": None})
     with pytest.raises(NotImplementedError, match="save the model before convert"):
         model.save_pretrained("nowhere")
     for call in (cache.batch_repeat_interleave, cache.batch_select_indices, cache.reorder_cache):
@@ -393,6 +418,27 @@ def test_after_a_pass_that_failed(family):
         got = model(ids[:1, columns], past_key_values=cache).logits
     want = model(ids[:1]).logits[:, 10:]
     assert (got - want).abs().max() < 0.2 * want.std()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_after_a_later_pass_that_failed(family):
+    """The same pass again gives what it gives where none has failed, at whichever layer it did."""
+    model, ids = converted(family, "bf16"), tokens(0, 2, 190)
+    cache = winnow.hf.new_cache(model)
+    model(ids[:, :150], past_key_values=cache)
+    twin = copy.deepcopy(cache)
+
+    def fail(*_):
+        raise RuntimeError("in the middle")
+
+    for layer in model.model.layers:
+        hook = layer.mlp.register_forward_pre_hook(fail)
+        with pytest.raises(RuntimeError, match="in the middle"):
+            model(ids.flip(1)[:, :40], past_key_values=cache)
+        hook.remove()
+    got, want = (model(ids[:, 150:], past_key_values=c).logits for c in (cache, twin))
+    assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
-import types
 from collections.abc import Iterable
 
 import torch
@@ -21,6 +21,8 @@ _NO_MASK = {
     "deepseek_v4": {"sliding_attention": None},
 }
 _FAMILIES = ", ".join(_NO_MASK)
+# What names several sequences in one row; transformers' collators give positions besides.
+_PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 
 
 def convert_model(model: nn.Module, cache: str, page: int) -> nn.Module:
@@ -45,9 +47,10 @@ def convert_model(model: nn.Module, cache: str, page: int) -> nn.Module:
     base.register_forward_hook(base.winnow.after, with_kwargs=True)
     for saved in (model, base):
         saved.save_pretrained = _refuse_to_save
+        saved.register_load_state_dict_pre_hook(_refuse_to_load)
     if hasattr(model, "_prepare_cache_for_generation"):
         prepare = model._prepare_cache_for_generation
-        model._prepare_cache_for_generation = types.MethodType(_prepare_cache(prepare), model)
+        model._prepare_cache_for_generation = functools.partial(_prepare_cache, model, prepare)
     return model
 
 
@@ -62,13 +65,20 @@ def _check_before(decoders: Iterable[nn.Module], family: str, page: int) -> None
     """What cannot be served is said before the first layer is replaced."""
     _winnow.cache_shape("v32_fp8", 1, page)
     attentions = [decoder.self_attn for decoder in decoders]
-    for attention in attentions:
-        _config_of(attention, family)
+    for number, attention in enumerate(attentions):
+        config = _config_of(attention, family)
+        if number == 0 and not getattr(config, "indexer", True):
+            raise ValueError("winnow.hf: model: its first layer has no indexer to choose for it")
     devices = {parameter.device for attention in attentions for parameter in attention.parameters()}
     if len(devices) != 1:
         raise ValueError(
             f"winnow.hf: model: expected one device, found {sorted(map(str, devices))}"
         )
+    if devices == {torch.device("meta")}:
+        raise ValueError("winnow.hf: model: its weights are on the meta device and have no values")
+    for attention in attentions:
+        # Names, shapes and dtypes of all weights: what is made there takes no memory.
+        _layer_of(attention, family, "meta")
 
 
 def _config_of(attention: nn.Module, family: str) -> MlaConfig | V4Config:
@@ -79,10 +89,12 @@ def _config_of(attention: nn.Module, family: str) -> MlaConfig | V4Config:
     return dataclasses.replace(sizes, eps=attention.q_a_layernorm.variance_epsilon)
 
 
-def _layer_of(attention: nn.Module, family: str) -> nn.Module:
+def _layer_of(attention: nn.Module, family: str, device=None) -> nn.Module:
     layer = V4Layer if family == "deepseek_v4" else MlaLayer
-    device = next(attention.parameters()).device
-    return layer(_config_of(attention, family), attention.state_dict(), device=device)
+    device = device or next(attention.parameters()).device
+    prefix = f"layers.{attention.layer_idx}.self_attn."
+    weights = attention.state_dict(prefix=prefix)
+    return layer(_config_of(attention, family), weights, prefix, device=device)
 
 
 def _refuse_to_save(*args, **kwargs):
@@ -92,21 +104,26 @@ def _refuse_to_save(*args, **kwargs):
     )
 
 
-def _prepare_cache(prepare):
+def _refuse_to_load(module, state_dict, prefix, *args) -> None:
+    found = next((name for name in state_dict if ".self_attn." in name), None)
+    if found is not None:
+        raise NotImplementedError(
+            f"winnow.hf: load_state_dict: the layer of {found} is converted; load weights before "
+            "convert()"
+        )
+
+
+def _prepare_cache(model: nn.Module, prepare, generation_config, model_kwargs, *args, **kwargs):
     """generate()'s default cache is winnow's; what names another one is refused."""
-
-    def prepared(self, generation_config, model_kwargs, *args, **kwargs):
-        if generation_config.cache_implementation is not None:
-            raise NotImplementedError(
-                f"winnow.hf: cache_implementation: expected None, found "
-                f"{generation_config.cache_implementation!r}"
-            )
-        if generation_config.use_cache and model_kwargs.get("past_key_values") is None:
-            model_kwargs["past_key_values"] = converter_of(self).new_cache()
-            return None
-        return prepare(generation_config, model_kwargs, *args, **kwargs)
-
-    return prepared
+    if generation_config.cache_implementation is not None:
+        raise NotImplementedError(
+            f"winnow.hf: cache_implementation: expected None, found "
+            f"{generation_config.cache_implementation!r}"
+        )
+    if generation_config.use_cache and model_kwargs.get("past_key_values") is None:
+        model_kwargs["past_key_values"] = converter_of(model).new_cache()
+        return None
+    return prepare(generation_config, model_kwargs, *args, **kwargs)
 
 
 class Attention(nn.Module):
@@ -130,6 +147,12 @@ class Attention(nn.Module):
                 out[kept] = self.layer(x[kept], step).to(x.dtype)
         return (out.view(rows, columns, hidden), *[None] * (self.results - 1))
 
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        raise NotImplementedError(
+            "winnow.hf: state_dict: the weights of converted layers are not a checkpoint's; take "
+            "it before convert()"
+        )
+
 
 class Converter:
     """What a converted model keeps: its layers, and how their caches are made."""
@@ -144,6 +167,15 @@ class Converter:
     def before(self, model: nn.Module, args: tuple, kwargs: dict):
         """Before the model's forward: what its layers will share."""
         arguments = inspect.signature(model.forward).bind_partial(*args).arguments | kwargs
+        ids, embeds = arguments.get("input_ids"), arguments.get("inputs_embeds")
+        if (ids is None) == (embeds is None):
+            return None  # the model's own error
+        inputs = embeds if ids is None else ids
+        if inputs.dim() != (3 if ids is None else 2):
+            raise ValueError(
+                f"winnow.hf: {'inputs_embeds' if ids is None else 'input_ids'}: expected [rows, "
+                f"columns{', hidden' if ids is None else ''}], found {list(inputs.shape)}"
+            )
         _refuse_what_is_not_served(model, arguments)
         cache = arguments.get("past_key_values")
         if cache is None:
@@ -156,8 +188,6 @@ class Converter:
         use_cache = arguments.get("use_cache")
         if model.config.use_cache if use_cache is None else use_cache:
             arguments["past_key_values"] = cache
-        ids = arguments.get("input_ids")
-        inputs = arguments.get("inputs_embeds") if ids is None else ids
         arguments["winnow_pass"] = cache.begin(
             *inputs.shape[:2], arguments.get("attention_mask"), arguments.get("position_ids")
         )
@@ -181,6 +211,9 @@ def _refuse_what_is_not_served(model: nn.Module, arguments: dict) -> None:
             raise NotImplementedError(
                 "winnow.hf: inference only: run under torch.no_grad(), or without requires_grad"
             )
+    for name in _PACKED:
+        if arguments.get(name) is not None:
+            raise NotImplementedError(f"winnow.hf: {name}: packed sequences are not served")
     asked = arguments.get("output_attentions")
     if model.config.output_attentions if asked is None else asked:
         raise NotImplementedError("winnow.hf: output_attentions: the weights are never stored")

@@ -44,6 +44,12 @@ class PagedCache(Cache):
         past = self.get_seq_length()
         if self.mask is None:
             self.reset()  # requests of a first pass that failed
+        if past and not columns:
+            # generate() cuts off as many columns as the cache holds.
+            raise ValueError(
+                f"winnow.hf: input_ids: expected the whole conversation, more than the {past} "
+                "columns that the cache holds, found none behind them"
+            )
         if self.rows and len(self.rows) != rows:
             raise ValueError(
                 f"winnow.hf: past_key_values: it holds {len(self.rows)} rows, the batch has {rows}"
@@ -68,12 +74,21 @@ class PagedCache(Cache):
     def _new_columns(self, rows: int, past: int, columns: int, mask: Tensor | None) -> Tensor:
         if mask is None:
             return torch.ones(rows, columns, dtype=torch.bool)
-        if mask.dim() != 2:
+        if not isinstance(mask, Tensor) or mask.dim() != 2:
+            found = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
             raise NotImplementedError(
                 "winnow.hf: attention_mask: expected [rows, columns], what tokens there are, found "
-                f"{list(mask.shape)}"
+                f"{found}"
             )
-        mask = mask.detach().bool().cpu()
+        mask = mask.detach().cpu()
+        given = mask[:, -columns:] if columns else mask[:, :0]
+        if not bool(((given == 0) | (given == 1)).all()):
+            # What is added to scores has 0 for a token, and would count as padding.
+            raise ValueError(
+                "winnow.hf: attention_mask: expected 1 for a token and 0 for padding, found other "
+                "values"
+            )
+        mask = mask.bool()
         if list(mask.shape) == [rows, columns]:
             return mask
         if list(mask.shape) != [rows, past + columns]:
@@ -114,7 +129,9 @@ class PagedCache(Cache):
         if bool(((firsts != first[:, None]) & new).any()):
             raise NotImplementedError(
                 "winnow.hf: position_ids: expected positions that follow each other, and those of "
-                "the past, in every row (packed sequences are not served)"
+                "the past, in every row (a prompt repeats the "
+                f"{self.get_seq_length()} columns that the cache holds; packed sequences are not "
+                "served, nor generate() behind padding on the right)"
             )
         return first
 

@@ -59,13 +59,22 @@ class State:
         return max(0, open_window - (self.ratio if self.overlap else 0))
 
 
+@dataclass(frozen=True)
+class Written:
+    """Positions whose rows were written to a request's rings: each ring still has the last ones."""
+
+    first: int = 0
+    end: int = 0
+
+    def first_kept(self, ring: int) -> int:
+        """The first position whose row a ring of so many rows still has."""
+        return max(self.first, self.end - ring)
+
+
 @dataclass
 class Request:
     length: int = 0
-    # One past the last position whose row was written to the rings, and the first position whose
-    # row was: truncate() may go back behind everything that they hold.
-    written: int = 0
-    first_row: int = 0
+    written: Written = Written()
     # The last step over it, until commit().
     step: Step | None = None
 
@@ -94,7 +103,7 @@ class LayerCaches:
     def __init__(self, layers: Iterable, *, dtype: str = "fp8", page: int = 64, drafts: int = 8):
         if dtype not in ("fp8", "bf16"):
             raise ValueError(f"caches: dtype: expected fp8 or bf16, found {dtype}")
-        drafts = _whole("drafts", drafts)
+        page, drafts = _whole("page", page), _whole("drafts", drafts)
         if drafts < 0:
             raise ValueError(f"caches: drafts: expected 0 or more, found {drafts}")
         layers = list(layers)
@@ -170,16 +179,20 @@ class LayerCaches:
         return self._request(request).length
 
     def _request(self, request: int) -> Request:
-        if request not in self.requests:
+        # 0.0 is 0 to a dict, and no row of a table.
+        if not hasattr(request, "__index__") or request not in self.requests:
             raise ValueError(f"caches: request: expected one that add() gave, found {request}")
         return self.requests[request]
 
     def _close_step(self, request: int) -> None:
         """Nobody goes on with a step over a request that changes: its pages may be another's."""
         at = self._request(request)
-        if at.step is not None:
-            at.step.open = False
-            at.step = None
+        if at.step is None:
+            return
+        at.step.open = False
+        for key, kept in at.step.kept_rings(request):
+            self._states[key][1][request] = kept
+        at.step = None
 
     def free(self, request: int) -> None:
         self._close_step(request)
@@ -201,7 +214,10 @@ class LayerCaches:
         for _, rows in self._states.values():
             rows[request] = rows[source]
         at = self.requests[source]
-        self.requests[request] = Request(length, at.written, at.first_row)
+        if at.step is not None:
+            for key, kept in at.step.kept_rings(source):
+                self._states[key][1][request] = kept
+        self.requests[request] = Request(length, at.written)
         return request
 
     def truncate(self, request: int, length: int) -> None:
@@ -223,11 +239,10 @@ class LayerCaches:
                 f"caches: length: expected 0 to {self.length(request)} for request {request}, "
                 f"found {length}"
             )
-        self._check_reachable(request, length)
+        self._check_reachable(request, length, self.requests[request].written)
 
-    def _check_reachable(self, request: int, length: int) -> None:
+    def _check_reachable(self, request: int, length: int, written: Written) -> None:
         """A request's past can be resumed at `length` while its window and rings reach there."""
-        at = self._request(request)
         for pages in self.pages.values():
             first = max(0, length - pages.window + 1) if pages.window else 0
             if first < length and pages.first_kept(request) > first:
@@ -236,26 +251,22 @@ class LayerCaches:
                     f"{pages.first_kept(request)}, {length} would need token {first}"
                 )
         for state, rows in self._states.values():
-            first, kept = state.first_needed(length), self._first_kept(at, rows)
+            first, kept = state.first_needed(length), written.first_kept(rows.shape[1])
             if first < min(length, kept):
                 raise ValueError(
                     f"caches: length: the compressor's state of request {request} begins at token "
                     f"{kept}, {length} would need token {first}"
                 )
 
-    @staticmethod
-    def _first_kept(at: Request, rows: Tensor) -> int:
-        """The first position whose row a ring still has."""
-        return max(at.first_row, at.written - rows.shape[1])
-
-    def _write_rings(self, at: Request, end: int) -> None:
-        """A step will write the rows of [length, end)."""
+    def _after(self, at: Request, tokens: int) -> Written:
+        """What a step writes to the rings: the rows of its `tokens`."""
+        end = at.length + tokens
         states = self._states.values()
-        passed = any(self._first_kept(at, rows) > at.length for _, rows in states)
+        passed = any(at.written.first_kept(rows.shape[1]) > at.length for _, rows in states)
         if passed and all(state.first_needed(at.length) >= at.length for state, _ in states):
             # Nothing before `length` is needed, and nothing of it is left: rows begin anew.
-            at.first_row, at.written = at.length, end
-        at.written = max(at.written, end)
+            return Written(at.length, end)
+        return Written(at.written.first, max(at.written.end, end))
 
     # ---- steps
 
@@ -271,7 +282,8 @@ class LayerCaches:
         for request, tokens in parts:
             if tokens < 0:
                 raise ValueError(f"caches: parts: expected 0 tokens or more, found {tokens}")
-            self._check_reachable(request, self._request(request).length)
+            at = self._request(request)
+            self._check_reachable(request, at.length, at.written)
         for pages in self.pages.values():
             missing = [pages.missing(r, self.requests[r].length, n) for r, n in parts]
             pages.reserve(sum(missing))
@@ -286,14 +298,39 @@ class LayerCaches:
             self.requests[request].step = step
         return step
 
-    def start(self, step: Step) -> None:
-        """Before the first layer writes: a step that no layer has seen leaves the rings alone."""
+    def start(self, step: Step, layer) -> None:
+        """Before `layer` writes to its rings: they must still serve a step that begins anew.
+
+        A ring has room for a token and `drafts` more beside what the next entries take. Of a longer
+        part its rows are put aside until the step ends, and back where the layer runs again.
+        """
+        number = self.number(layer)
+        self._mark_rings(step)
+        if not step.long:
+            return
+        for store in layer.stores:
+            if isinstance(store, State):
+                self._keep_ring(step, (number, store.name))
+
+    def _mark_rings(self, step: Step) -> None:
         if step.started:
             return
         step.started = True
         for request, tokens in step.parts:
             at = self.requests[request]
-            self._write_rings(at, at.length + tokens)
+            step.written[request] = self._after(at, tokens)
+            if self._states and at.length and tokens > 1 + self.drafts:
+                step.long.append(request)
+            else:
+                at.written = step.written[request]
+
+    @_makes_lasting_tensors
+    def _keep_ring(self, step: Step, key: tuple[int, str]) -> None:
+        rows = self._states[key][1]
+        if key in step.rings:
+            rows[step.long] = step.rings[key]
+        else:
+            step.rings[key] = rows[step.long]
 
     def commit(self, step: Step, accepted: dict[int, int] | None = None) -> None:
         """The step's tokens become part of their requests, or the first `accepted` of them."""
@@ -310,12 +347,16 @@ class LayerCaches:
                     f"caches: accepted: expected 0 to {tokens.get(request, 0)} tokens of request "
                     f"{request}, found {kept}"
                 )
-            self._check_reachable(request, self._request(request).length + kept)
-        self.start(step)
+        self._mark_rings(step)
+        for request, kept in accepted.items():
+            length = self.requests[request].length + kept
+            self._check_reachable(request, length, step.written[request])
         step.open = False
+        step.rings.clear()
         for request, new in step.parts:
-            self.requests[request].step = None
-            length = self.requests[request].length + accepted.get(request, new)
+            at = self.requests[request]
+            at.step, at.written = None, step.written[request]
+            length = at.length + accepted.get(request, new)
             self._cut(request, length)
             for pages in self.pages.values():
                 pages.release_before(request, length - self.drafts)
@@ -352,7 +393,12 @@ class Step:
     def __init__(self, caches: LayerCaches, parts: list[tuple[int, int]]):
         self.caches, self.parts = caches, parts
         self.open = True  # until commit(), or until one of its requests changes
-        self.started = False  # by a layer, which writes to the rings
+        # What it writes to the rings of each request, once a layer has started it; the requests
+        # that it writes too much for, and what their rings held before.
+        self.started = False
+        self.written: dict[int, Written] = {}
+        self.long: list[int] = []
+        self.rings: dict[tuple[int, str], Tensor] = {}
         positions, requests = [], []
         for request, tokens in parts:
             start = caches.requests[request].length
@@ -371,6 +417,13 @@ class Step:
         self.entry_source: int | None = None
         self.blocks: Tensor | None = None
         self._memo: dict = {}
+
+    def kept_rings(self, request: int) -> Iterable[tuple[tuple[int, str], Tensor]]:
+        """What a request's rings held before the step, where it writes over what they need."""
+        if request in self.long:
+            at = self.long.index(request)
+            for key, rows in self.rings.items():
+                yield key, rows[at]
 
     def _once(self, key, make):
         if key not in self._memo:

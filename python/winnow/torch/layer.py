@@ -11,6 +11,17 @@ from winnow.torch.caches import Records, State, Step
 from winnow.torch.paging import Pages
 
 INDEX_DIM = 128
+_MOST_HEADS = 128
+
+
+def check_sizes(config, *names: str) -> None:
+    """Before weights are read: sizes that no verb takes, or that would count as others."""
+    for name in names:
+        size = getattr(config, name)
+        heads = name.endswith("heads")
+        if size < 1 or (heads and size > _MOST_HEADS):
+            expected = f"1 to {_MOST_HEADS}" if heads else "1 or more"
+            raise ValueError(f"layers: config: {name}: expected {expected}, found {size}")
 
 
 class FloatLinear(nn.Module):
@@ -61,7 +72,7 @@ class Layer(nn.Module):
             raise ValueError(f"layers: x: expected floating point, found {x.dtype}")
         if x.requires_grad and torch.is_grad_enabled():
             raise NotImplementedError("layers: x: inference only: run under torch.no_grad()")
-        step.caches.start(step)
+        step.caches.start(step, self)
         with torch.no_grad():
             return self.attend(x.bfloat16(), step)
 

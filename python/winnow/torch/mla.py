@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from winnow import _winnow
 from winnow.torch.caches import Records, Step
-from winnow.torch.layer import INDEX_DIM, Layer
+from winnow.torch.layer import INDEX_DIM, Layer, check_sizes
+from winnow.torch.operators import ops
 from winnow.torch.rope import Rope, mscale
 from winnow.torch.weights import Weights
 
@@ -37,6 +38,11 @@ class MlaConfig:
     index_pairs: str = "half"
     # GLM: a layer without an indexer attends to what the last one with an indexer chose.
     indexer: bool = True
+
+    def __post_init__(self):
+        check_sizes(self, "hidden", "heads", "q_lora", "nope", "value")
+        if self.indexer:
+            check_sizes(self, "index_heads", "topk")
 
     @classmethod
     def of(cls, config, layer: int) -> MlaConfig:
@@ -86,12 +92,12 @@ class MlaLayer(Layer):
         q_a = weights.matrix("q_a_proj", c.q_lora, c.hidden)
         kv_a = weights.matrix("kv_a_proj_with_mqa", LATENT + ROPE_DIM, c.hidden)
         self.keep("qkv_a", torch.cat([q_a, kv_a]))
-        self.keep("q_a_norm", weights.tensor("q_a_layernorm.weight"))
-        self.keep("kv_a_norm", weights.tensor("kv_a_layernorm.weight"))
+        self.keep("q_a_norm", weights.tensor("q_a_layernorm.weight", c.q_lora))
+        self.keep("kv_a_norm", weights.tensor("kv_a_layernorm.weight", LATENT))
         self.keep("q_b", weights.matrix("q_b_proj", heads_qk, c.q_lora))
         kv_b = weights.matrix("kv_b_proj", c.heads * (c.nope + c.value), LATENT)
         per_head = kv_b.view(c.heads, c.nope + c.value, LATENT).permute(2, 0, 1)
-        w_uk, w_uv = _winnow.split_kv_b(per_head, c.nope)
+        w_uk, w_uv = ops.split_kv_b(per_head, c.nope)
         self.keep("w_uk", w_uk)
         self.keep("w_uv", w_uv)
         self.keep("o", weights.matrix("o_proj", c.hidden, c.heads * c.value))
@@ -101,8 +107,8 @@ class MlaLayer(Layer):
             self.keep("index_q", weights.matrix("indexer.wq_b", n * INDEX_DIM, c.q_lora))
             self.keep("index_k", weights.matrix("indexer.wk", INDEX_DIM, c.hidden))
             self.keep("index_w", weights.matrix("indexer.weights_proj", n, c.hidden))
-            self.keep("index_norm", weights.tensor("indexer.k_norm.weight"))
-            self.keep("index_bias", weights.tensor("indexer.k_norm.bias"))
+            self.keep("index_norm", weights.tensor("indexer.k_norm.weight", INDEX_DIM))
+            self.keep("index_bias", weights.tensor("indexer.k_norm.bias", INDEX_DIM))
 
     def attend(self, x: Tensor, step: Step) -> Tensor:
         c = self.config

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from winnow import _winnow
 from winnow.torch.caches import Records, State, Step
-from winnow.torch.layer import INDEX_DIM, FloatLinear, Layer
+from winnow.torch.layer import INDEX_DIM, FloatLinear, Layer, check_sizes
 from winnow.torch.rope import Rope
 from winnow.torch.weights import Weights
 
@@ -23,6 +23,7 @@ _ALIASES = {
     "q_a_norm": "q_norm",
     "q_b_proj": "wq_b",
     "kv_proj": "wkv",
+    "kv_norm": "norm",  # as save_pretrained() of transformers 5.23 spells it
     "o_a_proj": "wo_a",
     "o_b_proj": "wo_b",
     "compressor.kv_proj": "compressor.wkv",
@@ -46,6 +47,17 @@ RATIOS = {
 }
 
 
+def check_window_sizes(config, indexer: bool) -> None:
+    check_sizes(config, "hidden", "heads", "q_lora", "window", "groups", "rank")
+    if indexer:
+        check_sizes(config, "index_heads", "topk")
+    if config.heads % config.groups:
+        raise ValueError(
+            f"layers: config: groups: expected a divisor of {config.heads} heads, found "
+            f"{config.groups}"
+        )
+
+
 @dataclass(frozen=True)
 class V4Config:
     """Sizes and constants of one layer."""
@@ -61,6 +73,11 @@ class V4Config:
     index_heads: int = 0
     topk: int = 0
     eps: float = 1e-6
+
+    def __post_init__(self):
+        if self.ratio not in RATIOS.values():
+            raise ValueError(f"layers: config: ratio: expected 0, 4 or 128, found {self.ratio}")
+        check_window_sizes(self, indexer=self.ratio == 4)
 
     @classmethod
     def of(cls, config, layer: int) -> V4Config:
@@ -107,9 +124,9 @@ class Compressor(nn.Module):
         ]
         # [tokens, values and scores]
         self.rows = FloatLinear(torch.cat(rows))
-        bias = weights.tensor(f"{module}.position_bias")
+        bias = weights.tensor(f"{module}.position_bias", config.ratio, width)
         self.register_buffer("bias", bias, persistent=False)
-        norm = weights.tensor(f"{module}.kv_norm.weight")
+        norm = weights.tensor(f"{module}.kv_norm.weight", dim)
         self.register_buffer("norm", norm, persistent=False)
         self.stores = [
             Records(name, "v4" if dim == HEAD else "index", ratio=config.ratio),
@@ -148,14 +165,14 @@ class WindowLayer(Layer):
         self.config = c = config
         q_a = weights.matrix("q_a_proj", c.q_lora, c.hidden)
         self.keep("qkv_a", torch.cat([q_a, weights.matrix("kv_proj", HEAD, c.hidden)]))
-        self.keep("q_a_norm", weights.tensor("q_a_norm.weight"))
-        self.keep("kv_norm", weights.tensor("kv_norm.weight"))
+        self.keep("q_a_norm", weights.tensor("q_a_norm.weight", c.q_lora))
+        self.keep("kv_norm", weights.tensor("kv_norm.weight", HEAD))
         self.keep("q_b", weights.matrix("q_b_proj", c.heads * HEAD, c.q_lora))
         per_group = c.heads * HEAD // c.groups
         o_a = weights.matrix("o_a_proj", c.groups * c.rank, per_group)
         self.keep("o_a", o_a.view(c.groups, c.rank, per_group).transpose(1, 2))
         self.keep("o_b", weights.matrix("o_b_proj", c.hidden, c.groups * c.rank))
-        self.keep("sinks", weights.tensor("sinks"))
+        self.keep("sinks", weights.tensor("sinks", c.heads))
 
     def compressed(self, x: Tensor, q_c: Tensor, step: Step, table: Tensor) -> dict:
         """Stores the entries that the batch closes; gives attend()'s second list."""

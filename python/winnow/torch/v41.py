@@ -17,7 +17,7 @@ from winnow import _winnow
 from winnow.torch.caches import Records, State, Step
 from winnow.torch.layer import INDEX_DIM, FloatLinear
 from winnow.torch.rope import Rope
-from winnow.torch.v4 import ALIASES, HEAD, WindowLayer
+from winnow.torch.v4 import ALIASES, HEAD, WindowLayer, check_window_sizes
 from winnow.torch.weights import Weights
 
 
@@ -42,6 +42,11 @@ class V41Config:
     candidates: int = 2048
     finds_blocks: bool = False  # gives the best blocks to the layers behind it
     within_blocks: bool = False  # chooses inside these alone
+
+    def __post_init__(self):
+        if self.ratio not in (0, 1, 2):
+            raise ValueError(f"layers: config: ratio: expected 0, 1 or 2, found {self.ratio}")
+        check_window_sizes(self, indexer=self.ratio > 0 and self.chooses)
 
     @classmethod
     def of(cls, config, layer: int) -> V41Config:
@@ -115,9 +120,9 @@ class V41Layer(WindowLayer):
         halves = ["kv_proj", "gate_proj"] if c.ratio > 1 else ["kv_proj"]
         rows = [weights.matrix(f"compressor.{half}", HEAD, c.hidden) for half in halves]
         self.entry_rows = FloatLinear(torch.cat(rows))
-        self.keep("entry_norm", weights.tensor("compressor.kv_norm.weight"))
+        self.keep("entry_norm", weights.tensor("compressor.kv_norm.weight", HEAD))
         self.keep("index_k", weights.matrix("indexer.wk", INDEX_DIM, HEAD))
-        self.keep("index_norm", weights.tensor("indexer.k_norm.weight"))
+        self.keep("index_norm", weights.tensor("indexer.k_norm.weight", INDEX_DIM))
         self.stores += [
             Records("entries", "v4", ratio=c.ratio),
             Records("index", "index", ratio=c.ratio),
