@@ -259,8 +259,9 @@ void full_memory_at_first() {
 void broken_context() {
   const VerbPtr good = select_verb(3000, 64);
   Plan before({.pages = 8, .max_tokens = 8, .target = {.device = cuda()}});
+  // Neither is memory, and they do not overlap.
   SelectArgs lie{.logits = tensor(reinterpret_cast<float*>(uintptr_t{64}), {4, 3000}),
-                 .ids = tensor(reinterpret_cast<int32_t*>(uintptr_t{64}), {4, 64}),
+                 .ids = tensor(reinterpret_cast<int32_t*>(uintptr_t{1} << 20), {4, 64}),
                  .target = {.device = cuda()}};
   select(lie);
   ENSURE(cudaDeviceSynchronize() != cudaSuccess);
