@@ -67,9 +67,9 @@ inline constexpr double kWorthSecondLaunch = 0.9;
 // Even ranges, 64 heads a CTA: us of start, end, a change of token and adding up parts, where a
 // token has two groups of heads, which share the rows that are read, and where it has one; us of a
 // block. Then the part of another cut's cost by the model below which ranges are taken, which
-// leaves a gain of 3 % or more; and what is measured for a CTA of 64 heads and all rows, as a part
-// of its cost by the model. And the blocks that a token must have: with 16 and fewer ranges were
-// slower. 7825f12 and newer builds in turns, 20 to 232 tokens, top-k 2,048
+// leaves a gain of some 3 % by count; and what is measured for a CTA of 64 heads and all rows, as a
+// part of its cost by the model. And the blocks that a token must have: with 16 and fewer ranges
+// were slower. 7825f12 and newer builds in turns, 20 to 232 tokens, top-k 2,048
 // (docs/journal/decode-sm90.md, "even ranges in less code"; for the blocks "even ranges by
 // choice").
 inline constexpr double kEvenUs = 23;

@@ -142,14 +142,13 @@ __device__ __forceinline__ uint8_t* p_tile(Smem<Family>& smem, int buffer) {
 }
 
 // What a producer is (Rows<Record> in rows_bf16.cuh): Family; kSorts, whether it uses Smem::sorted;
-// kThreads (128 or 256) and kRegisters
-// of its warpgroups; arrivals(half) on a `full` barrier; touch(args), see there; produce(smem,
-// args), run by all its threads (thread = threadIdx.x - kConsumers). It meets the consumers at
-// kInitialized before it uses an mbarrier. For every item it waits for q_empty and calls
-// copy_queries(), and says how many blocks there are. Then for every block and half it waits for
-// `empty` of the rows at hand (phases start at 1: the first wait passes; a tail tile goes with the
-// last rows), writes rows (invalid ones as zeros, without reading), and arrives on `full`. Rows
-// that are stored, not copied asynchronously, need fence_async() before.
+// kThreads (128 or 256) and kRegisters of its warpgroups; arrivals(half) on a `full` barrier;
+// touch(args), see there; produce(smem, args), run by all its threads (thread = threadIdx.x -
+// kConsumers). It meets the consumers at kInitialized before it uses an mbarrier. For every item it
+// waits for q_empty, calls copy_queries() and says how many blocks there are. Then for every block
+// and half it waits for `empty` of the rows at hand (phases start at 1: the first wait passes; a
+// tail tile goes with the last rows), writes rows (invalid ones as zeros, without reading), and
+// arrives on `full`. Rows that are stored, not copied asynchronously, need fence_async() before.
 
 struct Args : DeviceParams {
   // tokens * groups, of 64 heads each: 1 or 2 groups.
