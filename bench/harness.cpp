@@ -7,8 +7,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
-#include <memory>
 
 #include "core/arithmetic.h"
 #include "core/kernel_table.h"
@@ -37,23 +35,26 @@ std::vector<Registered>& registry() {
   return suites;
 }
 
-// Evicts what the last run left: every worker writes through its share of twice the last-level
-// cache, which clears the shared cache and the worker's own.
+// Evicts what the last run left: every worker reads its share of twice the last-level cache, which
+// clears the shared cache and the worker's own. Read, not written: a long memset() passes by the
+// caches (on Zen 5 it left them as they were), and lines that have changed would be written to
+// memory at the cost of the run that takes their place.
 class Flush {
  public:
   void operator()() {
     const int64_t workers = internal::cpu::threads(),
-                  share = round_up(2 * cache_bytes() / workers, 64);
-    if (!memory_) memory_ = std::make_unique_for_overwrite<char[]>(share * workers);
-    ++value_;
+                  share = round_up(2 * cache_bytes() / workers, kLine);
+    // Written once: pages that never were share one page of zeros.
+    if (memory_.empty()) memory_.assign(share * workers, 1);
     internal::cpu::parallel_for(workers, [&](int64_t w, int) {
-      std::memset(memory_.get() + w * share, value_, static_cast<size_t>(share));
+      const volatile char* line = memory_.data() + w * share;
+      for (const volatile char* end = line + share; line < end; line += kLine) (void)*line;
     });
   }
 
  private:
-  std::unique_ptr<char[]> memory_;
-  char value_ = 0;
+  static constexpr int64_t kLine = 64;  // bytes
+  std::vector<char> memory_;
 };
 
 std::vector<double> time_on_cpu(const std::function<void()>& run, const Method& method) {
