@@ -12,7 +12,7 @@ import argparse
 import pathlib
 import sys
 
-from pictures import cpu, flow, layers, memory, one_token, roles
+from pictures import cpu, flow, layers, memory, one_token, ranks, roles
 
 PICTURES = pathlib.Path(__file__).resolve().parent.parent / "docs" / "pictures"
 
@@ -27,6 +27,7 @@ DRAWINGS = {
     "score-select.svg": flow.score_select,
     "cpu-attend.svg": cpu.attend_block,
     "layer-step.svg": layers.layer_step,
+    "shares-of-ranks.svg": ranks.shares_of_ranks,
 }
 
 
