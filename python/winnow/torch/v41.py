@@ -36,11 +36,11 @@ class V41Config:
     index_heads: int = 0
     topk: int = 0
     eps: float = 1e-20
-    stores: bool = True  # makes entries and index keys, for itself and the layers behind it
+    stores: bool = True  # makes entries and index keys, for itself and for later layers
     chooses: bool = True  # has an indexer; else it takes the last choice
     block: int = 8  # entries of a candidate block
     candidates: int = 2048
-    finds_blocks: bool = False  # gives the best blocks to the layers behind it
+    finds_blocks: bool = False  # gives the best blocks to later layers
     within_blocks: bool = False  # chooses inside these alone
 
     def __post_init__(self):
@@ -110,10 +110,7 @@ class V41Layer(WindowLayer):
         if c.stores:
             self._load_stores(weights)
         if c.chooses:
-            indexer, rows = "compressor.indexer", c.index_heads * INDEX_DIM
-            self.keep("index_q", weights.matrix(f"{indexer}.q_b_proj", rows, c.q_lora))
-            scorer = f"{indexer}.scorer.weights_proj"
-            self.keep("index_w", weights.matrix(scorer, c.index_heads, c.hidden))
+            self.load_indexer(weights)
 
     def _load_stores(self, weights: Weights) -> None:
         c = self.config
