@@ -96,7 +96,7 @@ static void plan(void) {
   winnow_plan_destroy(made);
 }
 
-/* A struct without `precision` asks for none, whatever lies behind it. */
+/* A struct without `precision` requests none, whatever lies after it. */
 static void attend(void) {
   static uint16_t q[576], out[512];
   static uint8_t records[64 * 656];

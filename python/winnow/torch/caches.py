@@ -412,7 +412,7 @@ class Step:
         self.requests = torch.cat([empty, *requests]).to(caches.device)
         # GLM's layers without an indexer take the slots that the last one with an indexer chose.
         self.chosen: tuple[Tensor, Tensor] | None = None
-        # V4.1: the layer whose entries and index keys those behind it read, and the blocks of
+        # V4.1: the layer whose entries and index keys those after it read, and the blocks of
         # entries that they choose from.
         self.entry_source: int | None = None
         self.blocks: Tensor | None = None

@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
   const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128, 0);
   // A whole cluster returns.
   if (blockIdx.z && token_here() >= args.tokens) return;
-  // The first indices are asked for at once.
+  // The first indices are requested at once.
   Span ahead{};
   Span next{};
   int index = -1;

@@ -84,7 +84,7 @@ __device__ __forceinline__ Place place_of_slot(const Args& args, int list, int i
   const bool valid = index >= 0 && page < (list ? second.pages : first.pages);
   return {valid ? page : -1, index - page * page_rows.rows};
 }
-// resolve() of two entries, logical ids or slots beside them. Their pages are asked for together:
+// resolve() of two entries, logical ids or slots beside them. Their pages are requested together:
 // one after the other they cost a call of 64 tokens 6 %.
 struct TwoPlaces {
   Place of[2];
