@@ -244,7 +244,7 @@ def cpu_panel():
         ),
         *cpu_lines("cpu-emerald-rapids-16", "AMX, 16 cores", "amx"),
     ]
-    return Panel("CPU", [1, 2, 4, 8, 16], 0.8, 16, lines)
+    return Panel("CPU, warm caches", [1, 2, 4, 8, 16], 0.8, 16, lines)
 
 
 # ---- The picture ---------------------------------------------------------------------------
