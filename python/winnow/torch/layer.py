@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from winnow import _winnow
-from winnow.torch.caches import Records, State, Step
+from winnow.torch.caches import Records, State
 from winnow.torch.paging import Pages
+from winnow.torch.step import Step
 
 INDEX_DIM = 128
 _MOST_HEADS = 128

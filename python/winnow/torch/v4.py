@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from winnow import _winnow
-from winnow.torch.caches import Records, State, Step
+from winnow.torch.caches import Records, State
 from winnow.torch.layer import INDEX_DIM, FloatLinear, Layer, check_sizes
 from winnow.torch.rope import Rope
+from winnow.torch.step import Step
 from winnow.torch.weights import Weights
 
 HEAD = 512

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from winnow import _winnow
-from winnow.torch.caches import Records, State, Step
+from winnow.torch.caches import Records, State
 from winnow.torch.layer import INDEX_DIM, FloatLinear
 from winnow.torch.rope import Rope
+from winnow.torch.step import Step
 from winnow.torch.v4 import ALIASES, HEAD, WindowLayer, check_window_sizes
 from winnow.torch.weights import Weights
 
