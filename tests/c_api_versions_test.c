@@ -1,4 +1,4 @@
-/* A program that was compiled against winnow 0.1 goes on working: the structs below are copies of
+/* A program that was compiled against winnow 0.1 keeps working: the structs below are copies of
  * its header and never change. The views they hold have no struct_size and stay as they are. */
 #include "c_testing.h"
 
