@@ -1,7 +1,7 @@
 // Wide attention on Hopper: the order in which a copying warp takes a token's rows.
 //
-// Keys may be taken in any order. CTAs work on many tokens at once. If all of them take their rows by
-// ranges of position, upwards for one token and downwards for the next, rows that several tokens
+// Keys may be taken in any order. CTAs work on many tokens at once. If all of them take their rows
+// by ranges of position, upwards for one token and downwards for the next, rows that several tokens
 // chose are requested at about the same time, and a token begins where the L2 still holds what the
 // one before it read. A warp sorts its own 16 rows of each block, an item ahead: a stable counting
 // sort, 64 entries after each pair of blocks, when it would wait longest.
