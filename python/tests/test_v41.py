@@ -42,7 +42,7 @@ COUNT = len(CONFIG.compress_ratios)
 def weights_of(c: V41Config, prefix: str) -> dict:
     d = c.hidden
     shapes = window_shapes(c)
-    if c.stores:
+    if c.makes_entries:
         shapes |= {"compressor.wkv.weight": (512, d), "compressor.norm.weight": (512,)}
         if c.ratio > 1:
             shapes["compressor.wgate.weight"] = (512, d)
@@ -87,8 +87,8 @@ def run(caches, layers, x, parts, accepted=None):
 
 
 def test_modes_follow_the_configuration():
-    stores = [c.stores for c in configs()]
-    assert stores == [False, True, False, True, False, False, False]
+    makers = [c.makes_entries for c in configs()]
+    assert makers == [False, True, False, True, False, False, False]
     assert [c.chooses for c in configs()] == [False, True, False, True, False, True, True]
     assert [c.finds_blocks for c in configs()].index(True) == 3
     assert [c.within_blocks for c in configs()] == [False] * 5 + [True, True]
