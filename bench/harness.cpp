@@ -162,7 +162,7 @@ std::vector<std::string> Runner::kernels() const {
   std::vector<std::string> names;
   for (const KernelInfo& k : support()) {
     if (k.stage != stage_ || k.device != options_.device || !k.available) continue;
-    // A family's kernels ("sm90/wide") go by its name unless one is asked for: the library chooses.
+    // A family's kernels ("sm90/wide") go by its name unless one is requested: the library chooses.
     const std::string family = k.kernel.substr(0, k.kernel.find('/'));
     const bool itself = options_.kernel == k.kernel;
     const bool asked =

@@ -83,7 +83,7 @@ struct Options {
   std::string filter;  // cases whose name contains it
   bool cold = true, warm = true;
   Method method;
-  int rounds = 0;  // over all cases; 0: what the device asks for
+  int rounds = 0;  // over all cases; 0: what the device requests
 };
 
 class Runner {

@@ -52,7 +52,7 @@ class Arithmetic {
   int64_t rounds_ = 1000;
 };
 
-// Made when it is first asked for; null where the machine has no such unit.
+// Made when it is first requested; null where the machine has no such unit.
 const Arithmetic* arithmetic(double Roofs::*unit) {
 #if defined(__x86_64__)
   const internal::cpu::Isa& isa = internal::cpu::isa();

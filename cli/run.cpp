@@ -235,7 +235,7 @@ void refuse(const CLI::App& cmd, std::initializer_list<const char*> options, con
                   fmt::format("run: {}: --model {} has none", option, o.model));
 }
 
-// Small where nothing else is asked for: a layer of a real model takes seconds on two cores.
+// Small where nothing else is requested: a layer of a real model takes seconds on two cores.
 int run_real(const CLI::App& cmd, const RunOptions& o) {
   refuse(cmd, {"--heads", "--index-heads", "--topk", "--ranks", "--spread", "--interleave"}, o);
   whole::RunModelOptions real{.model = o.model, .cache = o.cache, .device = o.device};

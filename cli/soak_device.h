@@ -1,5 +1,5 @@
 // What `winnow soak` and `winnow layer` need of a CUDA device beyond the library: memory, streams,
-// captured graphs. A build without CUDA has all of it too, and throws where a device is asked for.
+// captured graphs. A build without CUDA has all of it too, and throws where a device is requested.
 #pragma once
 
 #include <cstddef>

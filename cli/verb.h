@@ -43,7 +43,7 @@ struct Trial {
   mutable tools::Progress progress;  // until report()
 };
 
-// Runs `call(kernel name)` with the kernel asked for, or with null for the library's choice; best
+// Runs `call(kernel name)` with the kernel requested, or with null for the library's choice; best
 // of `repeat`. Fills kernel and us.
 void time_trial(Trial& trial, const VerbOptions& options,
                 const std::function<void(const char* kernel)>& call);
@@ -61,7 +61,7 @@ struct Single {
   Tensor out;
   tools::Bar bar = tools::kExact;
   double flops = 0, bytes = 0;
-  // RoPE turned the last 64 of each row, in neighbouring pairs, behind a rounding to bf16.
+  // RoPE turned the last 64 of each row, in neighbouring pairs, after a rounding to bf16.
   bool turned = false;
 };
 // Times `call(kernel name)`, keeps the digest of the output, runs the reference, compares, reports.

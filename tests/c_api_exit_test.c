@@ -26,7 +26,7 @@ static void at_exit(void) {
   winnow_select_args select = WINNOW_SELECT_ARGS_INIT;
   INVALID(winnow_select(&select), "select: logits: expected [any, any] f32, found nothing");
 
-  /* Registered before these were asked for first, so what they hold would be destroyed by now. */
+  /* Registered before these were requested first, so what they hold would be destroyed by now. */
   CHECK(strcmp(first.kernel, first_kernel) == 0);
   winnow_kernel_info again;
   OK(winnow_support(0, &again));

@@ -29,7 +29,7 @@ static bool names(const char* message, const char* name) {
   return strncmp(message, name, length) == 0 && message[length] == ':';
 }
 
-/* The function did what it was asked for, or says why not, by its name or the group's, and left
+/* The function did what it should, or says why not, by its name or the group's, and left
  * `out` alone. */
 static void answered(winnow_status status, const char* name, const char* group, const void* out,
                      size_t size) {
@@ -106,7 +106,7 @@ static void read_all(winnow_ints all) {
   for (int64_t i = 0; i < all.count; ++i) seen += all.data[i];
 }
 
-/* What a plan tells of itself can be read, whatever it is asked for. */
+/* What a plan reports can be read, whatever is asked. */
 static void sweep_accessors(const winnow_plan* plan) {
   winnow_ints (*const lists[])(const winnow_plan*) = {
       winnow_plan_query_lens,       winnow_plan_seq_lens,         winnow_plan_request_ids,

@@ -1,4 +1,4 @@
-/* A program that was compiled against winnow 0.1 goes on working: the structs below are copies of
+/* A program that was compiled against winnow 0.1 keeps working: the structs below are copies of
  * its header and never change. The views they hold have no struct_size and stay as they are. */
 #include "c_testing.h"
 
@@ -96,7 +96,7 @@ static void plan(void) {
   winnow_plan_destroy(made);
 }
 
-/* A struct without `precision` asks for none, whatever lies behind it. */
+/* A struct without `precision` requests none, whatever lies after it. */
 static void attend(void) {
   static uint16_t q[576], out[512];
   static uint8_t records[64 * 656];

@@ -110,7 +110,7 @@ inline VerbPtr prepare_queries_verb() {
   return v;
 }
 
-// Chunks of two requests that cross the ends of windows, hostile tokens behind them. No row of the
+// Chunks of two requests that cross the ends of windows, hostile tokens after them. No row of the
 // call takes the place of one that an entry reads, so that the call gives the same when it runs
 // again.
 inline VerbPtr compress_verb(int32_t ratio, bool overlap, bool ring) {
@@ -147,7 +147,7 @@ inline VerbPtr compress_verb(int32_t ratio, bool overlap, bool ring) {
   a.norm.weight = tensor(v->floats(512), {512});
   a.rope = random_rope(*v);
   a.slots = tensor(v->input(slots[0], slots[1]), {t});
-  const int64_t pages = t / 16;  // the last slots are behind them
+  const int64_t pages = t / 16;  // the last slots are after them
   a.cache = {v->output<uint8_t>(pages * page_bytes(CacheFormat::kV4Fp8, 16)), CacheFormat::kV4Fp8,
              pages, 16};
   v->run = [=](const Device& d) mutable {

@@ -191,7 +191,7 @@ inline VerbPtr lists_verb() {  // the four of them
   return v;
 }
 
-// One list of V3.2, as logical ids where its table is asked for, or two lists of V4 with lengths
+// One list of V3.2, as logical ids where its table is requested, or two lists of V4 with lengths
 // and a sink.
 struct AttendShape {
   const char* name;

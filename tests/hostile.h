@@ -35,7 +35,7 @@ class Subject {
   Rng& rng() { return rng_; }
   std::function<void()> call;
 
-  // Memory of the call. It is a little longer than asked for: a view that is moved by a byte or two
+  // Memory of the call. It is a little longer than requested: a view that is moved by a byte or two
   // is the caller's to give.
   template <class T>
   T* memory(int64_t count, bool output = false) {

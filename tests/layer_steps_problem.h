@@ -28,7 +28,7 @@ struct Kind {
   DeviceKind device = DeviceKind::kCpu;
 };
 
-// Each kind on the CPU, and on a Hopper device where one is asked for.
+// Each kind on the CPU, and on a Hopper device where one is requested.
 inline std::vector<Kind> on_devices(std::vector<Kind> kinds) {
   if (!device_present()) return kinds;
   for (size_t i = 0, count = kinds.size(); i < count; ++i) {

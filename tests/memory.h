@@ -27,7 +27,7 @@ inline bool device_present() {
 }
 
 // Set by tests that run under a checker of the device: each allocation is memory of the device that
-// the host can reach too, and not a byte longer than asked for, so that the checker sees a read
+// the host can reach too, and not a byte longer than requested, so that the checker sees a read
 // behind its end.
 inline bool exact_allocations = false;
 

@@ -406,7 +406,7 @@ inline std::vector<Layout> fixed_layouts() {
 }
 
 // Decodes with a speculative token, one without, a prefill behind a prefix, one from the start (in
-// 60 workspace rows they do not fit together), a padded request; padding behind them.
+// 60 workspace rows they do not fit together), a padded request; padding after them.
 inline std::vector<Request> mixed_batch() {
   return {{1, 2, 70}, {2, 1, 37}, {3, 2, 2}, {4, 20, 53}, {5, 17, 17}, {6, 3, 0}};
 }

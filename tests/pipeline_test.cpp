@@ -78,7 +78,7 @@ struct Done {
     EXPECT_TRUE(testing::device_finished());
   }
   PipelineArgs args() { return world.args(plan, memory()); }
-  // Of no particular alignment, and not a byte more than asked for.
+  // Of no particular alignment, and not a byte more than requested.
   std::span<std::byte> memory() { return {workspace.data() + kOff, workspace.size() - kOff}; }
   static constexpr size_t kOff = 7;
 };

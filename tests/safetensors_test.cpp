@@ -16,7 +16,7 @@ using testing::draw;
 using tools::Safetensors;
 using Bytes = std::vector<std::byte>;
 
-// A file with this header, its length field right, and `data` zero bytes behind it.
+// A file with this header, its length field right, and `data` zero bytes after it.
 Bytes file_of(const std::string& header, size_t data) {
   Bytes file;
   for (size_t i = 0; i < 8; ++i) file.push_back(static_cast<std::byte>(header.size() >> (8 * i)));

@@ -21,7 +21,7 @@ struct Choice {
   int32_t blocks = 4, block_size = 8;
 };
 
-// A layer's part of a model: its own window, and what it shares with the layers behind it.
+// A layer's part of a model: its own window, and what it shares with the layers after it.
 struct Shared {
   Side source;
   std::deque<Side> windows;  // of kRoles; a Side does not move

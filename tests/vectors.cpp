@@ -1,6 +1,6 @@
 // Linked into the stages' tests: WINNOW_TEST_VECTORS=avx2, ssse3 or scalar makes Highway take that
-// instruction set, so that the portable kernels are run as lesser CPUs run them. Exit status 77
-// (skipped) on a CPU without AVX2 that is asked for it; what else is missing fails.
+// instruction set, so that the portable kernels run as on lesser CPUs. Exit status 77 (skipped)
+// where AVX2 is requested and the CPU has none; any other set that is missing fails.
 #include <hwy/targets.h>
 
 #include <cstdio>

@@ -12,12 +12,13 @@ import argparse
 import pathlib
 import sys
 
-from pictures import cpu, flow, layers, memory, roles
+from pictures import cpu, flow, layers, memory, one_token, ranks, roles
 
 PICTURES = pathlib.Path(__file__).resolve().parent.parent / "docs" / "pictures"
 
 
 DRAWINGS = {
+    "flow-of-a-token.svg": one_token.flow_of_a_token,
     "decode-roles.svg": roles.decode_roles,
     "decode-memory.svg": memory.decode_shared,
     "prefill-roles.svg": roles.wide_roles,
@@ -26,6 +27,7 @@ DRAWINGS = {
     "score-select.svg": flow.score_select,
     "cpu-attend.svg": cpu.attend_block,
     "layer-step.svg": layers.layer_step,
+    "shares-of-ranks.svg": ranks.shares_of_ranks,
 }
 
 

@@ -4,9 +4,13 @@
     tools/plot_readme.py            writes docs/pictures/speedup.svg and README's tables
     tools/plot_readme.py --check    writes nothing; fails if either is not current
 
-Sources: bench/results/h200-in-turns.json for ratios measured side by side in one process, and
-bench/results/{h200,h200-batches,cpu-zen4,cpu-emerald-rapids,cpu-emerald-rapids-16}.json, whose
-ratios divide a peer's stored time (bench/peers) by winnow's. Standard library only.
+Sources, all in bench/results:
+    h200-attend-in-turns    decode and prefill beside FlashMLA as vLLM 0.26.0's wheel ships it
+    h200-fp8-in-turns, h200-in-turns
+                            the same beside FlashMLA built from its sources, with older winnows
+    h200-in-turns           select beside vLLM's
+    h200-attend, cpu-*      score, and the CPUs: a peer's stored time (bench/peers) by winnow's
+Standard library only.
 """
 
 import argparse
@@ -15,16 +19,22 @@ import html
 import json
 import math
 import pathlib
+import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "pictures" / "speedup.svg"
 README = ROOT / "README.md"
-MODELS = {"v32": "V3.2", "v4": "V4"}
 
 
-def results(name):
-    return json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text())["results"]
+def results(name, again=False):
+    stored = json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text())
+    return stored["results"] + (stored["results_again"] if again else [])
+
+
+def lifted(rows, *keys):
+    """Rows whose `us` and `ratio` stand under the first of `keys` that a row has."""
+    return [row | next(row[key] for key in keys if key in row) for row in rows]
 
 
 @dataclasses.dataclass
@@ -32,7 +42,8 @@ class Line:
     """One row of the plot: a shape, its peer, and every stored case of it.
 
     A case has a name and a ratio; above 1, winnow is faster than the peer. `times` are winnow's own
-    in microseconds; a line that has some is a row of README's table too.
+    in microseconds; a line that has some is a row of README's table too. `built` are cases of an
+    older winnow beside FlashMLA built from its sources.
     """
 
     stage: str
@@ -42,10 +53,7 @@ class Line:
     cases: list
     times: list = dataclasses.field(default_factory=list)
     in_turns: bool = True
-
-    def span(self):
-        ratios = [ratio for _, ratio in self.cases]
-        return span((min(ratios), max(ratios)), lambda x: f"{x:.2f}" if x < 4 else f"{x:.1f}") + "×"
+    built: list = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
@@ -60,6 +68,14 @@ class Panel:
 def span(ends, form):
     """ "1.15–1.79", or one number where both ends read the same."""
     return "–".join(dict.fromkeys(form(end) for end in ends))
+
+
+def ratio_span(cases):
+    """The lowest and the highest ratio of some cases, or nothing where there are none."""
+    if not cases:
+        return ""
+    ratios = [ratio for _, ratio in cases]
+    return span((min(ratios), max(ratios)), lambda x: f"{x:.2f}" if x < 4 else f"{x:.1f}") + "×"
 
 
 def time_span(times):
@@ -86,19 +102,75 @@ def times(rows, names, kernel=None):
     return [found[name] for name in names]
 
 
-def decode_line(turns, timed, model, heads, lists):
-    """Decode over lists of 2048 or 128+512 keys: ratios of all batches, times of two."""
-    prefix = f"decode {model} h{heads} topk {lists} "
-    found = cases(turns, lambda row: row["case"].startswith(prefix) and "after" not in row)
-    ends = [f"{model} h{heads} topk {lists} {batch} cold" for batch in ("1 token", "128 tokens")]
-    peer = "FlashMLA" if heads >= 64 else "FlashMLA, padded to 64 heads"
-    label = f"decode, {MODELS[model]}, {heads} heads"
-    return Line("decode", label, "batch 1 to 128", peer, found, times(timed, ends))
+# Stage, label, detail, the cases in turns with vLLM's FlashMLA, those with one built from sources.
+OF_A_BATCH = r"b\d+ s_q \d"
+FLASH_MLA = [
+    (
+        "decode",
+        "decode, V3.2, 128 heads",
+        "1 to 256 tokens",
+        r"V3\.2 H=128 b=\d+",
+        rf"decode v32 h128 topk 2048 {OF_A_BATCH}",
+    ),
+    (
+        "decode",
+        "decode, V3.2, 64 heads",
+        "1 to 256 tokens",
+        r"V3\.2 H=64 b=\d+",
+        rf"decode v32 h64 topk 2048 {OF_A_BATCH}",
+    ),
+    (
+        "decode",
+        "decode, V3.2, 16 and 32 heads",
+        "1 to 256 tokens",
+        r"V3\.2 H=(16|32) b=\d+",
+        rf"decode v32 h16 topk 2048 {OF_A_BATCH}",
+    ),
+    (
+        "decode",
+        "decode, V4, 64 heads",
+        "2 to 256 tokens",
+        r"V4 H=64 128\+512 b=\d+ s_q=2",
+        rf"decode v4 h64 topk 128\+512 {OF_A_BATCH}",
+    ),
+    (
+        "decode",
+        "decode, V4, 128 heads",
+        "2 to 256 tokens",
+        r"V4 H=128 128\+1024 b=\d+ s_q=2",
+        rf"decode v4 h128 topk 128\+1024 {OF_A_BATCH}",
+    ),
+    (
+        "decode",
+        "decode, V4, window alone",
+        "16 to 128 tokens",
+        r"V4 H=\d+ 128 alone .*",
+        r"decode v4 h\d+ window 128 alone b\d+",
+    ),
+    (
+        "prefill",
+        "prefill, 64 and 128 heads",
+        "64 to 4,096 tokens",
+        r"prefill .*",
+        r"prefill .*",
+    ),
+]
 
 
-def prefill_line(turns, prefix, label, detail, mine=()):
-    found = cases(turns, lambda row: row["case"].startswith(prefix))
-    return Line("prefill", label, detail, "FlashMLA", found, list(mine))
+def flash_mla_lines():
+    shipped = lifted(results("h200-attend-in-turns"), "winnow")
+    built = lifted(results("h200-fp8-in-turns", again=True), "kfull", "kfull_bf16_rows")
+    newer = {row["case"] for row in built}
+    built += [row for row in results("h200-in-turns") if row["case"] not in newer]
+    lines = []
+    for stage, label, detail, shipped_cases, built_cases in FLASH_MLA:
+        rows = [row for row in shipped if re.fullmatch(shipped_cases, row["case"])]
+        peer = "FlashMLA" + (", padded to 64" if "16 and 32" in label else "")
+        found = cases(rows, lambda row: True)
+        line = Line(stage, label, detail, peer, found, [row["us"] for row in rows])
+        line.built = cases(built, lambda row, names=built_cases: re.fullmatch(names, row["case"]))
+        lines.append(line)
+    return lines
 
 
 def fastest_peers(rows):
@@ -111,41 +183,18 @@ def fastest_peers(rows):
 
 
 def gpu_panel():
-    turns, stored, batches = results("h200-in-turns"), results("h200"), results("h200-batches")
-    rows = [f"prefill v32 h128 topk 2048 4096 x {keys} cold" for keys in ("8k", "64k", "128k")]
-    v4_rows = [f"prefill v4 {x} 4096 x 32k cold" for x in ("h64 topk 512", "h128 topk 1024")]
-    window = cases(turns, lambda row: "window 128 alone" in row["case"])
-    picked = fastest_peers(turns)
-    logits = [row for row in stored if row["case"].startswith("logits") and row["peer"]]
+    picked = fastest_peers(results("h200-in-turns"))
+    scored = results("h200-attend")
+    logits = [row for row in scored if row["case"].startswith("logits") and row["peer"]]
     lines = [
-        decode_line(turns, stored, "v32", 128, "2048"),
-        decode_line(turns, stored, "v32", 64, "2048"),
-        decode_line(turns, stored, "v32", 16, "2048"),
-        decode_line(turns, batches, "v4", 64, "128+512"),
-        decode_line(turns, batches, "v4", 128, "128+1024"),
-        Line("decode", "decode, V4, window of 128 keys alone", "batch 64", "FlashMLA", window),
-        prefill_line(
-            turns,
-            "prefill v32 h128",
-            "prefill, V3.2, 128 heads",
-            "8k to 128k keys",
-            times(stored, rows),
-        ),
-        prefill_line(
-            turns,
-            "prefill v4",
-            "prefill, V4, 64 and 128 heads",
-            "32k keys",
-            times(stored, v4_rows),
-        ),
-        prefill_line(turns, "prefill v32 and v4", "prefill of 128 to 1,024 tokens", ""),
+        *flash_mla_lines(),
         Line(
             "select",
             "select",
             "top 512 or 2,048 of 8k to 1M",
             "vLLM 0.32's fastest top-k",
             cases(picked, lambda row: True),
-            times(picked, [row["case"] for row in picked]),
+            [row["us"] for row in picked],
         ),
         Line(
             "score",
@@ -153,7 +202,7 @@ def gpu_panel():
             "64 heads, 8k to 128k keys",
             "DeepGEMM",
             cases(logits, lambda row: True),
-            times(logits, [row["case"] for row in logits]),
+            [row["us"] for row in logits],
             in_turns=False,
         ),
     ]
@@ -195,7 +244,7 @@ def cpu_panel():
         ),
         *cpu_lines("cpu-emerald-rapids-16", "AMX, 16 cores", "amx"),
     ]
-    return Panel("CPU", [1, 2, 4, 8, 16], 0.8, 16, lines)
+    return Panel("CPU, warm caches", [1, 2, 4, 8, 16], 0.8, 16, lines)
 
 
 # ---- The picture ---------------------------------------------------------------------------
@@ -215,6 +264,7 @@ STYLE = """
   .score { fill: #8250df; stroke: #8250df; }
   .span { stroke-width: 7; stroke-opacity: 0.22; stroke-linecap: round; }
   .apart { fill: #ffffff; stroke-width: 2; }
+  .built { fill: #818b98; }
   @media (prefers-color-scheme: dark) {
     .back { fill: #0d1117; stroke: #3d444d; }
     text { fill: #f0f6fc; }
@@ -245,15 +295,22 @@ def dot(x, y, stage, in_turns, title=""):
     return f'<circle class="{kind}" cx="{x:.1f}" cy="{y}" r="4.2">{title}</circle>'
 
 
+def small_dot(x, y, title=""):
+    title = f"<title>{html.escape(title)}</title>" if title else ""
+    return f'<circle class="built" cx="{x:.1f}" cy="{y}" r="2.6">{title}</circle>'
+
+
 def draw_line(line, y, place):
     at = [place(ratio) for _, ratio in line.cases]
     ends = f'x1="{min(at):.1f}" y1="{y}" x2="{max(at):.1f}" y2="{y}"'
     out = [
         text(20, y - 2, line.label + ("," if line.detail else ""), detail=line.detail),
         text(20, y + 13, f"against {line.peer}", "peer"),
-        text(WIDTH - 20, y + 4.5, line.span(), "", "end"),
+        text(WIDTH - 20, y + 4.5, ratio_span(line.cases), "", "end"),
         f'<line class="{line.stage} span" {ends}/>',
     ]
+    for case, ratio in line.built:
+        out.append(small_dot(place(ratio), y + 11, f"{case}, FlashMLA 9241ae3: {ratio:.2f}×"))
     for (case, ratio), x in zip(line.cases, at, strict=True):
         out.append(dot(x, y, line.stage, line.in_turns, f"{case}: {ratio:.2f}×"))
     return out
@@ -292,6 +349,10 @@ def draw(panels):
     body.append(text(38, y, "both libraries launched in turn, in one process", "note"))
     body.append(dot(340, y - 4, "decode", False))
     body.append(text(352, y, "each measured by itself, on the same kind of machine", "note"))
+    y += 20
+    body.append(small_dot(26, y - 4))
+    built = "an older winnow and FlashMLA 9241ae3, built from sources, in turn"
+    body.append(text(38, y, f"{built}; large dots: FlashMLA of vLLM 0.26.0", "note"))
     height = y + 20
     title = "Speed-up over other implementations, one dot a measured case"
     head = (
@@ -310,13 +371,25 @@ def table(panel):
     out = [f"| {panel.title} | winnow, µs | peer | speed-up |", "|---|---:|---|---|"]
     for x in panel.lines:
         if x.times:
-            out.append(f"| {x.label} | {time_span(x.times)} | {x.peer} | {x.span()} |")
+            out.append(f"| {x.label} | {time_span(x.times)} | {x.peer} | {ratio_span(x.cases)} |")
     return "\n".join(out) + "\n"
+
+
+def beside_built(panel):
+    """The caveat of the second build of FlashMLA, with what older winnows had beside it."""
+    spans = []
+    for label in ("decode, V3.2", "decode, V4", "prefill"):
+        found = [case for x in panel.lines if x.label.startswith(label) for case in x.built]
+        spans.append(f"{label} {ratio_span(found)}")
+    return (
+        "- FlashMLA 9241ae3, built from its sources, is up to a sixth faster than vLLM's build. "
+        f"Beside it, older\n  winnows had: {'; '.join(spans)}.\n"
+    )
 
 
 def with_tables(readme, tables):
     for name, words in tables.items():
-        begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
+        begin, end = f"<!--{name}:begin-->\n", f"<!--{name}:end-->"
         if begin not in readme or end not in readme:
             raise SystemExit(f"plot_readme: expected the markers of {name!r} in {README.name}")
         before, rest = readme.split(begin, 1)
@@ -329,7 +402,9 @@ def main():
     parser.add_argument("--check", action="store_true", help="write nothing, fail if not current")
     check = parser.parse_args().check
     gpu, cpu = gpu_panel(), cpu_panel()
-    readme = with_tables(README.read_text(), {"h200": table(gpu), "cpu": table(cpu)})
+    readme = with_tables(
+        README.read_text(), {"h200": table(gpu), "cpu": table(cpu), "built": beside_built(gpu)}
+    )
     wanted = {PICTURE: draw([gpu, cpu]), README: readme}
     stale = [p for p, words in wanted.items() if not p.exists() or p.read_text() != words]
     names = ", ".join(str(p.relative_to(ROOT)) for p in stale)

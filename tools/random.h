@@ -40,7 +40,7 @@ class Random {
   void normals(std::span<float> out, float sigma);
   void normals(std::span<bf16> out, float sigma);
   void normals(std::span<e4m3> out, float sigma);
-  // Distinct numbers of [0, range) in ascending order; -1 behind them when there are fewer.
+  // Distinct numbers of [0, range) in ascending order; -1 after them when there are fewer.
   void choose(std::span<int32_t> out, int64_t range);
 
  private:

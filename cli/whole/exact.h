@@ -11,8 +11,8 @@
 
 namespace winnow::cli::whole {
 
-// How far a step's result is from the reference: |got - want| / |want| over all values compared, as
-// lengths of vectors, and what the roundings up to there may cost.
+// How far a step's result is from the reference: the length of the vector got - want divided by
+// that of want, over all values compared; and the bound that the roundings up to there allow.
 struct Check {
   double deviation = 0, bound = 0;
   int64_t compared = 0;  // values

@@ -51,19 +51,19 @@ Layer::Layer(const Spec& spec, std::shared_ptr<const Weights> weights, const Que
   const CacheFormat key_format = wide ? CacheFormat::kIndexKeysBf16 : CacheFormat::kIndexKeys;
   const int64_t ring = s.values() * s.ratio;
   if (s.compressed() && s.own_entries) {
-    entry_pages_ = Pages(queue, wide ? model.bf16 : model.fp8, capacity, context / s.ratio);
-    if (s.gate) state_ = Array<float>(queue, capacity.requests * ring * s.columns(512));
-    rows_ = Array<float>(queue, tokens * s.columns(512));
+    entries_.pages = Pages(queue, wide ? model.bf16 : model.fp8, capacity, context / s.ratio);
+    if (s.gate) entries_.state = Array<float>(queue, capacity.requests * ring * s.columns(512));
+    entries_.rows = Array<float>(queue, tokens * s.columns(512));
     if (s.latent_keys) latent_ = Array<bf16>(queue, tokens * 512);
-    entry_slots_ = Array<int64_t>(queue, tokens);
+    entries_.slots = Array<int64_t>(queue, tokens);
   }
   if (s.indexed() && s.own_keys) {
-    key_pages_ = Pages(queue, key_format, capacity, context / std::max(s.ratio, 1));
-    key_slots_ = Array<int64_t>(queue, tokens);
+    keys_.pages = Pages(queue, key_format, capacity, context / std::max(s.ratio, 1));
+    keys_.slots = Array<int64_t>(queue, tokens);
     index_k_ = Array<bf16>(queue, tokens * 128);
     if (s.compressed() && !s.latent_keys) {
-      key_state_ = Array<float>(queue, capacity.requests * ring * s.columns(128));
-      key_rows_ = Array<float>(queue, tokens * s.columns(128));
+      keys_.state = Array<float>(queue, capacity.requests * ring * s.columns(128));
+      keys_.rows = Array<float>(queue, tokens * s.columns(128));
     }
   }
   angles_ = Array<float>(queue, context * 64);
@@ -149,6 +149,13 @@ Target Layer::target() const {
 Rope Layer::rope(bool inverse) const {
   return {.table = angles_.view({capacity_.context, 2, 32}), .inverse = inverse};
 }
+// Of index queries and of V3.2's index keys.
+Rope Layer::index_rope() const {
+  Rope turn = rope();
+  turn.pairs = spec_.index_pairs;
+  turn.slice = spec_.index_slice;
+  return turn;
+}
 Norm Layer::norm(const std::string& name) const {
   return {.weight = weights_->vector(name), .eps = spec_.eps};
 }
@@ -214,7 +221,7 @@ void Layer::project_input(const Array<bf16>& x) {
       project(kProjectInput, in, module + ".gate_proj.weight",
               rows.columns(tokens_, all, width, width));
   };
-  if (s.compressed() && s.own_entries) project_rows("compressor", rows_, 512);
+  if (s.compressed() && s.own_entries) project_rows("compressor", entries_.rows, 512);
   if (!s.indexed()) return;
   const Tensor weights = index_w_.view({tokens_, s.index_heads});
   if (s.mla()) {
@@ -223,7 +230,7 @@ void Layer::project_input(const Array<bf16>& x) {
     return;
   }
   project(kProjectInput, in, "compressor.indexer.scorer.weights_proj.weight", weights);
-  if (s.own_keys && !s.latent_keys) project_rows("compressor.indexer", key_rows_, 128);
+  if (s.own_keys && !s.latent_keys) project_rows("compressor.indexer", keys_.rows, 128);
 }
 
 void Layer::write_records() {
@@ -243,16 +250,13 @@ void Layer::write_records() {
   double bytes = 2 * bytes_of(q) + bytes_of(a.write[0].kv) +
                  static_cast<double>(tokens_ * page_bytes_used(kv_pages_.cache.format, 64)) / 64;
   if (s.mla() && s.indexed()) {
-    Rope turn = rope();
-    turn.pairs = s.index_pairs;
-    turn.slice = s.index_slice;
     a.write[1] = {.kv = index_k_.view({tokens_, 128}),
                   .slots = slots_.view({tokens_}),
-                  .cache = key_pages_.cache,
+                  .cache = keys_.pages.cache,
                   .prologue = {.norm = {.kind = NormKind::kLayer,
                                         .weight = weights_->vector("indexer.k_norm.weight"),
                                         .bias = weights_->vector("indexer.k_norm.bias")},
-                               .rope = turn,
+                               .rope = index_rope(),
                                .positions = positions()}};
     bytes += static_cast<double>(tokens_ * (256 + 132));
   }
@@ -260,78 +264,64 @@ void Layer::write_records() {
   kernels_[kWrite] = detail::last_chosen();
 }
 
-// Where the entries that the step closes go.
-CompressedSlotsArgs Layer::slots_in(const Pages& pages, const Array<int64_t>& slots) const {
+// Where the entries that the step closes are stored.
+CompressedSlotsArgs Layer::slots_in(const Entries& entries) const {
   return {.positions = positions(),
           .requests = requests(),
-          .block_table = pages.table_view(),
+          .block_table = entries.pages.table_view(),
           .ratio = spec_.ratio,
-          .page = pages.cache.page,
-          .pages = pages.cache.pages,
-          .slots = slots.view({tokens_}),
+          .page = entries.pages.cache.page,
+          .pages = entries.pages.cache.pages,
+          .slots = entries.slots.view({tokens_}),
           .target = target()};
 }
 
-void Layer::compress_entries() {
+// Rows of d values into entries, with the weights of a module.
+CompressArgs Layer::compressor(const Entries& entries, const std::string& module, int64_t d) const {
   const Spec& s = spec_;
-  const int64_t ring = s.values() * s.ratio;
-  const CompressedSlotsArgs slots = slots_in(entry_pages_, entry_slots_);
-  CompressArgs a{.rows = rows_.view({tokens_, s.columns(512)}),
+  CompressArgs a{.rows = entries.rows.view({tokens_, s.columns(d)}),
                  .positions = positions(),
                  .requests = requests(),
                  .ratio = s.ratio,
                  .overlap = s.overlap,
                  .gate = s.gate,
-                 .norm = norm("compressor.kv_norm.weight"),
+                 .norm = norm(module + ".kv_norm.weight"),
                  .rope = rope(),
-                 .slots = entry_slots_.view({tokens_}),
-                 .cache = entry_pages_.cache,
+                 .slots = entries.slots.view({tokens_}),
+                 .cache = entries.pages.cache,
                  .target = target()};
-  if (s.gate) {
-    a.state.rows = state_.view({capacity_.requests, ring, s.columns(512)});
-    a.state.ring = true;
-  }
-  if (s.bias) a.bias = weights_->vector("compressor.position_bias");
-  if (s.latent_keys) a.latent = latent_.view({tokens_, 512});
-  timed(kCompress, bytes_of(a.rows) * (s.gate ? 2 : 1), 0, [&] {
+  const int64_t ring = s.values() * s.ratio;
+  if (s.gate)
+    a.state = {.rows = entries.state.view({capacity_.requests, ring, s.columns(d)}), .ring = true};
+  if (s.bias) a.bias = weights_->vector(module + ".position_bias");
+  return a;
+}
+
+void Layer::compress_rows(const Entries& entries, const CompressArgs& args) {
+  const CompressedSlotsArgs slots = slots_in(entries);
+  timed(kCompress, bytes_of(args.rows) * (args.gate ? 2 : 1), 0, [&] {
     compressed_slots(slots);
-    compress(a);
+    compress(args);
   });
+}
+
+void Layer::compress_entries() {
+  CompressArgs a = compressor(entries_, "compressor", 512);
+  if (spec_.latent_keys) a.latent = latent_.view({tokens_, 512});
+  compress_rows(entries_, a);
   kernels_[kCompress] = detail::last_chosen();
 }
 
-void Layer::compress_keys() {
-  const Spec& s = spec_;
-  const CompressedSlotsArgs slots = slots_in(key_pages_, key_slots_);
-  const CompressArgs a{
-      .rows = key_rows_.view({tokens_, s.columns(128)}),
-      .positions = positions(),
-      .requests = requests(),
-      .ratio = s.ratio,
-      .overlap = s.overlap,
-      .gate = s.gate,
-      .bias = weights_->vector("compressor.indexer.position_bias"),
-      .state = {.rows = key_state_.view({capacity_.requests, s.values() * s.ratio, s.columns(128)}),
-                .ring = true},
-      .norm = norm("compressor.indexer.kv_norm.weight"),
-      .rope = rope(),
-      .slots = key_slots_.view({tokens_}),
-      .cache = key_pages_.cache,
-      .target = target()};
-  timed(kCompress, 2 * bytes_of(a.rows), 0, [&] {
-    compressed_slots(slots);
-    compress(a);
-  });
-}
+void Layer::compress_keys() { compress_rows(keys_, compressor(keys_, "compressor.indexer", 128)); }
 
 // V4.1: index keys from the entries before RoPE. Rows that close no entry have no slot.
 void Layer::keys_of_latents() {
   const Tensor keys = index_k_.view({tokens_, 128});
   project(kProjectInput, latent_.view({tokens_, 512}), "indexer.wk.weight", keys);
-  const CompressedSlotsArgs slots = slots_in(key_pages_, key_slots_);
+  const CompressedSlotsArgs slots = slots_in(keys_);
   WriteArgs a{.kv = keys,
-              .slots = key_slots_.view({tokens_}),
-              .cache = key_pages_.cache,
+              .slots = keys_.slots.view({tokens_}),
+              .cache = keys_.pages.cache,
               .prologue = {.norm = norm("indexer.k_norm.weight"),
                            .rope = rope(),
                            .positions = firsts_.view({tokens_})},
@@ -373,9 +363,6 @@ void Layer::prepare() {
                            {ready, s.record(), 1})};
   double bytes = 2 * bytes_of(a.query.q);
   if (s.indexed()) {
-    Rope turn = rope();
-    turn.pairs = s.index_pairs;
-    turn.slice = s.index_slice;
     const Tensor out =
         capacity_.bf16_caches
             ? tensor(reinterpret_cast<bf16*>(index_ready_.data()), {tokens_, s.index_heads, 128})
@@ -383,7 +370,7 @@ void Layer::prepare() {
     a.index = {.q = index_q_.view({tokens_, s.index_heads, 128}),
                .weights = index_w_.view({tokens_, s.index_heads}),
                .positions = positions(),
-               .rope = turn,
+               .rope = index_rope(),
                .factor = 1 / std::sqrt(static_cast<float>(s.index_heads * 128)),
                .out = out,
                .out_weights = index_weights_.view({tokens_, s.index_heads})};

@@ -70,6 +70,13 @@ struct Pages {
   int64_t requests = 0, width = 0;
 };
 
+// What a compressor makes and keeps: rows of a step become records, some rows stay as its state.
+struct Entries {
+  Pages pages;
+  Array<float> rows, state;
+  Array<int64_t> slots;
+};
+
 // What a layer leaves for the layers that take its choice.
 struct Choice {
   Array<int32_t> ids, blocks;
@@ -79,7 +86,7 @@ struct Choice {
 class Layer {
  public:
   // The layers whose caches and whose choice this one reads where it has none of its own; the layer
-  // that found blocks for those behind it.
+  // that found blocks for later ones.
   struct Sources {
     Layer *entries = nullptr, *choice = nullptr, *blocks = nullptr;
   };
@@ -120,6 +127,7 @@ class Layer {
   Tensor positions() const { return positions_.view({tokens_}); }
   Tensor requests() const { return requests_.view({tokens_}); }
   Rope rope(bool inverse = false) const;
+  Rope index_rope() const;
   Norm norm(const std::string& name) const;
   std::vector<bf16> gathered(const Pages& pages, int64_t request, int64_t count) const;
 
@@ -127,7 +135,9 @@ class Layer {
   void keep(const Array<bf16>& x);
   void project_input(const Array<bf16>& x);
   void write_records();
-  CompressedSlotsArgs slots_in(const Pages& pages, const Array<int64_t>& slots) const;
+  CompressedSlotsArgs slots_in(const Entries& entries) const;
+  CompressArgs compressor(const Entries& entries, const std::string& module, int64_t d) const;
+  void compress_rows(const Entries& entries, const CompressArgs& args);
   void compress_entries();
   void compress_keys();
   void keys_of_latents();
@@ -150,15 +160,16 @@ class Layer {
   int64_t tokens_ = 0, choice_width_ = 0;
 
   // What stays between steps.
-  Pages kv_pages_, entry_pages_, key_pages_;
-  Array<float> state_, key_state_, angles_;
+  Pages kv_pages_;
+  Entries entries_, keys_;  // index keys: in V3.2 and V4.1 not compressed, so pages and slots alone
+  Array<float> angles_;
   Array<bf16> w_uk_, w_uv_;
   // Inputs of a step and what its calls hand on.
   Array<int32_t> positions_, requests_, ends_, firsts_;
-  Array<int64_t> slots_, entry_slots_, key_slots_;
+  Array<int64_t> slots_;
   Array<bf16> q_a_, kv_rows_, index_k_, index_w_, q_, q_ready_, index_q_, out_, turned_, low_, y_;
   Array<bf16> latent_;
-  Array<float> rows_, key_rows_, index_weights_;
+  Array<float> index_weights_;
   Array<std::byte> index_ready_, workspace_;
   Array<int32_t> window_, window_lengths_, chosen_slots_, lengths_;
   Choice choice_;

@@ -20,7 +20,7 @@ std::span<std::byte> grown(Array<std::byte>& memory, const Queue& queue, size_t 
 
 ScoreArgs Layer::score_args() {
   const Spec& s = spec_;
-  const Pages& keys = (s.own_keys ? this : entry_owner_)->key_pages_;
+  const Pages& keys = (s.own_keys ? this : entry_owner_)->keys_.pages;
   const Tensor q =
       capacity_.bf16_caches
           ? tensor(reinterpret_cast<bf16*>(index_ready_.data()), {tokens_, s.index_heads, 128})
@@ -66,10 +66,10 @@ void Layer::list_all(int64_t context) {
   if (choice_.width == 0) return;
   const C128aListsArgs a{.positions = positions(),
                          .requests = requests(),
-                         .block_table = entry_pages_.table_view(),
+                         .block_table = entries_.pages.table_view(),
                          .ratio = spec_.ratio,
-                         .page = entry_pages_.cache.page,
-                         .pages = entry_pages_.cache.pages,
+                         .page = entries_.pages.cache.page,
+                         .pages = entries_.pages.cache.pages,
                          .decode_tokens = tokens_,
                          .lists = chosen_slots_.view({tokens_, choice_.width}),
                          .lengths = lengths_.view({tokens_}),
@@ -81,7 +81,7 @@ void Layer::list_all(int64_t context) {
 void Layer::locate_choice() {
   if (spec_.window > 0 && !spec_.compressed()) return;
   choice_width_ = chooser_->choice_.width;
-  const Pages& pages = spec_.mla() ? kv_pages_ : entry_owner_->entry_pages_;
+  const Pages& pages = spec_.mla() ? kv_pages_ : entry_owner_->entries_.pages;
   const LocateArgs a{.ids = chooser_->choice_.ids.view({tokens_, choice_width_}),
                      .requests = requests(),
                      .block_table = pages.table_view(),
@@ -103,7 +103,7 @@ void Layer::attend_to() {
                .target = target()};
   const bool entries = s.compressed() && listed > 0;
   const KvList chosen{
-      .cache = s.mla() ? kv_pages_.cache : entry_owner_->entry_pages_.cache,
+      .cache = s.mla() ? kv_pages_.cache : entry_owner_->entries_.pages.cache,
       .indices = entries || s.mla() ? chosen_slots_.view({tokens_, listed}) : Tensor{},
       .lengths = entries || s.mla() ? lengths_.view({tokens_}) : Tensor{}};
   if (s.mla()) {
@@ -176,11 +176,12 @@ double Layer::bytes_per_token() const {
     return static_cast<double>(page_bytes(p.cache.format, p.cache.page)) / p.cache.page / ratio;
   };
   const int32_t ratio = std::max(spec_.ratio, 1);
-  return of(entry_pages_, ratio) + of(key_pages_, ratio) + (spec_.mla() ? of(kv_pages_, 1) : 0);
+  return of(entries_.pages, ratio) + of(keys_.pages, ratio) + (spec_.mla() ? of(kv_pages_, 1) : 0);
 }
 
 double Layer::bytes_per_request() const {
-  double all = (state_.bytes() + key_state_.bytes()) / static_cast<double>(capacity_.requests);
+  double all =
+      (entries_.state.bytes() + keys_.state.bytes()) / static_cast<double>(capacity_.requests);
   if (spec_.window > 0)
     all += spec_.window * static_cast<double>(page_bytes_used(kv_pages_.cache.format, 64)) / 64;
   return all;
@@ -217,7 +218,7 @@ std::vector<bf16> Layer::records(int64_t request, int64_t count) const {
   return gathered(kv_pages_, request, count);
 }
 std::vector<bf16> Layer::entries(int64_t request, int64_t count) const {
-  return gathered(entry_owner_->entry_pages_, request, count);
+  return gathered(entry_owner_->entries_.pages, request, count);
 }
 
 std::vector<float> Layer::logits(int64_t token, int64_t count) {

@@ -54,38 +54,42 @@ Spec resized(Spec s, const LayerCommand& o) {
   return s;
 }
 
-int run_layer(const LayerCommand& o) {
-  const std::string model = full_name(o.model);
-  const std::string kind = o.kind.empty() ? kinds_of(model).front() : o.kind;
+// The layer, and those before it whose caches or choice it reads.
+std::vector<Spec> specs_of(const LayerCommand& o, const std::string& model,
+                           const std::string& kind) {
   std::vector<Spec> specs;
   for (const std::string& k : with_source(model, kind))
     specs.push_back(resized(spec_of(model, k), o));
   if (specs.size() > 1 && !o.weights.empty())
     throw Error(ErrorCode::kInvalidArgument,
                 "layer: --weights: a layer of kind " + kind + " needs those of its source as well");
-  const Capacity capacity{.requests = o.requests,
-                          .tokens = std::max(std::min(o.chunk, o.prompt * o.requests), o.requests),
-                          .context = o.prompt + o.decode,
-                          .page = o.page,
-                          .bf16_caches = o.cache == "bf16",
-                          .kernel = o.kernel};
-  tools::Progress progress;
-  progress.at("weights of " + model + " " + kind);
-  Stack stack(specs, capacity,
-              {.weights = o.weights,
-               .prefix = o.prefix,
-               .seed = o.seed,
-               .cuda = o.device == "cuda",
-               .check = o.check});
-  Layer& layer = stack.layer(stack.size() - 1);
+  return specs;
+}
 
-  // Prefill: chunks of one request after the other, several in a step where they fit.
-  int64_t prefills = 0;
+Capacity capacity_of(const LayerCommand& o) {
+  return {.requests = o.requests,
+          .tokens = std::max(std::min(o.chunk, o.prompt * o.requests), o.requests),
+          .context = o.prompt + o.decode,
+          .page = o.page,
+          .bf16_caches = o.cache == "bf16",
+          .kernel = o.kernel};
+}
+
+// What a layer did: its times in both phases, and the steps that were timed.
+struct Phases {
+  Totals prefill, decode;
+  int64_t prefill_steps = 0, decode_steps = 0;
+};
+
+// Chunks of one request after the other, several in a step where they fit.
+void prefill(Stack& stack, const LayerCommand& o, tools::Progress& progress, Phases& phases) {
+  Layer& layer = stack.layer(stack.size() - 1);
+  const int64_t most = capacity_of(o).tokens;
   std::vector<int64_t> done(static_cast<size_t>(o.requests));
-  for (int64_t left = o.requests * o.prompt; left > 0; ++prefills) {
+  for (int64_t left = o.requests * o.prompt; left > 0; ++phases.prefill_steps) {
     Batch batch;
     for (int64_t r = 0; r < o.requests; ++r) {
-      const int64_t room = capacity.tokens - batch.tokens();
+      const int64_t room = most - batch.tokens();
       const int64_t count = std::min({room, o.chunk, o.prompt - done[r]});
       batch.add(static_cast<int32_t>(r), static_cast<int32_t>(done[r]),
                 static_cast<int32_t>(count));
@@ -93,17 +97,20 @@ int run_layer(const LayerCommand& o) {
       left -= count;
     }
     progress.at(fmt::format("prefill, {} tokens left", left));
-    // A device loads its kernels when they are first asked for: that is not the layer's time.
-    if (prefills == 0 && o.device == "cuda") {
+    // A device loads its kernels at their first launch: that is not the layer's time.
+    if (phases.prefill_steps == 0 && o.device == "cuda") {
       stack.run(batch);
       layer.forget_times();
     }
     stack.run(batch);
   }
-  if (o.check && o.decode == 0) stack.check();
-  const Totals prefill = layer.totals();
-  const int64_t untimed = o.device == "cuda" && o.decode > 1 ? 1 : 0;
+  phases.prefill = layer.totals();
   layer.forget_times();
+}
+
+void decode(Stack& stack, const LayerCommand& o, tools::Progress& progress, Phases& phases) {
+  Layer& layer = stack.layer(stack.size() - 1);
+  const int64_t untimed = o.device == "cuda" && o.decode > 1 ? 1 : 0;
   for (int64_t d = 0; d < o.decode; ++d) {
     Batch batch;
     for (int64_t r = 0; r < o.requests; ++r)
@@ -112,51 +119,81 @@ int run_layer(const LayerCommand& o) {
     stack.run(batch);
     if (d == 0 && untimed > 0) layer.forget_times();
   }
-  progress.at("the reference in fp64");
-  if (o.check && o.decode > 0) stack.check();
-  progress.clear();
+  phases.decode = layer.totals();
+  phases.decode_steps = o.decode - untimed;
+}
+
+// The last step is the one that was checked: a decode if there were any.
+std::string json_text(Stack& stack, const LayerCommand& o, const std::string& model,
+                      const std::string& kind, const Phases& phases) {
+  const Layer& layer = stack.layer(stack.size() - 1);
   const Checks& checks = stack.checks(stack.size() - 1);
-  const Checks none = {};
-  const bool ok = stack.ok();
   const Spec& s = layer.spec();
-  if (o.json) {
-    nlohmann::ordered_json j{{"model", model},
-                             {"layer", kind},
-                             {"device", o.device},
-                             {"cache", o.cache},
-                             {"hidden", s.hidden},
-                             {"heads", s.heads},
-                             {"requests", o.requests},
-                             {"prompt", o.prompt},
-                             {"prefill_steps", prefills},
-                             {"decode_steps", o.decode},
-                             {"weight_bytes", layer.weights().bytes()},
-                             {"cache_bytes_per_token", layer.bytes_per_token()},
-                             {"bytes_per_request", layer.bytes_per_request()},
-                             {"prefill", json_of(layer, prefill, o.decode ? none : checks)},
-                             {"decode", json_of(layer, layer.totals(), checks)},
-                             {"ok", ok}};
-    fmt::print("{}\n", j.dump(1));
-    return ok ? 0 : 1;
-  }
+  return nlohmann::ordered_json{
+      {"model", model},
+      {"layer", kind},
+      {"device", o.device},
+      {"cache", o.cache},
+      {"hidden", s.hidden},
+      {"heads", s.heads},
+      {"requests", o.requests},
+      {"prompt", o.prompt},
+      {"prefill_steps", phases.prefill_steps},
+      {"decode_steps", o.decode},
+      {"weight_bytes", layer.weights().bytes()},
+      {"cache_bytes_per_token", layer.bytes_per_token()},
+      {"bytes_per_request", layer.bytes_per_request()},
+      {"prefill", json_of(layer, phases.prefill, o.decode ? Checks{} : checks)},
+      {"decode", json_of(layer, phases.decode, checks)},
+      {"ok", stack.ok()}}
+      .dump(1);
+}
+
+void print_tables(Stack& stack, const LayerCommand& o, const std::string& model,
+                  const std::string& kind, const Phases& phases) {
+  const Layer& layer = stack.layer(stack.size() - 1);
+  const Checks& checks = stack.checks(stack.size() - 1);
+  const Spec& s = layer.spec();
   fmt::print("{} {}: hidden {}, {} heads, {:.0f} MB of {} weights; {} caches, page {}, {}\n", model,
              kind, s.hidden, s.heads, 1e-6 * layer.weights().bytes(),
              o.weights.empty() ? "random" : "given", o.cache, o.page,
              o.device == "cuda" ? std::string("CUDA") : fmt::format("{} workers", threads()));
   fmt::print("a token adds {:.0f} B to the caches, a request holds {:.1f} KB besides\n",
              layer.bytes_per_token(), 1e-3 * layer.bytes_per_request());
-  fmt::print("\nprefill: {} requests of {} tokens in {} steps\n{}", o.requests, o.prompt, prefills,
-             table_of(layer, prefill, o.decode ? none : checks, prefills));
+  fmt::print("\nprefill: {} requests of {} tokens in {} steps\n{}", o.requests, o.prompt,
+             phases.prefill_steps,
+             table_of(layer, phases.prefill, o.decode ? Checks{} : checks, phases.prefill_steps));
   if (o.decode > 0)
     fmt::print("\ndecode: {} steps of {} tokens\n{}", o.decode, o.requests,
-               table_of(layer, layer.totals(), checks, o.decode - untimed));
-  if (!o.check) return 0;
+               table_of(layer, phases.decode, checks, phases.decode_steps));
+  if (!o.check) return;
   fmt::print(
-      "\ndeviation: |got - want| / |want| of all values up to there, as lengths, against the layer "
-      "in fp64\n(logits: beside their terms); behind it what the roundings up to there may cost. "
-      "{}\n",
-      ok ? "All within." : "FAILED");
-  return ok ? 0 : 1;
+      "\ndeviation: |got - want| / |want| over all values of the stage, against the layer in fp64 "
+      "(logits:\nrelative to the sum of their terms), and the bound that the roundings up to there "
+      "allow. {}\n",
+      stack.ok() ? "All within." : "FAILED");
+}
+
+int run_layer(const LayerCommand& o) {
+  const std::string model = full_name(o.model);
+  const std::string kind = o.kind.empty() ? kinds_of(model).front() : o.kind;
+  tools::Progress progress;
+  progress.at("weights of " + model + " " + kind);
+  Stack stack(specs_of(o, model, kind), capacity_of(o),
+              {.weights = o.weights,
+               .prefix = o.prefix,
+               .seed = o.seed,
+               .cuda = o.device == "cuda",
+               .check = o.check});
+  Phases phases;
+  prefill(stack, o, progress, phases);
+  decode(stack, o, progress, phases);
+  progress.at("the reference in fp64");
+  if (o.check) stack.check();
+  progress.clear();
+  if (o.json) fmt::print("{}\n", json_text(stack, o, model, kind, phases));
+  else print_tables(stack, o, model, kind, phases);
+  return stack.ok() ? 0 : 1;
 }
 
 }  // namespace
@@ -167,7 +204,7 @@ void add_layer(CLI::App& app, Outcome& outcome) {
   cmd->footer(
       "Prompts are prefilled in chunks, then decoded; x and, without --weights, the weights are "
       "random.\nProjections are plain loops on the CPU and cuBLAS on CUDA; everything else is "
-      "winnow's. The last\nstep is compared with the layer in fp64. Exit status: 1 if that fails.\n"
+      "winnow's. The last\nstep is compared with the layer in fp64. Exit status: 1 if it is off.\n"
       "Layers: v3.2 full; glm-5 full, shared; v4 c4a, c128a, sliding; v4.1 c2a, c1a, reindex, "
       "reuse, "
       "sliding.\n"
@@ -182,10 +219,10 @@ void add_layer(CLI::App& app, Outcome& outcome) {
   cmd->add_option("--model", o->model, "Whose layer; v4 and v4.1 are the Flash models")
       ->check(CLI::IsMember(names))
       ->capture_default_str();
-  cmd->add_option("--layer", o->kind, "Its kind (the model's most typical)");
+  cmd->add_option("--layer", o->kind, "Its kind, listed below (the model's most typical)");
   cmd->add_option("--weights", o->weights, "safetensors file with a checkpoint's names (random)")
       ->check(CLI::ExistingFile);
-  cmd->add_option("--prefix", o->prefix, "What the names begin with, as layers.3.attn.")
+  cmd->add_option("--prefix", o->prefix, "Prefix of their names, for example layers.3.attn.")
       ->needs("--weights");
   const auto size = [&](const char* name, int64_t& to, const char* what, int64_t most) {
     cmd->add_option(name, to, what)->check(CLI::Range(int64_t{1}, most));
@@ -196,7 +233,7 @@ void add_layer(CLI::App& app, Outcome& outcome) {
   size("--index-heads", o->index_heads, "Heads of the indexer (the model's)", kMaxHeads);
   size("--topk", o->topk, "Entries that the indexer picks (the model's)", 1 << 20);
   size("--groups", o->groups, "Groups of the output projection (the model's)", kMaxHeads);
-  size("--rank", o->rank, "Their rank (the model's)", 1 << 14);
+  size("--rank", o->rank, "Rank of the output projection (the model's)", 1 << 14);
   cmd->add_option("--requests", o->requests, "Requests of the batch")
       ->check(CLI::Range(int64_t{1}, int64_t{4096}))
       ->capture_default_str();
@@ -206,7 +243,7 @@ void add_layer(CLI::App& app, Outcome& outcome) {
   cmd->add_option("--chunk", o->chunk, "Most tokens of a prefill step")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 16))
       ->capture_default_str();
-  cmd->add_option("--decode", o->decode, "Decode steps behind it")
+  cmd->add_option("--decode", o->decode, "Decode steps after the prompt")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 20))
       ->capture_default_str();
   cmd->add_option("--cache", o->cache, "Records of the caches")

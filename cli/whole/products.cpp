@@ -21,16 +21,16 @@ namespace {
 
 constexpr int kTile = 4;  // tokens, and outputs
 
-// One block of outputs against all tokens; `rows` holds its weights, converted.
+// Outputs [first, first + count) of all tokens; `rows` holds their weights, converted.
 template <class T, int Lanes>
-[[gnu::always_inline]] inline void block(const T* x, int64_t x_stride, const T* rows, T* out,
-                                         int64_t out_stride, int64_t tokens, int64_t inner,
-                                         int64_t outputs) {
+[[gnu::always_inline]] inline void block(const ProductIn<T>& p, const T* rows, int64_t first,
+                                         int64_t count) {
   typedef T Vector __attribute__((vector_size(Lanes * sizeof(T)), aligned(sizeof(T))));
-  for (int64_t t = 0; t < tokens; t += kTile) {
-    // Behind the last token its row is read again, and the result dropped.
+  const int64_t inner = p.inner;
+  for (int64_t t = 0; t < p.tokens; t += kTile) {
+    // In place of tokens past the last one its row is read again, and the result dropped.
     const T* at[kTile];
-    for (int i = 0; i < kTile; ++i) at[i] = x + std::min(t + i, tokens - 1) * x_stride;
+    for (int i = 0; i < kTile; ++i) at[i] = p.x + std::min(t + i, p.tokens - 1) * p.x_stride;
     Vector sums[kTile][kTile] = {};
     int64_t k = 0;
     for (; k + Lanes <= inner; k += Lanes) {
@@ -44,51 +44,50 @@ template <class T, int Lanes>
         for (int i = 0; i < kTile; ++i) sums[i][j] += left[i] * right;
       }
     }
-    for (int i = 0; i < kTile && t + i < tokens; ++i)
-      for (int j = 0; j < outputs; ++j) {
+    for (int i = 0; i < kTile && t + i < p.tokens; ++i)
+      for (int j = 0; j < count; ++j) {
         T sum = 0;
         for (int l = 0; l < Lanes; ++l) sum += sums[i][j][l];
         for (int64_t rest = k; rest < inner; ++rest) sum += at[i][rest] * rows[j * inner + rest];
-        out[(t + i) * out_stride + j] = sum;
+        p.out[(t + i) * p.out_stride + first + j] = sum;
       }
   }
 }
 
 template <class T>
-using Block = void (*)(const T*, int64_t, const T*, T*, int64_t, int64_t, int64_t, int64_t);
+using Block = void (*)(const ProductIn<T>&, const T*, int64_t, int64_t);
 
 template <class T>
-void any_block(const T* x, int64_t xs, const T* rows, T* out, int64_t os, int64_t tokens,
-               int64_t inner, int64_t outputs) {
-  block<T, 16 / sizeof(T)>(x, xs, rows, out, os, tokens, inner, outputs);
+void any_block(const ProductIn<T>& p, const T* rows, int64_t first, int64_t count) {
+  block<T, 16 / sizeof(T)>(p, rows, first, count);
 }
 #if defined(__x86_64__)
 template <class T>
-__attribute__((target("avx2,fma"))) void avx2_block(const T* x, int64_t xs, const T* rows, T* out,
-                                                    int64_t os, int64_t tokens, int64_t inner,
-                                                    int64_t outputs) {
-  block<T, 32 / sizeof(T)>(x, xs, rows, out, os, tokens, inner, outputs);
+__attribute__((target("avx2,fma"))) void avx2_block(const ProductIn<T>& p, const T* rows,
+                                                    int64_t first, int64_t count) {
+  block<T, 32 / sizeof(T)>(p, rows, first, count);
 }
 template <class T>
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma"))) void avx512_block(
-    const T* x, int64_t xs, const T* rows, T* out, int64_t os, int64_t tokens, int64_t inner,
-    int64_t outputs) {
-  block<T, 64 / sizeof(T)>(x, xs, rows, out, os, tokens, inner, outputs);
+    const ProductIn<T>& p, const T* rows, int64_t first, int64_t count) {
+  block<T, 64 / sizeof(T)>(p, rows, first, count);
 }
 #endif
 
 template <class T>
 Block<T> best_block() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl"))
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq"))
     return avx512_block<T>;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2_block<T>;
+  if (avx2) return avx2_block<T>;
 #endif
   return any_block<T>;
 }
 
-template <class T, class P>
-void multiply_all(const P& p) {
+template <class T>
+void multiply_all(const ProductIn<T>& p) {
   static const Block<T> run = best_block<T>();
   const int64_t blocks = (p.outputs + kTile - 1) / kTile;
   std::vector<std::vector<T>> rows(static_cast<size_t>(internal::cpu::threads()),
@@ -98,14 +97,14 @@ void multiply_all(const P& p) {
     const int64_t first = b * kTile, count = std::min<int64_t>(kTile, p.outputs - first);
     for (int64_t i = 0; i < count * p.inner; ++i)
       own[static_cast<size_t>(i)] = internal::core::to_float(p.w[first * p.inner + i]);
-    run(p.x, p.x_stride, own.data(), p.out + first, p.out_stride, p.tokens, p.inner, count);
+    run(p, own.data(), first, count);
   });
 }
 
 }  // namespace
 
-void multiply(const Product& p) { multiply_all<float>(p); }
-void multiply(const Product64& p) { multiply_all<double>(p); }
+void multiply(const Product& p) { multiply_all(p); }
+void multiply(const Product64& p) { multiply_all(p); }
 
 #ifdef WINNOW_WITH_CUBLAS
 namespace {

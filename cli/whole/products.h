@@ -11,22 +11,17 @@
 namespace winnow::cli::whole {
 
 // out[t, o] = sum_i x[t, i] w[o, i], summed in T. `w` has rows of `inner` values.
-struct Product {
-  const float* x = nullptr;
+template <class T>
+struct ProductIn {
+  const T* x = nullptr;
   const bf16* w = nullptr;
-  float* out = nullptr;
+  T* out = nullptr;
   int64_t tokens = 0, outputs = 0, inner = 0;
   int64_t x_stride = 0, out_stride = 0;
 };
+using Product = ProductIn<float>;
+using Product64 = ProductIn<double>;
 void multiply(const Product& p);
-
-struct Product64 {
-  const double* x = nullptr;
-  const bf16* w = nullptr;
-  double* out = nullptr;
-  int64_t tokens = 0, outputs = 0, inner = 0;
-  int64_t x_stride = 0, out_stride = 0;
-};
 void multiply(const Product64& p);
 
 // The GEMMs of a layer, on the device of its queue.

@@ -6,20 +6,16 @@
 
 namespace winnow::cli::whole {
 
+namespace {
+
+// "0.0120 of 0.070": of the last step that was compared, and its bound.
 std::string deviation_of(const Check& c) {
   if (c.compared == 0) return "-";
   if (!c.ok) return "FAILED: " + c.note;
   return fmt::format("{:.4f} of {:.3f}", c.deviation, c.bound);
 }
 
-void add(Totals& to, const Totals& from) {
-  for (size_t i = 0; i < kTimed; ++i) {
-    to[i].seconds += from[i].seconds;
-    to[i].bytes += from[i].bytes;
-    to[i].flops += from[i].flops;
-    to[i].calls += from[i].calls;
-  }
-}
+}  // namespace
 
 std::string table_of(const Layer& layer, const Totals& totals, const Checks& checks, int64_t runs) {
   double all = 0;

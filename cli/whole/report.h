@@ -13,8 +13,5 @@ using Totals = std::array<Total, kTimed>;
 
 std::string table_of(const Layer& layer, const Totals& totals, const Checks& checks, int64_t runs);
 nlohmann::ordered_json json_of(const Layer& layer, const Totals& totals, const Checks& checks);
-// "0.012, at most 0.070 expected": of the last step that was compared.
-std::string deviation_of(const Check& check);
-void add(Totals& to, const Totals& from);
 
 }  // namespace winnow::cli::whole

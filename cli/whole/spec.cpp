@@ -95,7 +95,7 @@ Spec spec_of(const std::string& model, const std::string& kind) {
     s.index_heads = kind == "c4a" ? 64 : 0;
     return s;
   }
-  // Layers behind the last source of entries read those of ratio 1.
+  // Layers after the last source of entries read those of ratio 1.
   add_compressor(s, kind == "c2a" ? 2 : 1);
   s.latent_keys = true;
   s.index_heads = kind == "reuse" ? 0 : 32;

@@ -24,7 +24,7 @@ struct Spec {
   bool overlap = false, gate = false, bias = false;
   bool q_norm = false;  // of each query head
   // V4.1: index keys are made of the entries, not by a compressor of their own; blocks of 8 entries
-  // that a layer finds for those behind it, or takes from one before it.
+  // that a layer finds for those after it, or takes from one before it.
   bool latent_keys = false, finds_blocks = false, within_blocks = false;
   // Caches and choices may be those of an earlier layer of the schedule.
   bool own_entries = true, own_keys = true, chooses = true;

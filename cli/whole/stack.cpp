@@ -6,6 +6,24 @@
 
 namespace winnow::cli::whole {
 
+namespace {
+
+// next [tokens, hidden] = x + y, each row divided by its root mean square.
+void add_and_normalise(const bf16* x, const bf16* y, int64_t tokens, int64_t hidden, bf16* next) {
+  using internal::core::to_bf16;
+  using internal::core::to_float;
+  for (int64_t t = 0; t < tokens; ++t, x += hidden, y += hidden, next += hidden) {
+    double squares = 0;
+    for (int64_t k = 0; k < hidden; ++k) squares += std::pow(to_float(x[k]) + to_float(y[k]), 2);
+    const auto factor =
+        static_cast<float>(1 / std::sqrt(squares / static_cast<double>(hidden) + 1e-6));
+    for (int64_t k = 0; k < hidden; ++k)
+      next[k] = to_bf16((to_float(x[k]) + to_float(y[k])) * factor);
+  }
+}
+
+}  // namespace
+
 Stack::Stack(const std::vector<Spec>& specs, const Capacity& capacity, const StackOptions& options)
     : options_(options), queue_(options.cuda), random_(options.seed), checks_(specs.size()) {
   Layer::Sources sources;
@@ -45,8 +63,6 @@ void Stack::fill(const Batch& batch) {
 }
 
 void Stack::run(const Batch& batch) {
-  using internal::core::to_bf16;
-  using internal::core::to_float;
   batch_ = batch;
   const int64_t tokens = batch.tokens(), hidden = layers_[0]->spec().hidden;
   draw(inputs_[0], tokens);
@@ -56,17 +72,7 @@ void Stack::run(const Batch& batch) {
     if (i + 1 == layers_.size()) break;
     const Array<bf16>& y = layers_[i]->y();
     y.to_host(0, tokens * hidden);
-    for (int64_t t = 0; t < tokens; ++t) {
-      const bf16 *from = inputs_[i].host() + t * hidden, *added = y.host() + t * hidden;
-      double squares = 0;
-      for (int64_t k = 0; k < hidden; ++k)
-        squares += std::pow(to_float(from[k]) + to_float(added[k]), 2);
-      const auto factor =
-          static_cast<float>(1 / std::sqrt(squares / static_cast<double>(hidden) + 1e-6));
-      for (int64_t k = 0; k < hidden; ++k)
-        inputs_[i + 1].host()[t * hidden + k] =
-            to_bf16((to_float(from[k]) + to_float(added[k])) * factor);
-    }
+    add_and_normalise(inputs_[i].host(), y.host(), tokens, hidden, inputs_[i + 1].host());
     inputs_[i + 1].to_device();
   }
 }

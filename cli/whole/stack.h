@@ -1,4 +1,4 @@
-// Several layers of a model, one behind the other, with the reference beside them.
+// Several layers of a model, one after the other, each with its reference in fp64.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 namespace winnow::cli::whole {
 
 struct StackOptions {
-  std::string weights, prefix;  // a file, and what its names begin with; "" draws them
+  std::string weights, prefix;  // a file and the prefix of its names; "" draws the weights
   uint64_t seed = 1;
   bool cuda = false, check = true;
 };

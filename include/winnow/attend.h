@@ -43,8 +43,8 @@ struct AttendArgs {
   // 256^-1/2, V4 512^-1/2.
   float scale = kNotGiven;
   Tensor sink = {};  // [H] f32, optional
-  // [T, H, d_v] bf16 or f32, as merge() likes it; f32 also [W, T, H / W, d_v], blocks of heads as
-  // combine() sends them, and lse [W, T, H / W] then.
+  // [T, H, d_v] bf16, or f32 for merge() and combine(). f32 may also be [W, T, H / W, d_v], blocks
+  // of heads as combine() sends them; lse is [W, T, H / W] then.
   Tensor out;
   Tensor lse = {};        // [T, H] f32, optional, natural logarithm
   Tensor max_logit = {};  // [T, H] f32, optional

@@ -33,7 +33,7 @@ struct CompressArgs {
   CompressorState state = {};  // needed when an entry takes more than one row
   Norm norm = {};              // of the pooled d values
   Rope rope = {};              // last or first 64 of d, at the position of the entry's first token
-  bool hadamard = false;       // d = 128: behind RoPE
+  bool hadamard = false;       // d = 128: after RoPE
   // [T] int64: where the entry that token t closes is stored; negative: nowhere.
   // compressed_slots() fills it.
   Tensor slots = {};

@@ -13,7 +13,8 @@ class Plan;
 
 // How the ranks find a row's cut. Both give the same bits.
 enum class CutForm : uint8_t {
-  // By the bytes that gathering brings in more, against one more collective.
+  // Whichever the model finds faster: gathering brings in more bytes, kOwner has one collective
+  // more.
   kAuto,
   // One all_gather; every rank finds the cuts of all rows. 8 K (W - 1) bytes a row into each rank.
   kGather,
@@ -34,7 +35,7 @@ struct CutArgs {
   // At least one of the outputs is given; each of them on all ranks or on none.
   // [T, K] int32, out: of `ids`, those of the row's top-k, then -1; may be `ids` itself.
   Tensor kept = {};
-  Tensor counts = {};     // [T] int32, out: how many these are
+  Tensor counts = {};     // [T] int32, out: the number of ids kept
   Tensor positions = {};  // [T, K] int32, out: the row's whole top-k, ascending, then -1
   CutForm form = CutForm::kAuto;
   // cut_workspace_bytes(); a CPU call without a plan may leave it empty and allocates its own.
@@ -45,7 +46,7 @@ struct CutArgs {
 // The K largest of a row whose parts lie on several ranks, exactly: bit for bit the ids that
 // select() gives for the whole row. Order: larger value first, -0 equal to +0, NaN below
 // everything, then the lowest position. A row's K-th entry in this order is its cut, 8 bytes; a
-// rank keeps what is not behind it. Negative ids are no candidates; rows with fewer than K
+// rank keeps its entries up to the cut. Negative ids are no candidates; rows with fewer than K
 // candidates keep all. Deterministic. The same call on every rank, with the same T and K; with T =
 // 0 nothing is sent.
 void cut(const CutArgs& args);

@@ -1,6 +1,6 @@
-// Index lists that planning builds for V4: compressed slots, heavily compressed (C128A) lists,
-// sliding windows, and the combination of compressed and window rows for prefill. On CUDA these run
-// on the stream.
+// V4's index lists: slots of compressed states, all states of a sequence (C128A: layers with a
+// state for 128 tokens), sliding windows, and compressed and window rows combined for prefill. On
+// CUDA these run on the stream.
 #pragma once
 
 #include "winnow/parallel.h"

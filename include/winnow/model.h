@@ -15,7 +15,7 @@ struct Model {
   int32_t d_qk;     // query and key size
   int32_t d_v;      // value size; V is the first d_v dims of a record
   int32_t d_nope;   // quantised part of a record
-  int32_t d_rope;   // bf16 part of a record, behind the quantised one
+  int32_t d_rope;   // bf16 part of a record, after the quantised one
   CacheFormat fp8;  // the family's record formats
   CacheFormat bf16;
   int32_t lists;  // KV lists per query: 1, or 2 (sliding window + compressed)

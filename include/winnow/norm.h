@@ -31,8 +31,9 @@ struct NormArgs {
 };
 
 // out = bf16(normalised x * weight + bias), fp32 with one rounding at the end; without a bias -0
-// stays -0. Rows do not depend on each other. But for the reference, kernels sum squares in fp32: a
-// row whose squares reach 3.4e38 (a value above 1.8e19) becomes zeros there. Cost: one pass over x.
+// stays -0. Rows do not depend on each other. Kernels other than the reference sum squares in fp32:
+// a row whose sum of squares exceeds 3.4e38 (as one value above 1.8e19 makes it) becomes zeros.
+// Cost: one pass over x.
 void norm(const NormArgs& args);
 
 }  // namespace winnow

@@ -7,8 +7,8 @@
 
 namespace winnow {
 
-// Any part may be left empty. The call's target counts for all of them; plans and targets inside
-// are not looked at.
+// Any part may be left empty. The call's target applies to all of them; plans and targets of the
+// parts are ignored.
 struct NormWriteArgs {
   NormArgs norm = {};       // of the query latents
   WriteArgs write[2] = {};  // KV records, and index keys

@@ -11,7 +11,7 @@
 
 namespace winnow {
 
-// A communicator that claims more ranks than this is refused: what ranks agree by grows with them.
+// A communicator with more ranks is refused: the messages by which ranks agree grow with them.
 inline constexpr int32_t kMaxRanks = 1 << 14;
 
 // A group of ranks that moves bytes. <winnow/mpi.h> and <winnow/nccl.h> are adapters; write your
@@ -36,7 +36,7 @@ class Communicator {
   virtual void all_to_all(const void* send, void* recv, size_t bytes, const Device& device) = 0;
   // all_gather of host memory, done on return: how ranks agree. Names the ranks that are missing.
   virtual void exchange(const void* send, void* recv, size_t bytes) = 0;
-  // Throws what a queued call has met since.
+  // Throws if a queued call has failed since it returned.
   virtual void check() = 0;
 };
 

@@ -21,7 +21,7 @@ namespace winnow {
 struct Indexer {
   Tensor k;      // [>= S, 128] bf16: keys of the new tokens (V4: of the new compressed states)
   Tensor slots;  // [S] int64: where they go; V3.2: S = T
-  // kIndexKeys; with q in bf16 kIndexKeysBf16. V4 without k and slots: another layer's, read alone.
+  // kIndexKeys; with q in bf16 kIndexKeysBf16. V4 without k and slots: another layer's, only read.
   Cache keys;
   Tensor block_table;  // [>= R, W] int32
   Tensor q;            // [T, H_I, 128] e4m3 or bf16
@@ -49,8 +49,8 @@ struct RawIndexQuery {
   float factor = 1.0f;
 };
 
-// V4: the steps between a layer's projections and the stages. Given by a RoPE table; the other
-// inputs of the call are projections' outputs then.
+// V4: the steps between a layer's projections and the stages. They run if rope has a table; the
+// other inputs of the call are then outputs of projections.
 struct LayerSteps {
   Rope rope = {};  // of the layer: turns kv, q, entries and index queries, and out back
   Norm kv_norm = {.kind = NormKind::kNone};
@@ -91,7 +91,7 @@ struct PipelineArgs {
   std::span<std::byte> prefix = {};
   // What the indexer chooses: numbers of tokens (V4: of compressed states) in their sequence, as
   // select() gives them. [T, K] int32, optional, K = options.topk (V4: extra_topk). With indexer.q
-  // an output, which layers behind it may take; without, an input: the choice of a layer before.
+  // an output, which later layers may read; without, an input: the choice of an earlier layer.
   Tensor ids = {};
   SelectBlocks blocks = {};  // of the indexer's selection (V4.1)
 };
@@ -103,7 +103,7 @@ struct PipelineArgs {
 // With steps the call begins at the projections of a V4 layer of any kind: prepare_query() ->
 // write() with a prologue -> compress() of states and index keys -> index_query(), the stages, then
 // rotate() of out, bit for bit. Tokens of all requests, chunks of prefills and decodes alike, go
-// through it together; positions outside the table are left out. A V4.1 layer that keeps states
+// through it together; positions outside the table are left out. A V4.1 layer that stores states
 // calls compress() first, for their latents, projects these to `indexer.k`, and leaves steps.states
 // empty. Layers that read its states and keys, or its ids, name its caches and lists and give
 // nothing to write there. ids and blocks are for one rank. The result does not depend on the

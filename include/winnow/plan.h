@@ -122,8 +122,8 @@ enum class SplitPolicy : uint8_t {
 
 // How the tokens of a batch read the cache. A bf16 cache is always kBf16.
 enum class Mode : uint8_t {
-  // bf16 cache: kBf16. CUDA with 46 heads or more (V4: 32), or `mha`, or a route of your own:
-  // kSeparate, with each prefill routed by itself. Everything else, and always with
+  // bf16 cache: kBf16. CUDA with 46 heads or more (V4: 32), or `mha`, or a `route` that you set:
+  // kSeparate, with a route chosen for each prefill. Everything else, and always with
   // SplitPolicy::kFixed: kMixed below 32 heads, kDirect from 32 on.
   kAuto,
   // The cache is bf16; every token reads it as it is.
@@ -202,7 +202,7 @@ struct Batch {
 };
 
 // A rank's part of a batch (Spread::kQueries): again a batch, of the same requests. A request's
-// tokens are those whose positions the shard has; its sequence ends behind the last of them.
+// tokens are those whose positions the shard has; its sequence ends after the last of them.
 struct BatchShare {
   std::vector<int32_t> query_starts;  // [R + 1]
   std::vector<int32_t> seq_lens;      // [R]; 0 for a request without tokens here

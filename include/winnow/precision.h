@@ -9,8 +9,8 @@ enum class Precision : uint8_t {
   // Products of 16-bit values; attend.h says how they are rounded.
   kFull,
   // Products of e4m3: queries and weights are rounded to one e4m3 value each, and the codes of fp8
-  // records are multiplied as they are stored. Never chosen by itself. Hopper serves V3.2's records
-  // and lists of up to 4,096 columns; on the CPU the reference alone does, on request.
+  // records are multiplied as they are stored. Only the caller chooses it. Hopper serves V3.2's
+  // records and lists of up to 4,096 columns; on the CPU only the reference does, if named.
   //
   // Of a token, over the valid entries j, with codes c_ji and scales S_jt of their tiles t:
   //   q'_i  = e4m3(2^a q_i) / 2^a for columns that are codes in the records; RoPE's keep q_i.

@@ -8,8 +8,8 @@
 
 namespace winnow {
 
-// Either part may be left empty. The call's target counts for both; targets inside are not looked
-// at.
+// Either part may be left empty. The call's target applies to both; targets of the parts are
+// ignored.
 struct PrepareQueriesArgs {
   PrepareQueryArgs query = {};
   IndexQueryArgs index = {};

@@ -8,11 +8,11 @@ namespace winnow {
 class Plan;
 
 // V4.1's two levels: a source layer finds the blocks of columns that hold its largest logits, and
-// the layers behind it select inside these alone. Block b has the columns from b * size on.
+// later layers select inside these alone. Block b has columns [b * size, (b + 1) * size).
 struct SelectBlocks {
   int32_t size = 8;
   // [T, B] int32, optional: ids come from these blocks alone. Numbers ascend, as `best` gives them;
-  // one that is not larger than all before it, or lies behind the row, names nothing.
+  // one that is not larger than all before it, or lies past the row's end, names nothing.
   Tensor within = {};
   // [T, B] int32, out, optional: the B blocks with the largest logits of the valid range,
   // ascending, then -1. The block of the last valid column is always among them; others follow

@@ -16,7 +16,7 @@ extern "C" {
 typedef int32_t winnow_status;
 enum {
   WINNOW_OK = 0,
-  WINNOW_INVALID_ARGUMENT = 1, /* not what the contract asks for; nothing was written */
+  WINNOW_INVALID_ARGUMENT = 1, /* an argument breaks the contract; nothing was written */
   WINNOW_UNSUPPORTED = 2,      /* valid, but no kernel of this build and machine can do it */
   WINNOW_RUNTIME = 3           /* the device or the operating system refused; out of memory */
 };

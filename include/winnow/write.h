@@ -13,11 +13,11 @@ class Plan;
 
 // What happens to a row before it becomes a record, step by step; each step rounds to bf16.
 struct Prologue {
-  // Of the first 512 values (index keys: of all 128).
+  // Of the first 512 values (index keys: of all 128). Default: no norm.
   Norm norm = {.kind = NormKind::kNone};
   Rope rope = {};         // without a table: none
   Tensor positions = {};  // [T] int32, with rope
-  bool hadamard = false;  // index keys: behind RoPE
+  bool hadamard = false;  // index keys: after RoPE
 };
 
 struct WriteArgs {
@@ -30,7 +30,7 @@ struct WriteArgs {
   Tensor slots;      // [T] int64; a negative slot skips its token (padding)
   Cache cache;       // the pages to write to; the format says what is written
   ScaleMode scale = ScaleMode::kDefault;
-  // kv and rope are a projection's output; this makes of it what is stored.
+  // Given where kv and rope are a projection's output: the steps from there to what is stored.
   Prologue prologue = {};
   Target target = {};
 };

@@ -123,8 +123,8 @@ workspace   uint8, what plan.workspace_bytes says; made for the call if not give
 precision   "full", or "fp8": queries and weights are rounded to e4m3 (winnow/precision.h has the
             error); fp8 records, and a plan of that precision where one is given
 
-Returns out [tokens, heads, 512] bf16; with lse=True (or an array) and max_logit=True a tuple with
-lse and max_logit [tokens, heads] f32 behind it. A row without a valid entry is 0 with lse +inf
+Returns out [tokens, heads, 512] bf16; with lse=True (or an array) and max_logit=True a tuple: out,
+lse and max_logit [tokens, heads] f32. A row without a valid entry is 0 with lse +inf
 (-inf with empty_lse_negative).)");
   def(m,
       "def attend_mha(q: Array, k: Array, v: Array, *, scale: float, ids: Array | None = None, "

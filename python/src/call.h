@@ -85,7 +85,7 @@ class Call {
   // Where to write host integers: `out`, or a new array of this size.
   std::span<int32_t> integers_out(int64_t count);
 
-  // A view; not given: an empty one. Bytes count as e4m3 where asked for, bools as bytes in masks.
+  // A view; not given: an empty one. Bytes count as e4m3 where requested, bools as bytes in masks.
   Tensor in(std::string_view name, As as = As::kItself);
   Cache cache(std::string_view name, bool writes = false);
   const Plan* plan();  // which no thread can refill before this call's end
@@ -96,7 +96,7 @@ class Call {
   Tensor out(std::string_view name, DType dtype, std::initializer_list<int64_t> shape);
   // A size that an argument names and that an output has: where both are given, they agree.
   void agree(std::string_view name, int64_t size, const Tensor& out, int dimension) const;
-  // Whether an optional output (`lse: Array | bool = False`) is asked for.
+  // Whether an optional output (`lse: Array | bool = False`) is requested.
   bool wanted(std::string_view name) const;
   // Memory of the caller's library, for this call alone.
   std::span<std::byte> scratch(size_t bytes);

@@ -200,7 +200,7 @@ f32.)");
 
 q        [tokens, heads, 128] bf16, weights [tokens, heads] f32 or bf16: of the projections
 factor   heads^-1/2 * 128^-1/2
-hadamard rotates by the Hadamard matrix behind RoPE; index keys must be made alike
+hadamard rotates by the Hadamard matrix after RoPE; index keys must be made in the same way
 bf16     queries in bf16 instead of e4m3, for keys in bf16
 
 Returns (out, out_weights).)");

@@ -101,7 +101,7 @@ void bind_lists(nb::module_& m) {
       R"(Where each token writes a compressed state: a slot if (position + 1) % ratio == 0, or -1.
 
 positions, requests [tokens] int32, block_table [requests, pages] int32 of the compressed cache.
-Returns slots [tokens] int64 (all of out= is written, -1 behind the tokens). With a world, states that
+Returns slots [tokens] int64 (all of out= is written, -1 after the tokens). With a world, states that
 another rank owns get -1; the others are local ones of block_table.)");
   def(m,
       "def c128a_lists(positions: Array, requests: Array, block_table: Array, *, width: int | None "
@@ -115,7 +115,7 @@ another rank owns get -1; the others are local ones of block_table.)");
       "Array]",
       c128a_lists_,
       R"(All compressed states of each token so far: slots for the first decode_tokens rows, 0, 1,
-2... for the others, -1 behind them. Returns (lists [tokens, width] int32, lengths [tokens] int32);
+2... for the others, then -1. Returns (lists [tokens, width] int32, lengths [tokens] int32);
 c128a_width() gives the width of a batch. With a world, the states that this rank owns.)");
   def(m, "def c128a_width(max_position: int, ratio: int = 128) -> int", c128a_width_,
       "Columns that a batch of this largest position uses: (max_position + 1) / ratio, padded to "
@@ -129,8 +129,8 @@ c128a_width() gives the width of a batch. With a world, the states that this ran
       "= "
       "0, interleave: int = 1) -> tuple[Array, Array]",
       window_lists_,
-      R"(Positions (p - window, p] of each token, or their slots when block_table is given; -1
-behind them. Returns (lists [tokens, window] int32, lengths [tokens] int32). With a world, the
+      R"(Positions (p - window, p] of each token, or their slots when block_table is given; then -1.
+Returns (lists [tokens, window] int32, lengths [tokens] int32). With a world, the
 positions that this rank owns: the lists of all ranks hold each once.)");
   def(m,
       "def combined_lists(topk: Array, positions: Array, requests: Array, seq_lens: Array, "

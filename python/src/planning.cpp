@@ -25,7 +25,7 @@ std::vector<Chunk> chunks_of(const Call& c) {
   return chunks;
 }
 
-// Tokens of an output: what is asked for, else those of the batch.
+// Tokens of an output: what is requested, else those of the batch.
 std::span<int32_t> per_token(Call& c, const std::vector<int32_t>& query_starts) {
   const int64_t tokens = query_starts.empty() ? 0 : query_starts.back();
   return c.integers_out(c.size("tokens", tokens));

@@ -142,7 +142,7 @@ within        [tokens, blocks] int32, ascending: ids come from these blocks of `
 best          that many blocks with the largest logits are given too, the last valid one always
 values        True or an array: the logits at the ids too
 
-Returns ids [tokens, topk] int32, ascending, -1 behind them; with values also these [tokens, topk]
+Returns ids [tokens, topk] int32, ascending, then -1; with values also these [tokens, topk]
 f32, -inf where an id is -1; with best, last, the blocks [tokens, best] int32 (out=, values= and
 best_blocks= give the places).)");
   def(m,

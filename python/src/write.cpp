@@ -120,7 +120,7 @@ Returns out [rows, d] bf16.)");
       "None) -> Array",
       join_,
       R"(latent [tokens, heads, d_nope] and rope [tokens, heads, d_rope] bf16 of any strides, one
-behind the other: [tokens, heads, d_nope + d_rope].)");
+after the other: [tokens, heads, d_nope + d_rope].)");
   def(m,
       "def quantize(x: Array, *, out: Array | None = None, scale: Array | None = None, kernel: str "
       "| None "

@@ -245,7 +245,7 @@ class V41:
 
     def store(self, x, f):
         c = self.config
-        if not c.stores:
+        if not c.makes_entries:
             return
         values = x @ self.weights["compressor.wkv.weight"].bfloat16().float().T
         count = len(x) // c.ratio

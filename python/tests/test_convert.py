@@ -176,7 +176,7 @@ def test_turns(family):
     for turn, more in enumerate((40, 90, 0)):
         out = generate(model, inputs, past_key_values=cache)
         assert out.past_key_values is cache
-        # All tokens but the last, whose key nobody has asked for yet.
+        # All tokens but the last, whose key nobody has requested yet.
         assert cache.get_seq_length() == out.sequences.shape[1] - 1
         want = logits_alone(model, out, inputs)
         differ = want.argmax(-1) != out.sequences[:, -NEW:]

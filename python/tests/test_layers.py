@@ -55,9 +55,10 @@ def mla_weights(config, prefix=""):
     return drawn(shapes, prefix)
 
 
-def v4_weights(config, prefix=""):
-    c, d, e = config, config.hidden, 2 if config.ratio == 4 else 1
-    shapes = {
+def window_shapes(c):
+    """What every layer of V4 and V4.1 has, by the checkpoint's names."""
+    d = c.hidden
+    return {
         "wq_a.weight": (c.q_lora, d),
         "q_norm.weight": (c.q_lora,),
         "wq_b.weight": (c.heads * 512, c.q_lora),
@@ -67,6 +68,11 @@ def v4_weights(config, prefix=""):
         "wo_a.weight": (c.groups * c.rank, c.heads * 512 // c.groups),
         "wo_b.weight": (d, c.groups * c.rank),
     }
+
+
+def v4_weights(config, prefix=""):
+    c, d, e = config, config.hidden, 2 if config.ratio == 4 else 1
+    shapes = window_shapes(c)
     parts = {0: [], 4: [("compressor", 512), ("indexer.compressor", 128)]}
     for name, dim in parts.get(c.ratio, [("compressor", 512)]):
         shapes |= {

@@ -8,7 +8,7 @@ import torch
 
 import layer_oracle
 from conftest import on
-from test_layers import close, drawn, random
+from test_layers import close, drawn, random, window_shapes
 from winnow.torch import LayerCaches, V41Config, V41Layer
 
 # The real schedule's order, shortened: two windows, a source of ratio 2 and its reader, the source
@@ -41,17 +41,8 @@ COUNT = len(CONFIG.compress_ratios)
 
 def weights_of(c: V41Config, prefix: str) -> dict:
     d = c.hidden
-    shapes = {
-        "wq_a.weight": (c.q_lora, d),
-        "q_norm.weight": (c.q_lora,),
-        "wq_b.weight": (c.heads * 512, c.q_lora),
-        "wkv.weight": (512, d),
-        "kv_norm.weight": (512,),
-        "attn_sink": (c.heads,),
-        "wo_a.weight": (c.groups * c.rank, c.heads * 512 // c.groups),
-        "wo_b.weight": (d, c.groups * c.rank),
-    }
-    if c.stores:
+    shapes = window_shapes(c)
+    if c.makes_entries:
         shapes |= {"compressor.wkv.weight": (512, d), "compressor.norm.weight": (512,)}
         if c.ratio > 1:
             shapes["compressor.wgate.weight"] = (512, d)
@@ -96,8 +87,8 @@ def run(caches, layers, x, parts, accepted=None):
 
 
 def test_modes_follow_the_configuration():
-    stores = [c.stores for c in configs()]
-    assert stores == [False, True, False, True, False, False, False]
+    makers = [c.makes_entries for c in configs()]
+    assert makers == [False, True, False, True, False, False, False]
     assert [c.chooses for c in configs()] == [False, True, False, True, False, True, True]
     assert [c.finds_blocks for c in configs()].index(True) == 3
     assert [c.within_blocks for c in configs()] == [False] * 5 + [True, True]

@@ -45,7 +45,7 @@ class Stack:
         self.entries, self.keys, self.states, self.plans = {}, {}, {}, {}
         for n, layer in enumerate(self.layers):
             c = layer.config
-            if c.stores:
+            if c.makes_entries:
                 self.entries[n] = Paged(record, c.ratio, device)
                 self.keys[n] = Paged(key, c.ratio, device)
                 if c.ratio > 1:
@@ -91,7 +91,7 @@ class Stack:
         q_a, kv = functional.linear(x, layer.qkv_a).split([c.q_lora, 512], 1)
         q_c = winnow.norm(q_a.contiguous(), layer.q_a_norm, eps=c.eps)
         extra = self.shared(n, x, q_c, rope, at) if c.ratio else {}
-        if c.stores:
+        if c.makes_entries:
             self.source = n
         result = winnow.pipeline(
             self.plans[c.ratio],
@@ -126,7 +126,7 @@ class Stack:
     def shared(self, n, x, q_c, rope, at):
         """Arguments of a layer with entries, its own or another's."""
         layer, order = self.layers[n], at[0]
-        c, source = layer.config, n if layer.config.stores else self.source
+        c, source = layer.config, n if layer.config.makes_entries else self.source
         entries, keys = self.entries[source], self.keys[source]
         extra = {
             "compressed": entries.cache,
@@ -134,7 +134,7 @@ class Stack:
         }
         if not c.chooses:
             return {**extra, "ids": self.ids}
-        if c.stores:
+        if c.makes_entries:
             latent = self.compress(n, x, rope, at)
             extra["index_k"] = functional.linear(latent, layer.index_k)
             extra["index_norm"] = layer.index_norm

@@ -81,7 +81,7 @@ HWY_INLINE int64_t pack_transposed(const bf16* from, int64_t col_stride, int64_t
 }
 #endif
 
-// panel[k][col] = b[first_k + k, head, first_col + col], zeros in the columns behind the last.
+// panel[k][col] = b[first_k + k, head, first_col + col], zeros in the columns after the last.
 void pack(const Product& p, const bf16* b, int64_t depth, int64_t cols, float* panel) {
   const Config::D df;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(df)), width = 2 * lanes;

@@ -45,7 +45,7 @@ TEST_P(AttendOnCpu, FarPages) {
   munmap(memory, pages * stride);
 }
 
-// A workspace of the size asked for, at any address, is enough; without one the call finds its own.
+// A workspace of the size requested, at any address, is enough; without one the call finds its own.
 TEST_P(AttendOnCpu, Workspace) {
   Problem p({.name = "", .tokens = 3, .heads = 9, .list = {{CacheFormat::kV4Fp8, 64, 3, 150}}});
   Answer want = p.expected();

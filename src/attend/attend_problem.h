@@ -267,7 +267,7 @@ struct Problem {
   }
 };
 
-// Outputs of a call, poisoned, with gaps when the case asks for them.
+// Outputs of a call, poisoned, with gaps when the case requests them.
 struct Results {
   int64_t tokens, heads, head, token;
   Guarded<bf16> out;
@@ -357,7 +357,7 @@ class KernelTest : public ::testing::TestWithParam<std::string> {
   }
 };
 
-// The call with a workspace of exactly the size it asks for, on the device of its target.
+// The call with a workspace of exactly the size it requests, on the device of its target.
 inline void attend_with_workspace(AttendArgs a) {
   testing::DeviceWorkspace workspace(a.target.device, attend_workspace_bytes(a));
   a.workspace = {static_cast<std::byte*>(workspace.data()), workspace.size()};

@@ -55,7 +55,7 @@ const Suite kSuites[] = {
     {"v32_fp8_h128_even_long", CacheFormat::kV32Fp8, 128, 38, 1600, false, true},
     {"v32_fp8_h64_even", CacheFormat::kV32Fp8, 64, 68, 2048, true},
     {"v32_fp8_h128_even_wide", CacheFormat::kV32Fp8, 128, 40, 2048, true, true},
-    // A full wave, then what is behind it in even ranges.
+    // A full wave, then what is after it in even ranges.
     {"v32_fp8_h128_even_behind", CacheFormat::kV32Fp8, 128, 100, 2048},
     {"v4_fp8_h64", CacheFormat::kV4Fp8, 64},
     {"v4_fp8_h20", CacheFormat::kV4Fp8, 20},

@@ -167,14 +167,14 @@ size_t reference_workspace(const Shape& shape, int64_t tiles);
 // Rows of q and out, and pages, begin on 16-byte boundaries in all of Hopper's kernels.
 namespace decode_sm90 {
 // Records as they are stored, dequantised into matrix fragments. Few tokens are faster with a
-// workspace; none is needed. Tokens behind the last full wave may go in a second launch.
+// workspace; none is needed. Tokens after the last full wave may go in a second launch.
 void run(const Params& p) noexcept;
 const char* fits(const Shape& shape);
 size_t workspace(const Shape& shape, int64_t tiles);
 // The same function serves Precision::kFp8: V3.2's fp8 records, whose codes are multiplied as they
 // are stored.
 const char* fits_fp8(const Shape& shape);
-// How many tokens fill the multiprocessors one or more times, where those behind them are faster
+// How many tokens fill the multiprocessors one or more times, where those after them are faster
 // in splits, in a launch of their own, than as one wave more; else all. `wide`: the first ones are
 // the wide kernel's.
 int32_t first_launch(const Shape& shape, bool wide);
@@ -185,7 +185,7 @@ void run(const Params& p) noexcept;
 const char* fits(const Shape& shape);
 const char* slower(const Shape& shape);
 }  // namespace wide_sm90
-// The wide kernel for full waves, the decode kernel for the tokens behind them.
+// The wide kernel for full waves, the decode kernel for the tokens after them.
 namespace wide_then_decode_sm90 {
 void run(const Params& p) noexcept;
 const char* fits(const Shape& shape);

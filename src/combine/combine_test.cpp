@@ -64,7 +64,7 @@ struct Parts {
     EXPECT_TRUE(testing::stream_finished(results.target.device));
   }
 
-  // A rank's parts in blocks of heads with their lse behind them, `gap` floats between blocks.
+  // A rank's parts in blocks of heads with their lse after them, `gap` floats between blocks.
   testing::MappedVector<float> blocks(int32_t rank, int64_t gap) const {
     const int64_t rows = tokens * own(), block = rows * (d_v + 1) + gap;
     testing::MappedVector<float> all(ranks * block);

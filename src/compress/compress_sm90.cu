@@ -4,7 +4,7 @@
 // Order: entries must see the rows that were stored before the call. A paged state has a place for
 // every position. In a ring that is not longer than the call's tokens and a window, a row of the
 // call may take the place of one that an entry reads: of few tokens order_sm90.cuh sorts it out in
-// the same launch, of many a kernel of their own copies the rows, behind the entries.
+// the same launch, of many a kernel of their own copies the rows, after the entries.
 #include <cuda_runtime.h>
 
 #include "compress/kernels_sm90.h"

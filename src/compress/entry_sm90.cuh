@@ -33,7 +33,7 @@ __device__ __forceinline__ Goal goal_of(const Params& p, int64_t slot, int64_t l
   return g;
 }
 
-// What a thread's values take behind the pool, asked for before the rows are there.
+// What a thread's values take after the pool, requested before the rows are there.
 struct Steps {
   float weight[kQuad];
   float cosine[kQuad], sine[kQuad];  // of lanes whose values RoPE turns
@@ -223,7 +223,7 @@ __device__ __forceinline__ void store_pairs(void* to, const Packed& row) {
   cuda::store8(to, {row.pairs[0], row.pairs[1]});
 }
 
-// A thread's part of a record, by all lanes of a warp; those behind the row have none.
+// A thread's part of a record, by all lanes of a warp; those after the row have none.
 template <class R, bool kEvenPages>
 __device__ __forceinline__ void store_record(const Params& p, const Packed& row, int64_t slot,
                                              int at) {
@@ -243,7 +243,7 @@ __device__ __forceinline__ void store_record(const Params& p, const Packed& row,
       if (at >= R::kNope && at < R::kDim)
         store_pairs(page + R::rope(offset, p.cache.page) + (at - R::kNope) * 2, row);
     if constexpr (R::kScaleBytes > R::kTiles * static_cast<int>(sizeof(typename R::Scale)))
-      if (at == 0)  // bytes behind the last scale are zero
+      if (at == 0)  // bytes after the last scale are zero
         for (int b = R::kTiles * sizeof(typename R::Scale); b < R::kScaleBytes; ++b)
           scales[b] = std::byte{0};
   } else {

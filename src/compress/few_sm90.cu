@@ -1,6 +1,6 @@
 // compress on the device, entries of up to 8 rows: a team of four warps (up to 128 values: of one)
 // takes a token; a thread has four values of every row. Its position, those of the tokens around
-// it, its slot and its own row are asked for at once; then the rows of the entry that it closes,
+// it, its slot and its own row are requested at once; then the rows of the entry that it closes,
 // weights and angles; the row is stored while they come. Prefills are streamed where they can be
 // (stream_sm90.cu, and of C4A's indexer overlap_sm90.cu).
 //
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads, 3) decode_rows(const __grid_constant
 #pragma unroll
     for (int h = 0; h < kParts; ++h)
       add_bias<kLoad>(own[1][h], p.bias + near.position % kRatio * p.bias_stride, h * kWidth + at);
-  // In a ring of kWindow - 1 rows this is the first row's place: the thread has asked for its
+  // In a ring of kWindow - 1 rows this is the first row's place: the thread has requested its
   // values above, and nobody else takes them.
   if (place != nullptr)
 #pragma unroll

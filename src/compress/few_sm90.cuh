@@ -78,8 +78,8 @@ __device__ __forceinline__ void store_own(const Params& p, OwnRow row, int64_t p
     }
 }
 
-// Makes the entry that `token` closes. kAtOnce: all rows are asked for at once; else one by one, in
-// few registers. `between` runs when they have been asked for.
+// Makes the entry that `token` closes. kAtOnce: all rows are requested at once; else one by one, in
+// few registers. `between` runs when they have been requested.
 template <Load kLoad, bool kAtOnce, int kWarps, class Between>
 __device__ __forceinline__ void make_entry(const Call& call, Team<kWarps>& team, int64_t token,
                                            const Around& a, const Goal& goal, Between between) {

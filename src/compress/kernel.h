@@ -41,7 +41,7 @@ struct Params {
   int64_t slot_stride = 0;
   core::Pages cache;  // no data: none
   core::Quantizer quantizer;
-  bf16* latent = nullptr;  // null: not asked for
+  bf16* latent = nullptr;  // null: not requested
   int64_t latent_stride = 0;
   Device device;
 };
@@ -88,7 +88,7 @@ WINNOW_HD inline int64_t request_of(const Params& p, int64_t token) {
 WINNOW_HD inline bool is_neighbour(const Params& p, int64_t token, int64_t other,
                                    int64_t position) {
   if (other < 0 || other >= p.tokens) return false;
-  // Both are asked for before either is looked at: a device waits once.
+  // Both loads are issued before either result is used: a device waits once.
   const bool same_request = request_of(p, other) == request_of(p, token);
   return (position_of(p, other) == position) & same_request;
 }

@@ -50,7 +50,7 @@ __device__ __forceinline__ void make_any(const Call& call, DecodeMemory<kRanks>&
   if (mine.called) mine.from = own_row(p, other);
   else mine.from = state_row(p, request, position);
   const bool missing = mine.from == nullptr;
-  if (missing) mine.from = own_row(p, token);  // which can be asked for
+  if (missing) mine.from = own_row(p, token);  // which can be requested
   if (__syncthreads_or(missing)) {
     if constexpr (kRanks > 1) cuda::cluster_wait();
     return;
@@ -127,7 +127,7 @@ __device__ __forceinline__ bool take_alone(const Call& call, DecodeMemory<kRanks
   LongRow mine{stored};
   if (row == kWindow - 1) mine = {own, near.later ? nullptr : stored, true};
   const bool missing = mine.from == nullptr;
-  if (missing) mine.from = own;  // which can be asked for
+  if (missing) mine.from = own;  // which can be requested
   Rows<kRanks> rows(shared, me, 0);
   ask_first<kRanks>(rows, mine);
   const Goal goal = goal_of(p, slot, near.position);

@@ -29,7 +29,7 @@ struct Cut {
   static constexpr int kOfGroup = 4 / kAtOnceRows;
   static constexpr int kQuarters = kTurns * kOfGroup;  // of groups, four rows each, of a thread
   static constexpr int kAhead = kQuarters < 2 ? kQuarters : 2;  // ... on their way
-  // Whether rows come by bulk copies, which few threads ask for, or each thread asks for its own,
+  // Whether rows come by bulk copies, which few threads request, or each thread requests its own,
   // which is faster where they are short.
   static constexpr bool kBulk = kRanks <= 4;
   static_assert(kTurns == 1 || kTurns == 2, "a warp's lanes find the rows of two groups");
@@ -126,7 +126,7 @@ struct RegisterRows {
   __device__ __forceinline__ void drop() {}
 };
 
-// ... or to shared memory, asked for by a team's first warp. `turn` counts the entries.
+// ... or to shared memory, requested by a team's first warp. `turn` counts the entries.
 template <int kRanks>
 struct BulkRows {
   using C = Cut<kRanks>;
@@ -178,7 +178,7 @@ struct BulkRows {
     }
     return of;
   }
-  // Waits for what was asked for first.
+  // Waits for what was requested first.
   __device__ __forceinline__ void drop() {
     static_for<C::kAhead>([&](auto q) { wait<q>(); });
   }

@@ -6,7 +6,7 @@
 //
 // Few entries have all of their rows on their way at once, three blocks a multiprocessor. Of many,
 // six of a lane's eight rows are, so that four blocks share a multiprocessor: 64 entries, 8,192
-// tokens, run at once. Rows are asked for before it is known that they are a window.
+// tokens, run at once. Rows are requested before it is known that they are a window.
 //
 // Budget: 4 KiB read and 4 KiB written a token.
 #include <cuda_runtime.h>
@@ -198,7 +198,7 @@ __device__ __forceinline__ void make_long_entry(const Call& call, LongMemory<kSt
   if (mine.called) mine.from = static_cast<const float*>(p.rows) + other * p.row_stride;
   else mine.from = state_row(p, request, position);
   if (stores) mine.place = own_state_row(p, other);
-  const bool missing = mine.from == nullptr;  // its own row can be asked for
+  const bool missing = mine.from == nullptr;  // its own row can be requested
   if (missing) mine.from = static_cast<const float*>(p.rows) + token * p.row_stride;
   ask_first(shared, me, mine.from);
   if (__syncthreads_or(missing)) {

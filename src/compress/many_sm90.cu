@@ -223,7 +223,7 @@ __device__ __forceinline__ void join_pools(const Params& p, Shared<kStages>& sha
   cuda::cluster_sync();
 }
 
-// The first block's part behind the pool.
+// The first block's part after the pool.
 template <int kStages>
 __device__ __forceinline__ void finish_entry(const Call& call, Shared<kStages>& shared,
                                              const Place& me, int64_t token) {

@@ -1,7 +1,7 @@
 // compress on the device, entries of more than 8 rows: what a cluster does with its tokens. It
 // takes one, or as many of a prefill as an entry has; each of its blocks 64 values of every row.
 // Rows that the call has and that are the cluster's to store are stored as they are pooled, so that
-// each is read once; the others behind the entries.
+// each is read once; the others after the entries.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,7 +21,7 @@ static_assert(kThreads >= kMaxRows, "a thread has a token");
 
 // What every block has in shared memory, besides the rows of an entry.
 struct TokensMemory {
-  float* places[kThreads];        // of rows that are stored behind the entries, ...
+  float* places[kThreads];        // of rows that are stored after the entries, ...
   const float* biases[kThreads];  // ... and what their scores take
   unsigned entries[kWarps];       // bit t: token t of the cluster's closes one that is to be made
   bool stored[kThreads];          // rows of the cluster's tokens
@@ -48,7 +48,7 @@ __device__ __forceinline__ void ask_for_token(const Params& p, int64_t token, co
     cuda::prefetch_l2(p.slots + token * p.slot_stride);
 }
 
-// Brings into L2 what an entry takes behind its rows.
+// Brings into L2 what an entry takes after its rows.
 __device__ __forceinline__ void ask_for_steps(const Params& p, int64_t last) {
   constexpr int kLine = 32;  // floats of 128 B
   const auto thread = static_cast<int>(threadIdx.x);
@@ -92,7 +92,7 @@ __device__ __forceinline__ void store_rows(const Params& p, TokensMemory& shared
   }
 }
 
-// Which of the cluster's tokens, or in order of those behind it, close entries that it makes.
+// Which of the cluster's tokens, or in order of those after it, close entries that it makes.
 __device__ __forceinline__ void list_entries(const Params& p, unsigned (&entries)[kWarps],
                                              const Place& me, int64_t first, int count,
                                              bool ordered, bool start) {

@@ -14,7 +14,7 @@
 
 namespace winnow::internal::compress {
 
-// A token, and as much of its run as 31 tokens before it and 32 behind it show.
+// A token, and as much of its run as 31 tokens before it and 32 after it show.
 struct Around {
   int64_t position = -1, request = 0;
   int back = 0, ahead = 0;  // tokens of the run
@@ -57,7 +57,7 @@ struct Near {
   bool later = false;                           // as in Around
 };
 // By all lanes of a warp, in one wait and a third of look()'s instructions; `between` runs when
-// positions are asked for, before they are waited for.
+// positions are requested, before they are waited for.
 template <class Between>
 __device__ __forceinline__ Near look_near(const Params& p, int64_t token, int lane,
                                           Between between) {

@@ -1,7 +1,7 @@
 // compress on the device, prefills of C4A's indexer in usual calls (entry_sm90.cuh): windows of
 // four rows of 128 values, whose first part belongs to the next window's entry. A warp takes a
 // window, a block four that follow each other: a warp pools the part for the next entry, too, and
-// hands that over in shared memory. So a row is read once, straight to registers, asked for before
+// hands that over in shared memory. So a row is read once, straight to registers, requested before
 // it is known that it belongs to a window; of the window before the block's the first part is read
 // again. A thread has four values of each part of a row. Windows that are none are left to
 // few_sm90.cuh, token by token.

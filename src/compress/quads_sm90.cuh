@@ -54,7 +54,7 @@ struct Quad {
   float v[kQuad];
 };
 
-using cuda::load_now;  // as this one: what is asked for here, not where it is used, a wait later
+using cuda::load_now;  // as this one: what is requested here, not where it is used, a wait later
 __device__ __forceinline__ Quad load_now(const float* from) {
   Quad quad;
   asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"

@@ -66,10 +66,10 @@ HWY_INLINE hn::VFromD<D> exp_below_zero(D d, hn::VFromD<D> x) {
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.0f)), y);
 }
 
-// The weights' sum and that of the weighted values so far, by the largest score so far.
+// Sums so far of the weighted values and of the weights, relative to the largest score so far.
 template <class V>
 struct Pool {
-  V largest, sum, whole;
+  V largest, weighted_sum, weight_sum;
 };
 
 // Takes kGroup rows, whose scores stay in registers, into vector i of an entry. kFloats: all of
@@ -85,38 +85,39 @@ HWY_INLINE void pool_group(D d, const Row* rows, int64_t i, Pool<hn::VFromD<D>>&
     largest = hn::Max(largest, scores[j]);
   }
   const auto factor = exp_below_zero(d, hn::Sub(pool.largest, largest));
-  auto sum = hn::Mul(pool.sum, factor);
-  auto whole = hn::Mul(pool.whole, factor);
+  auto weighted_sum = hn::Mul(pool.weighted_sum, factor);
+  auto weight_sum = hn::Mul(pool.weight_sum, factor);
   for (int j = 0; j < kGroup; ++j) {
     const auto weight = exp_below_zero(d, hn::Sub(scores[j], largest));
     const bool are_bf16 = !kFloats && rows[j].are_bf16;
-    sum = hn::MulAdd(weight, load_values(d, rows[j].values, are_bf16, i), sum);
-    whole = hn::Add(whole, weight);
+    weighted_sum = hn::MulAdd(weight, load_values(d, rows[j].values, are_bf16, i), weighted_sum);
+    weight_sum = hn::Add(weight_sum, weight);
   }
-  pool = {largest, sum, whole};
+  pool = {largest, weighted_sum, weight_sum};
 }
 
 // The weighted mean of an entry's rows, value by value. Rows are read once, a group of them at a
-// time: what was summed is scaled down where a group has a larger score.
+// time: the sums are scaled down where a group has a larger score. `pooled` holds the weighted sums
+// until the last group.
 template <int kGroup, bool kFloats>
 HWY_NOINLINE void pool_rows(const Row* rows, int count, int64_t width, float* pooled) {
   const hn::CappedTag<float, 16> d;  // divides every width: they are multiples of 16
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   HWY_ALIGN float largest[kMaxWidth];
-  HWY_ALIGN float whole[kMaxWidth];
+  HWY_ALIGN float weight_sum[kMaxWidth];
   for (int first = 0; first < count; first += kGroup)
     for (int64_t i = 0; i < width; i += lanes) {
       Pool<hn::VFromD<decltype(d)>> pool{hn::Set(d, std::numeric_limits<float>::lowest()),
                                          hn::Zero(d), hn::Zero(d)};
       if (first > 0)
-        pool = {hn::Load(d, largest + i), hn::LoadU(d, pooled + i), hn::Load(d, whole + i)};
+        pool = {hn::Load(d, largest + i), hn::LoadU(d, pooled + i), hn::Load(d, weight_sum + i)};
       pool_group<kGroup, kFloats>(d, rows + first, i, pool);
       if (first + kGroup == count) {
-        hn::StoreU(hn::Div(pool.sum, pool.whole), d, pooled + i);
+        hn::StoreU(hn::Div(pool.weighted_sum, pool.weight_sum), d, pooled + i);
       } else {
         hn::Store(pool.largest, d, largest + i);
-        hn::StoreU(pool.sum, d, pooled + i);
-        hn::Store(pool.whole, d, whole + i);
+        hn::StoreU(pool.weighted_sum, d, pooled + i);
+        hn::Store(pool.weight_sum, d, weight_sum + i);
       }
     }
 }
@@ -178,7 +179,7 @@ void store_record(const Params& p, const hs::TileQuantizer& quantizer, const bf1
   });
 }
 
-// Asks for the row of a token that is an entry by itself, for L2, and its angles.
+// Requests the row of a token that is an entry by itself, for L2, and its angles.
 HWY_INLINE void prefetch_token(const Params& p, int64_t token) {
   constexpr int64_t kLine = 64;
   if (token >= p.tokens) return;
@@ -314,7 +315,7 @@ HWY_EXPORT(store_rows);
 void simd(const Params& p) noexcept {
   // Of a block's rows the entries and the state both read: an entry's whole window where every
   // worker has some of them, else 64 KB or more, above the cost of a task. Without a state longer
-  // ones, since nothing has asked for a task's first rows.
+  // ones, since nothing has requested a task's first rows.
   const int64_t longest = p.state == nullptr ? 512 : std::max<int64_t>(p.ratio, 16);
   const int64_t block = std::clamp<int64_t>(p.tokens / (4 * cpu::threads()), 16, longest);
   const int64_t tasks = ceil_div(p.tokens, block);

@@ -2,7 +2,7 @@
 // values: of one) takes whole windows of one request, four or two rows each, one after the other; a
 // thread has four values of every row. A row is read once, stored, and pooled for its own entry;
 // with overlap its other half is pooled for the next one and kept, three registers a value. What
-// the window before gives to a team's first entry is asked for with that entry's own rows, before
+// the window before gives to a team's first entry is requested with that entry's own rows, before
 // it is known that it is a window. Windows that are no such stream are left to few_sm90.cuh, token
 // by token.
 //
@@ -25,7 +25,7 @@ namespace {
 // With overlap a row has two parts: for the next entry, and for the one of its own window.
 constexpr int parts_of(int ratio) { return ratio == 4 ? 2 : 1; }
 
-// A part of a window's rows on its way to a block: each thread asks for its own values and waits
+// A part of a window's rows on its way to a block: each thread requests its own values and waits
 // for them alone, so that they need no barrier and no register.
 template <Load kLoad, int kRatio>
 struct Slot {
@@ -145,7 +145,7 @@ __device__ __forceinline__ bool stream(const Call& call, Team<kWarps>& team, int
       store_quad<kLoad>(to + h * kWidth + at, value);
       store_quad<kLoad>(to + kValues + h * kWidth + at, score);
     };
-    // Stores the rows' part h and asks for what comes next to its slot; values and scores are then
+    // Stores the rows' part h and requests what comes next to its slot; values and scores are then
     // those of the part.
     const auto take = [&](int h) {
       const int turn = kLead + s / kRatio * kParts + kParts - 1 - h;

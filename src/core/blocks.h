@@ -14,7 +14,7 @@ struct Blocks {
   int32_t size = 8;                 // columns of a block
   const int32_t* within = nullptr;  // null: no restriction
   int64_t within_stride = 0, within_count = 0;
-  int32_t* best = nullptr;  // null: not asked for
+  int32_t* best = nullptr;  // null: not requested
   int64_t best_stride = 0, best_count = 0;
   bool restricts = false, finds = false;
 

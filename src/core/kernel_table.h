@@ -19,7 +19,7 @@ namespace detail {
 struct KernelEntry {
   const char* name;
   DeviceKind device;
-  bool on_request;           // never chosen by itself (the reference)
+  bool on_request;           // runs only if it is named (the reference)
   std::string (*machine)();  // "" if this build and machine can run it, else the reason
 };
 
@@ -34,7 +34,7 @@ struct Candidate {
 size_t choose(const char* stage, std::span<const Candidate> candidates, const Target& target,
               std::string* reasons);
 
-// The kernel that the target or WINNOW_KERNEL asks for; empty: the library chooses.
+// The kernel that the target or WINNOW_KERNEL requests; empty: the library chooses.
 std::string_view request_of(const char* stage, std::span<const Candidate> candidates,
                             const Target& target);
 
@@ -91,7 +91,7 @@ const K& choose(const char* stage, std::span<const K> table, typename K::Shape s
   size_t n = 0;
   for (const K& k : table) {
     candidates[n] = {&k, nullptr, nullptr};
-    // Another device's kernels may not even be asked: they look at their device.
+    // Kernels of another device are not examined: their checks query that device.
     if (k.device == target.device.kind && k.machine().empty()) {
       if (k.fits) candidates[n].misfit = k.fits(shape);
       if (k.slower) candidates[n].slower = k.slower(shape);

@@ -123,7 +123,7 @@ TEST(KernelTable, EnvironmentWithANameThatNothingHasIsRefused) {
   refuse("simd,atend=reference", "found 'atend=reference'");
   refuse("attend", "found 'attend'");  // a stage alone, and the two the wrong way round
   refuse("reference=attend", "found 'reference=attend'");
-  const Environment e("simd,");  // nothing behind the last comma
+  const Environment e("simd,");  // nothing after the last comma
   EXPECT_EQ(pick(), "simd");
 }
 

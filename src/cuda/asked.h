@@ -1,4 +1,4 @@
-// Loads that are asked for at one place and used at another. What is computed from a plain load
+// Loads that are requested at one place and used at another. What is computed from a plain load
 // the compiler puts where it likes, before the next load too: a block that has just started then
 // waits for one out of a cold L2 after the other, 0.5 us each.
 #pragma once
@@ -11,7 +11,7 @@
 
 namespace winnow::internal::cuda {
 
-// Behind the loads before it and before those behind it.
+// After the loads before it and before those after it.
 __device__ __forceinline__ int32_t load_here(const int32_t* from) {
   int32_t x;
   asm volatile("ld.global.b32 %0,[%1];" : "=r"(x) : "l"(from) : "memory");

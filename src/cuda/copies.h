@@ -1,4 +1,4 @@
-// Copies from global to shared memory that a thread asks for and waits for by itself (cp.async).
+// Copies from global to shared memory that a thread requests and waits for by itself (cp.async).
 #pragma once
 
 #include <cuda_runtime.h>

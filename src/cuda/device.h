@@ -37,7 +37,7 @@ void release_pinned(void* memory) noexcept;
 // copies what is there when it is replayed.
 void copy_to_device(const Device& device, void* to, const void* from, size_t bytes) noexcept;
 
-// Queues a copy of rows that lie behind each other to rows of a stride of their own, in bytes.
+// Queues a copy of rows that lie one after the other to rows with a stride, in bytes.
 struct RowCopy {
   void* to;
   size_t to_stride;

@@ -127,7 +127,7 @@ __device__ __forceinline__ void turn_few(const FewTurned& p, uint32_t token, uin
   const uint32_t position = ask_position(p.turns, token);
   bf16* x = at_product(at_product(p.x, token, p.x_token), head, p.x_head) + lane * kPiece;
   const uint4 piece = load16_now(x);
-  __syncwarp();  // what is above is asked for first
+  __syncwarp();  // what is above is requested first
   const bool inside = position < p.turns.table_positions;
   float cosine[kPairs], sine[kPairs];
   load_turns<true>(rope_of(p.turns, false, p.inverse), inside ? position : 0, lane * kPairs, cosine,

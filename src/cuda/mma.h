@@ -11,7 +11,7 @@
 
 namespace winnow::internal::cuda {
 
-// Elements behind each row of a tile: rows then start in different banks, and matrix loads of eight
+// Elements after each row of a tile: rows then start in different banks, and matrix loads of eight
 // rows do not collide.
 inline constexpr int kTilePad = 8;
 

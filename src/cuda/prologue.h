@@ -77,7 +77,7 @@ __device__ __forceinline__ uint4 load_piece(const bf16* row, int64_t at, int64_t
   return {pairs[0], pairs[1], pairs[2], pairs[3]};
 }
 
-// What is asked for here, in this order: the compiler would ask for it behind a wait for something
+// What is requested here, in this order: the compiler would load it after a wait for something
 // else.
 __device__ __forceinline__ uint4 load16_now(const void* from) {
   uint4 piece;
@@ -380,7 +380,7 @@ __device__ __forceinline__ uint4 normed(const NormParams& n, const NormFactors& 
   return normed(f, x, weight, n.bias != nullptr, bias);
 }
 
-// The weights of a row in a lane's registers, asked for before the row's sums are known.
+// The weights of a row in a lane's registers, requested before the row's sums are known.
 template <int kPieces>
 struct HeldWeights {
   float values[kPieces][kPiece];

@@ -229,7 +229,7 @@ __device__ __forceinline__ void store_tiles(const Quantizer& quantizer, const ui
     const int tile = piece * (kLanes / kTileLanes) + lane / kTileLanes;
     auto* to = reinterpret_cast<typename R::Scale*>(scales) + tile;
     if (tile < R::kTiles) core::put_scale(to, scale);
-    else *to = {};  // bytes behind the last scale are zero
+    else *to = {};  // bytes after the last scale are zero
   }
   std::byte* to = spot.page + R::row(spot.offset, page_size) + lane * kPiece;
   asm volatile("" : "+l"(to));  // found once

@@ -4,7 +4,7 @@ namespace winnow::internal::cuda {
 
 namespace {
 
-// The driver's function, asked for at run time: the library does not link the driver.
+// The driver's function, requested at run time: the library does not link the driver.
 auto encoder() {
   static const auto known = [] {
     void* found = nullptr;

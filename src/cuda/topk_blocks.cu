@@ -119,7 +119,7 @@ __device__ void for_items(const Job& job, Memory& sm, F&& body) {
   }
 }
 
-// `values`, if there are any: the logits at the ids, -inf behind them.
+// `values`, if there are any: the logits at the ids, -inf after them.
 template <bool kWithin>
 __device__ void select_items(const Job& job, int32_t* ids, float* values, int64_t width,
                              Memory& sm) {

@@ -15,7 +15,7 @@ struct BlockParams {
 };
 
 // Semantics: SelectBlocks in <winnow/select.h>. Ids, from the blocks that `within` names or,
-// without it, from whole rows; and the best blocks where they are asked for. Any row fits.
+// without it, from whole rows; and the best blocks where they are requested. Any row fits.
 void topk_in_blocks(const TopkParams& rows, const BlockParams& blocks) noexcept;
 
 }  // namespace winnow::internal::cuda

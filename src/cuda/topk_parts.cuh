@@ -39,7 +39,7 @@ struct Job {
   Row row;
   int32_t* ids;
   int32_t base;   // id of column row.first
-  float* values;  // null: ids alone are asked for
+  float* values;  // null: ids alone are requested
 
   // Gives a column.
   __device__ __forceinline__ void put(uint32_t place, uint32_t column) const {

@@ -65,7 +65,7 @@ struct EvenBins {
 };
 
 // A thread's place of the sample. Where more than 1/20 is wanted, quads of neighbours: a warp asks
-// for 8 lines and not for 32, which take a cycle or two each, the row's loads behind them. Were all
+// for 8 lines and not for 32, which take a cycle or two each, the row's loads after them. Were all
 // neighbours alike, no quad would exceed the K-th once in 700 rows.
 __device__ __forceinline__ const float* sample_place(const Row& row, uint32_t wanted) {
   if (wanted <= (row.last - row.first) / 20) return sampled(row, threadIdx.x, 9);

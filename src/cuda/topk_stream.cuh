@@ -11,7 +11,7 @@
 // kRanked entries in the bin) go through select_exactly().
 //
 // Budget for 1M logits and K = 2,048 on 8 blocks: of 23 us about 8 for start, sample and bar, bins,
-// entries and ids; 512 KB a block at 20 B a cycle the rest. Loads are asked for while the step
+// entries and ids; 512 KB a block at 20 B a cycle the rest. Loads are requested while the step
 // before is looked at; what limits them is the cache they arrive in (stream_room()).
 #pragma once
 

@@ -36,7 +36,7 @@ __device__ __forceinline__ const uint32_t* key_at(const Candidates& row, uint32_
   return row.keys + block * row.block_stride + (column - block * row.width);
 }
 
-// The four from a multiple of four on, 0 behind the row.
+// The four from a multiple of four on, 0 after the row.
 __device__ __forceinline__ uint4 keys_at(const Candidates& row, uint32_t column, uint32_t inverse) {
   if (column >= row.total) return {};
   return *reinterpret_cast<const uint4*>(key_at(row, column, inverse));

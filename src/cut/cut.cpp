@@ -1,4 +1,4 @@
-// cut: checks the call, moves candidates and cuts between the ranks, keeps what is not behind them.
+// cut: checks the call, moves candidates and cuts between the ranks, keeps what is not after them.
 #include "winnow/cut.h"
 
 #include <algorithm>
@@ -46,7 +46,7 @@ constexpr int64_t kBytesOfACollectiveCuda = 1536 << 10;
 struct Sizes {
   int64_t tokens, width;
   int32_t ranks;
-  bool positions;  // are asked for
+  bool positions;  // are requested
   bool on_cpu;
   bool owner = false;  // the form
   int64_t rows = 0;    // of which each rank finds the cuts

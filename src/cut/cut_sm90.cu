@@ -7,7 +7,7 @@
 // that do not fit the scheme (ties, infinities, a bin of more than kRanked) go by digits of the
 // keys, then of the positions, three rounds each. Then the block keeps this rank's entries of the
 // row, where the cuts of all rows are found here, and sorts the row's positions, where they are
-// asked for.
+// requested.
 //
 // Budget for 8 x 2,048 candidates, in cycles: 64 KB of keys 2,500; bins 1,500; search 600; entries
 // and ranks 800; keeping 2,048 entries 600, which are loaded meanwhile.
@@ -31,7 +31,7 @@ constexpr int kPackThreads = 256;
 template <bool kStaged>
 struct Keys {
   const Candidates& row;
-  const uint32_t* staged;  // a multiple of four, 0 behind the last
+  const uint32_t* staged;  // a multiple of four, 0 after the last
 
   // Calls visit(column, key) for this thread's keys, 0 among them.
   template <class Visit>
@@ -53,7 +53,7 @@ struct Keys {
   }
 };
 
-// Asks for the keys of a row; they are there after copies_done().
+// Requests the keys of a row; they are there after copies_done().
 template <int kBytes>
 __device__ __forceinline__ void copy_to_shared(uint32_t to, const void* from) {
   if constexpr (kBytes == 16)
@@ -152,7 +152,7 @@ __device__ __forceinline__ void give_positions(const Keys<kStaged>& keys, uint64
 struct BlockArgs {
   FindArgs find;
   uint32_t staged;  // keys in dynamic shared memory, a multiple of four; 0: none
-  uint32_t sorted;  // places behind them, a power of two; 0: no positions
+  uint32_t sorted;  // places after them, a power of two; 0: no positions
 };
 
 template <bool kStaged>

@@ -30,7 +30,7 @@ struct Result {
 // Rows of logits whose columns are spread over ranks.
 struct Rows {
   int64_t tokens, columns, topk;
-  bool positions = true;  // asked for; without them Hopper finds the cuts in clusters
+  bool positions = true;  // requested; without them Hopper finds the cuts in clusters
   testing::MappedVector<float> logits;
 
   Rows(testing::Rng& rng, int64_t tokens_, int64_t columns_, int64_t topk_)
@@ -93,7 +93,7 @@ struct Rows {
   }
 };
 
-// Every rank has the row's ids, where it asked for them, and keeps those that it owns.
+// Every rank has the row's ids, where it requested them, and keeps those that it owns.
 void expect_ids(const std::vector<int32_t>& want, int64_t tokens, int64_t topk, Shard shard,
                 const Result& got) {
   if (!got.positions.empty()) {
@@ -280,7 +280,7 @@ TEST(Cut, MovesWhatTheHeaderSays) {
       } else if (tokens > 0) {
         want.all_to_alls = 1;
         want.all_to_all_bytes = 8 * kTopk * (kWorld - 1) * each;
-        want.gathers = 2;  // cuts and positions: both are asked for
+        want.gathers = 2;  // cuts and positions: both are requested
         want.gathered_bytes = (8 + 4 * kTopk) * (kWorld - 1) * each;
       }
       for (int32_t r = 0; r < kWorld; ++r) EXPECT_EQ(group.counted(r), want) << tokens;

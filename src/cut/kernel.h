@@ -37,7 +37,7 @@ struct OwnRows {
   const float* values = nullptr;
   int64_t id_stride = 0, value_stride = 0;
   int64_t tokens = 0, width = 0;
-  int64_t all_rows = 0;  // those behind the last token are empty
+  int64_t all_rows = 0;  // those after the last token are empty
   Shard shard;
   float* packed = nullptr;  // [all_rows, 2 width]
   Device device;
@@ -53,7 +53,7 @@ struct Keeping {
   int64_t count_stride = 0;
 };
 
-// Candidates of `rows` rows from `blocks` ranks, as they travel, the blocks behind each other. A
+// Candidates of `rows` rows from `blocks` ranks, as they travel, block after block. A
 // position below 0 is no candidate.
 struct Params {
   const float* candidates = nullptr;

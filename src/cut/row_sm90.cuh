@@ -126,7 +126,7 @@ struct KeptTile {
   static __device__ __forceinline__ const uint32_t* keys_of_row(const Keeping& k, int64_t row) {
     return reinterpret_cast<const uint32_t*>(k.own.packed) + row * 2 * k.own.width;
   }
-  // Asks for those of the tile that begins at column `first`, four at a time where they are
+  // Requests those of the tile that begins at column `first`, four at a time where they are
   // aligned.
   __device__ __forceinline__ void load(const Keeping& k, int64_t row, uint32_t first) {
     static_assert(kEach == 4);

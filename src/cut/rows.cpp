@@ -6,7 +6,7 @@
 
 namespace winnow::internal::cut {
 
-// Values, then positions; rows behind the last token are empty.
+// Values, then positions; rows after the last token are empty.
 void pack(const OwnRows& own) noexcept {
   cpu::parallel_for(own.all_rows, [&](int64_t t, int) {
     float* const values = own.packed + t * 2 * own.width;

@@ -41,7 +41,7 @@ Device device_of(const Plan* plan, const Target& target) {
   return plan ? plan->device(target) : target.device;
 }
 
-// Chooses the kernel and runs the member function asked for.
+// Chooses the kernel and runs the member function requested.
 template <class Params>
 void run_list(const Plan* plan, const Target& target,
               void (*ListsKernel::*function)(const Params&) noexcept, const Params& p) {

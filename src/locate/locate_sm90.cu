@@ -1,5 +1,5 @@
 // locate on the device: a block per token, 2,048 ids at a time, eight of a thread, so that a whole
-// row is asked for at once. A call of few tokens is two reads that wait for each other (ids and
+// row is requested at once. A call of few tokens is two reads that wait for each other (ids and
 // request, then the block table) and the launch: 6 us. Where slots are counted or compacted,
 // ballots count them and every warp adds up what stands before it, so that the order is kept.
 // Memory-bound beyond that: 8 B per id and the block table from L1/L2.
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreads) locate_rows(const __grid_constant__ 
   const bool compact = p.parallel.compact;
   int count = 0;
   for (int64_t base = 0; base < p.width; base += kStretch) {
-    // slot_of(), step by step: entries of the table are asked for before one is waited for.
+    // slot_of(), step by step: entries of the table are requested before one is waited for.
     int32_t page[kEach];
 #pragma unroll
     for (int i = 0; i < kEach; ++i) id[i] = position_of(p, row, id[i]);

@@ -223,7 +223,7 @@ __device__ __forceinline__ void finish(const Task& task, const Place& at, float 
           empty ? p.empty_lse : (log2f(l) + rows.m[i]) * kLn2;
   }
   store_rows(o, factor, row, kValueDim);
-  __syncwarp();  // what is stored again is stored behind it
+  __syncwarp();  // what is stored again is stored after it
 #pragma unroll 1
   for (int i = 0; i < 2; i++) {
     uint32_t left = __ballot_sync(~0u, (i ? redo[1] : redo[0]) && (i ? row[1] : row[0]));
@@ -246,7 +246,7 @@ __device__ void consume(SharedMemory<Set>& sm, const Task& task, const Place& at
   const bool negative = p.scale < 0;
   const int low = sm.low;
 
-  // The queries as fragments; zeros behind the last token.
+  // The queries as fragments; zeros after the last token.
   Rows rows;
   uint32_t q[kKeyDim / 16][4];
 #pragma unroll
@@ -280,7 +280,7 @@ __device__ void consume(SharedMemory<Set>& sm, const Task& task, const Place& at
   const auto release = [&](uint64_t* barrier) {
     if (lane == 0) mb_arrive(barrier);
   };
-  // The tokens' bits of block b, asked for before its scores and not looked at before these are
+  // The tokens' bits of block b, requested before its scores and not looked at before these are
   // done: whole words where rows lie so, which `words` counts.
   const uint64_t* words_at[2];
   int words[2];

@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(kThreads, 2) attend_tiles(const __grid_constan
   const int64_t rest = blockIdx.x / task.tiles;
   const Place at{tile * kTokens, rest / task.v_tiles, rest % task.v_tiles * kPiece};
 
-  // Queries stay in shared memory, zeros behind their columns and tokens.
+  // Queries stay in shared memory, zeros after their columns and tokens.
   for (int i = threadIdx.x; i < kTokens * (task.q_width / 8); i += kThreads) {
     const int row = i / (task.q_width / 8), col = i % (task.q_width / 8) * 8;
     const bf16* head = p.q + at.head * p.q_head_stride;

@@ -261,7 +261,7 @@ TEST_P(MhaTest, MatchesTheFormula) {
       tools::compare(a.lse, tensor(want_lse.data(), {c.tokens, c.heads}), tools::kPrefillLse);
   EXPECT_TRUE(l.ok) << "lse: " << l.text(a.lse);
 
-  // The same bits again; and -inf where the switch asks for it.
+  // The same bits again; and -inf where the switch requests it.
   const std::vector<float> before = lse.values();
   a.empty_lse_negative = true;
   attend_mha(a);

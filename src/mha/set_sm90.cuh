@@ -92,7 +92,7 @@ __device__ inline void set_listed(const Params& p, const Tokens& tokens, const I
   const int lane = threadIdx.x % 32;
   const bool fours = reinterpret_cast<uintptr_t>(p.ids) % 16 == 0 && p.id_stride % 4 == 0;
   const int vectors = fours ? static_cast<int>(min(p.topk / 4, int64_t{1} << 28)) : 0;
-  // Tokens behind the last have no ids to load.
+  // Tokens after the last have no ids to load.
   const int count = static_cast<int>(min(p.tokens - tokens.first, int64_t{tokens.count}));
   const int32_t* ids = p.ids + tokens.first * p.id_stride;
   if (vectors > 0) {
@@ -176,7 +176,7 @@ __device__ inline uint32_t masked(const Params& p, int64_t t, int64_t id, uint32
   return set & bits;
 }
 
-// The rows of a window that tokens attend to; none for those behind the last. A warp calls it, and
+// The rows of a window that tokens attend to; none for those after the last. A warp calls it, and
 // sees all of the bits when it returns.
 __device__ inline void set_bits(const Params& p, const Tokens& tokens, const Window& window) {
   const int lane = threadIdx.x % 32;

@@ -150,7 +150,7 @@ struct Block {
   int32_t count;
 };
 
-// The next block, asked for while the one before it is worked on: rows lie heads apart, where no
+// The next block, requested while the one before it is worked on: rows lie heads apart, where no
 // hardware prefetcher follows.
 void take(const Params& p, int64_t h, Union& keys, Block& block) {
   block.count = keys.fill(block.rows, block.shared);

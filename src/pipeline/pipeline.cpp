@@ -206,8 +206,8 @@ class Flow {
     else score_select(all);
   }
 
-  // Where a verb without a plan of its own runs.
-  // A kernel that the plan asks for by one of the names that all of these verbs have is asked for.
+  // Where a verb without a plan of its own runs. If the plan requests a kernel by a name that all
+  // of these verbs have, they run that one too.
   Target target() const {
     const char* asked = nullptr;
     for (const char* name : {"reference", "simd"})

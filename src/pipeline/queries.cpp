@@ -27,7 +27,7 @@ size_t most_block_bytes(const PlanOptions& o, int64_t rows) {
   return block_bytes(o.format, CacheFormat::kIndexKeysBf16, rows);
 }
 
-// The records of a block of `rows`, and of the `blocks` behind each other that were gathered.
+// The records of a block of `rows`, and of the `blocks` that were gathered, one after the other.
 Pages latent_of(std::byte* data, const PlanOptions& o, int64_t rows) {
   return {data, 0, 1, static_cast<int32_t>(rows), o.format};
 }

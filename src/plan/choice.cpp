@@ -85,10 +85,10 @@ attend::Shape attend_shape(const PlanOptions& o, bool gathered, int64_t tokens, 
 struct Chooser {
   Target target;
   Choice choice;
-  bool known = false;  // some stage has the kernel asked for
+  bool known = false;  // some stage has the kernel requested
 
   // Chooses for each of `shapes`, so that a shape that no kernel serves is an error now, and keeps
-  // the rows that a batch may need. A name asked for binds the stages that have it, as
+  // the rows that a batch may need. A name requested binds the stages that have it, as
   // WINNOW_KERNEL does. Returns the rows.
   template <class K>
   std::vector<const K*> pick(Stage stage, const char* name, std::span<const K> table,

@@ -11,7 +11,7 @@
 
 namespace winnow::internal::plan {
 
-// Of options as asked for: whether each prefill has its own route.
+// Of options as requested: whether each prefill has its own route.
 bool chooses_routes(const PlanOptions& options) noexcept;
 
 // The options with every default replaced and the mode chosen; throws what is out of range.

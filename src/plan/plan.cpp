@@ -275,7 +275,7 @@ void Plan::State::fill_parts(std::span<const int32_t> query_starts) noexcept {
     while (last < split.prefills && (seq_lens[base + last] == 0 || route_of(last) == one)) ++last;
     return last;
   };
-  // Padding behind the last request belongs to the last part.
+  // Padding after the last request belongs to the last part.
   const auto token_at = [&](int32_t i) {
     return i == split.prefills ? tokens : query_starts[base + i];
   };

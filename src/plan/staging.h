@@ -37,7 +37,7 @@ class Staging {
     void operator()(void* mark) const noexcept;
   };
   std::unique_ptr<int32_t, Free> memory_{nullptr, Free{false}};
-  std::unique_ptr<void, FreeMark> sent_;  // CUDA: behind the last copy
+  std::unique_ptr<void, FreeMark> sent_;  // CUDA: after the last copy
   size_t count_ = 0, used_ = 0;
 };
 

@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(cuda::kHeadThreads, kForm == index_query::Form
   else index_query::prepare<kForm, kEach>(index, blockIdx.x - query.blocks);
 }
 
-// Few heads: a token in the grid's second dimension, the blocks of its heads behind each other.
+// Few heads: a token in the grid's second dimension, the blocks of its heads in the first.
 template <bool kHalf, bool kPowerOfTwo>
 __global__ void __launch_bounds__(cuda::kFewThreads)
     prepare_few_heads(const __grid_constant__ index_query::FewIndexed index,

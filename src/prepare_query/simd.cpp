@@ -19,7 +19,7 @@ namespace winnow::internal::prepare_query::HWY_NAMESPACE {
 
 namespace hs = cpu::HWY_NAMESPACE;
 
-// Asks for the rotated values of a head. Those of heads that stay where they are lie apart, so that
+// Requests the rotated values of a head. Those of heads that stay where they are lie apart, so that
 // no prefetcher of the machine follows them.
 HWY_INLINE void prefetch_slice(const bf16* slice) {
   constexpr int64_t kValues = 32;  // in a line

@@ -14,7 +14,7 @@ class Source {
   using result_type = uint64_t;  // of a standard generator, for std::shuffle
 
   explicit Source(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15u + 1) {}
-  // The first two bytes seed the generator: a change behind them leaves bulk contents as they are.
+  // The first two bytes seed the generator: a change after them leaves bulk contents as they are.
   explicit Source(std::span<const uint8_t> input) : Source(seed_of(input)) {
     input_ = input;
     left_ = input.subspan(input.size() < 2 ? input.size() : 2);

@@ -170,7 +170,7 @@ def score_select():
     put(0, 2600, 6000, "copy", "bulk copies of tiles of 64 keys,", "6 stages")
     put(1, 0, 2400, "look", "range, request")
     put(2, 0, 2600, "plain", "queries, weights")
-    put(2, 2600, 4400, "wait", "dry turn over", "the code")
+    put(2, 2600, 4400, "wait", "dry run of", "the code")
     put(2, 4400, 6200, "score", "products, ReLU,", "sum over heads")
     put(
         3,

@@ -7,10 +7,11 @@ weights; ``LayerCaches`` holds the paged caches and compressor states of all lay
 requests. docs/layers.md explains both. Inference only.
 """
 
-from winnow.torch.caches import LayerCaches, Records, State, Step
+from winnow.torch.caches import LayerCaches, Records, State
 from winnow.torch.mla import MlaConfig, MlaLayer
 from winnow.torch.operators import ops
 from winnow.torch.rope import Rope
+from winnow.torch.step import Step
 from winnow.torch.v4 import V4Config, V4Layer
 from winnow.torch.v41 import V41Config, V41Layer
 from winnow.torch.weights import Checkpoint

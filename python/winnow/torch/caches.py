@@ -16,7 +16,8 @@ from torch import Tensor
 
 from winnow import _winnow
 from winnow.torch.paging import Pages
-from winnow.torch.rope import Rope, RopeTables
+from winnow.torch.rope import RopeTables
+from winnow.torch.step import Step, Written
 
 # Names of the formats by record and by the dtype of the caches.
 FORMATS = {
@@ -57,18 +58,6 @@ class State:
         """The first token that entries behind `length` take."""
         open_window = length // self.ratio * self.ratio
         return max(0, open_window - (self.ratio if self.overlap else 0))
-
-
-@dataclass(frozen=True)
-class Written:
-    """Positions whose rows were written to a request's rings: each ring still has the last ones."""
-
-    first: int = 0
-    end: int = 0
-
-    def first_kept(self, ring: int) -> int:
-        """The first position whose row a ring of so many rows still has."""
-        return max(self.first, self.end - ring)
 
 
 @dataclass
@@ -385,105 +374,3 @@ class LayerCaches:
         pages = sum(pages.used_bytes() for pages in self.pages.values())
         rows = sum(4 * rows[0].numel() if len(rows) else 0 for _, rows in self._states.values())
         return pages + rows * len(self.requests)
-
-
-class Step:
-    """A batch: what all layers need to know of its tokens, computed once."""
-
-    def __init__(self, caches: LayerCaches, parts: list[tuple[int, int]]):
-        self.caches, self.parts = caches, parts
-        self.open = True  # until commit(), or until one of its requests changes
-        # What it writes to the rings of each request, once a layer has started it; the requests
-        # that it writes too much for, and what their rings held before.
-        self.started = False
-        self.written: dict[int, Written] = {}
-        self.long: list[int] = []
-        self.rings: dict[tuple[int, str], Tensor] = {}
-        positions, requests = [], []
-        for request, tokens in parts:
-            start = caches.requests[request].length
-            positions.append(torch.arange(start, start + tokens, dtype=torch.int32))
-            requests.append(torch.full((tokens,), request, dtype=torch.int32))
-        empty = torch.empty(0, dtype=torch.int32)
-        host_positions = torch.cat([empty, *positions])
-        self.tokens = len(host_positions)
-        self.context = int(host_positions.max()) + 1 if self.tokens else 0
-        self.positions = host_positions.to(caches.device)
-        self.requests = torch.cat([empty, *requests]).to(caches.device)
-        # GLM's layers without an indexer take the slots that the last one with an indexer chose.
-        self.chosen: tuple[Tensor, Tensor] | None = None
-        # V4.1: the layer whose entries and index keys those behind it read, and the blocks of
-        # entries that they choose from.
-        self.entry_source: int | None = None
-        self.blocks: Tensor | None = None
-        self._memo: dict = {}
-
-    def kept_rings(self, request: int) -> Iterable[tuple[tuple[int, str], Tensor]]:
-        """What a request's rings held before the step, where it writes over what they need."""
-        if request in self.long:
-            at = self.long.index(request)
-            for key, rows in self.rings.items():
-                yield key, rows[at]
-
-    def _once(self, key, make):
-        if key not in self._memo:
-            self._memo[key] = make()
-        return self._memo[key]
-
-    def rope(self, rope: Rope) -> Tensor:
-        return self.caches.ropes.table(rope)
-
-    def ends(self, ratio: int) -> Tensor:
-        """[tokens] int32: records that a token sees, its own included."""
-        return self._once(("ends", ratio), lambda: (self.positions + 1) // ratio)
-
-    def slots(self, pages: Pages) -> Tensor:
-        """[tokens] int64: where a token's record goes; -1 where it closes no entry."""
-        return self._once(("slots", pages), lambda: self._slots(pages))
-
-    def _slots(self, pages: Pages) -> Tensor:
-        # With ratio 1 every token closes its entry.
-        return _winnow.compressed_slots(
-            self.positions,
-            self.requests,
-            pages.table(),
-            ratio=pages.ratio,
-            page=pages.page,
-            pages=pages.count,
-        )
-
-    def window(self, pages: Pages) -> tuple[Tensor, Tensor]:
-        """Slots [tokens, window] of the tokens that each one sees, and how many they are."""
-        return self._once(("window", pages), lambda: self._window(pages))
-
-    def _window(self, pages: Pages) -> tuple[Tensor, Tensor]:
-        return _winnow.window_lists(
-            self.positions,
-            self.requests,
-            pages.table(),
-            window=pages.window,
-            page=pages.page,
-            pages=pages.count,
-        )
-
-    def every_entry(self, pages: Pages) -> tuple[Tensor, Tensor]:
-        """Slots of all entries that each token sees, and how many they are."""
-        return self._once(("every", pages), lambda: self._every_entry(pages))
-
-    def _every_entry(self, pages: Pages) -> tuple[Tensor, Tensor]:
-        return _winnow.c128a_lists(
-            self.positions,
-            self.requests,
-            pages.table(),
-            width=_winnow.c128a_width(max(self.context - 1, 0), pages.ratio),
-            ratio=pages.ratio,
-            page=pages.page,
-            pages=pages.count,
-            decode_tokens=self.tokens,
-        )
-
-    def locate(self, ids: Tensor, pages: Pages) -> tuple[Tensor, Tensor]:
-        """Slots of selected ids, and how many they are."""
-        return _winnow.locate(
-            ids, self.requests, pages.table(), page=pages.page, pages=pages.count, counts=True
-        )

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from winnow import _winnow
-from winnow.torch.caches import Records, State, Step
+from winnow.torch.caches import Records, State
 from winnow.torch.paging import Pages
+from winnow.torch.step import Step
 
 INDEX_DIM = 128
 _MOST_HEADS = 128
@@ -52,8 +53,8 @@ class FloatLinear(nn.Module):
 class Layer(nn.Module):
     """Weights as buffers, and a place among the layers of LayerCaches.
 
-    y = layer(x, step): x [tokens, hidden] after the layer's input norm. A subclass says in
-    `attend` how.
+    y = layer(x, step): x [tokens, hidden] after the layer's input norm. A subclass implements
+    `attend`.
     """
 
     def __init__(self, stores: list[Records | State]):
@@ -80,7 +81,7 @@ class Layer(nn.Module):
         raise NotImplementedError
 
     def keep(self, name: str, tensor: Tensor) -> None:
-        """Weights follow .to(device), and stay out of state_dict(): they are made of others."""
+        """Weights follow .to(device), and stay out of state_dict(): they are not a checkpoint's."""
         self.register_buffer(name, tensor, persistent=False)
 
     def _apply(self, fn, recurse: bool = True):
@@ -104,7 +105,7 @@ class Layer(nn.Module):
     def choose(
         self, x: Tensor, q_c: Tensor, step: Step, table: Tensor, source=None, blocks=None, **rope
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """The indexer's top-k: ids [tokens, topk] int32, ascending, -1 behind them.
+        """The indexer's top-k: ids [tokens, topk] int32, ascending, then -1.
 
         Fewer columns in short contexts. The step's own index keys are stored before; they are those
         of the layer with the number `source`, where it is another. `blocks` goes to score_select().

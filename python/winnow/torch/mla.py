@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from winnow import _winnow
-from winnow.torch.caches import Records, Step
+from winnow.torch.caches import Records
 from winnow.torch.layer import INDEX_DIM, Layer, check_sizes
 from winnow.torch.operators import ops
 from winnow.torch.rope import Rope, mscale
+from winnow.torch.step import Step
 from winnow.torch.weights import Weights
 
 LATENT, ROPE_DIM = 512, 64

@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from winnow import _winnow
-from winnow.torch.caches import Records, State, Step
+from winnow.torch.caches import Records, State
 from winnow.torch.layer import INDEX_DIM, FloatLinear, Layer, check_sizes
 from winnow.torch.rope import Rope
+from winnow.torch.step import Step
 from winnow.torch.weights import Weights
 
 HEAD = 512
+INDEXER = "compressor.indexer"
 
 # transformers' names (used here), and the checkpoint's.
 _ALIASES = {
@@ -111,7 +113,7 @@ class V4Config:
 
 
 class Compressor(nn.Module):
-    """Rows of new tokens into entries of `ratio` tokens each: records of a cache."""
+    """Pools rows of new tokens into entries of `ratio` tokens each: records of a cache."""
 
     def __init__(self, weights: Weights, module: str, config: V4Config, dim: int, name: str):
         super().__init__()
@@ -155,7 +157,7 @@ class Compressor(nn.Module):
 class WindowLayer(Layer):
     """What V4 and V4.1 share: heads of 512, a window, grouped output projections.
 
-    A subclass says in `compressed` what is attended to besides.
+    A subclass implements `compressed`: what is attended to besides the window.
     """
 
     q_norm = "rms"  # of each query head
@@ -174,8 +176,16 @@ class WindowLayer(Layer):
         self.keep("o_b", weights.matrix("o_b_proj", c.hidden, c.groups * c.rank))
         self.keep("sinks", weights.tensor("sinks", c.heads))
 
+    def load_indexer(self, weights: Weights) -> None:
+        """The weights of index queries; those of index keys differ by family."""
+        c = self.config
+        rows = c.index_heads * INDEX_DIM
+        self.keep("index_q", weights.matrix(f"{INDEXER}.q_b_proj", rows, c.q_lora))
+        scorer = f"{INDEXER}.scorer.weights_proj"
+        self.keep("index_w", weights.matrix(scorer, c.index_heads, c.hidden))
+
     def compressed(self, x: Tensor, q_c: Tensor, step: Step, table: Tensor) -> dict:
-        """Stores the entries that the batch closes; gives attend()'s second list."""
+        """Stores the entries that the batch completes; gives attend()'s second list."""
         raise NotImplementedError
 
     def attend(self, x: Tensor, step: Step) -> Tensor:
@@ -228,13 +238,9 @@ class V4Layer(WindowLayer):
             self.entries = Compressor(weights, "compressor", c, HEAD, "entries")
             self.stores += self.entries.stores
         if c.ratio == 4:
-            indexer = "compressor.indexer"
-            self.index_entries = Compressor(weights, indexer, c, INDEX_DIM, "index")
+            self.index_entries = Compressor(weights, INDEXER, c, INDEX_DIM, "index")
             self.stores += self.index_entries.stores
-            rows = c.index_heads * INDEX_DIM
-            self.keep("index_q", weights.matrix(f"{indexer}.q_b_proj", rows, c.q_lora))
-            scorer = f"{indexer}.scorer.weights_proj"
-            self.keep("index_w", weights.matrix(scorer, c.index_heads, c.hidden))
+            self.load_indexer(weights)
 
     def compressed(self, x: Tensor, q_c: Tensor, step: Step, table: Tensor) -> dict:
         c = self.config

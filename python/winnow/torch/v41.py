@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from winnow import _winnow
-from winnow.torch.caches import Records, State, Step
+from winnow.torch.caches import Records, State
 from winnow.torch.layer import INDEX_DIM, FloatLinear
 from winnow.torch.rope import Rope
+from winnow.torch.step import Step
 from winnow.torch.v4 import ALIASES, HEAD, WindowLayer, check_window_sizes
 from winnow.torch.weights import Weights
 
@@ -36,11 +37,11 @@ class V41Config:
     index_heads: int = 0
     topk: int = 0
     eps: float = 1e-20
-    stores: bool = True  # makes entries and index keys, for itself and the layers behind it
+    makes_entries: bool = True  # and index keys, for itself and for later layers
     chooses: bool = True  # has an indexer; else it takes the last choice
     block: int = 8  # entries of a candidate block
     candidates: int = 2048
-    finds_blocks: bool = False  # gives the best blocks to the layers behind it
+    finds_blocks: bool = False  # gives the best blocks to later layers
     within_blocks: bool = False  # chooses inside these alone
 
     def __post_init__(self):
@@ -80,7 +81,7 @@ class V41Config:
             index_heads=config.index_n_heads,
             topk=config.index_topk,
             eps=config.rms_norm_eps,
-            stores=ratio > 0 and layer in config.kv_source_layer_ids,
+            makes_entries=ratio > 0 and layer in config.kv_source_layer_ids,
             chooses=chooses,
             block=config.candidate_block_size,
             candidates=config.candidate_topk_blocks,
@@ -107,15 +108,12 @@ class V41Layer(WindowLayer):
         c = config
         if not c.ratio:
             return
-        if c.stores:
-            self._load_stores(weights)
+        if c.makes_entries:
+            self._load_entries(weights)
         if c.chooses:
-            indexer, rows = "compressor.indexer", c.index_heads * INDEX_DIM
-            self.keep("index_q", weights.matrix(f"{indexer}.q_b_proj", rows, c.q_lora))
-            scorer = f"{indexer}.scorer.weights_proj"
-            self.keep("index_w", weights.matrix(scorer, c.index_heads, c.hidden))
+            self.load_indexer(weights)
 
-    def _load_stores(self, weights: Weights) -> None:
+    def _load_entries(self, weights: Weights) -> None:
         c = self.config
         halves = ["kv_proj", "gate_proj"] if c.ratio > 1 else ["kv_proj"]
         rows = [weights.matrix(f"compressor.{half}", HEAD, c.hidden) for half in halves]
@@ -134,7 +132,7 @@ class V41Layer(WindowLayer):
         c = self.config
         if not c.ratio:
             return {}
-        if c.stores:
+        if c.makes_entries:
             self._store(x, step, table)
             step.entry_source = step.caches.number(self)
         elif step.entry_source is None:

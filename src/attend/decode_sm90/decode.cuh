@@ -1,7 +1,7 @@
 // Sparse decode attention on Hopper. A CTA takes one token, up to 64 heads and a part of its lists,
 // or one token after the other with all of their lists:
 // - the last warpgroup, or the last two (CrewOf), copies records as they are stored into a ring of
-//   16-row stages, one bulk copy a row; its last warp tells the others what a block's rows are like
+//   16-row stages, one bulk copy a row; its last warp describes each block's rows for the others
 //   (gather.cuh, describe.cuh);
 // - warpgroup 2, with 32 heads or fewer also 3, each every other block, reads rows as matrix
 //   fragments, dequantises them in registers (fp8 to fp16, scales divided by the token's power of
@@ -10,7 +10,7 @@
 //   them again, and compute O^T += V^T P^T, 256 columns each (weigh.cuh, epilogue.cuh).
 // The splits of a token form a cluster and merge through distributed shared memory, each sending
 // its sums to their owner (merge.cuh), or they merge through a workspace (exchange.cuh). Budget for
-// 64 rows and 64 heads: 2,200 cycles of matrix work, 1,740 of shared memory, 3,300 to gather
+// 64 rows and 64 heads: 2,200 cycles of matrix work, 2,050 of shared memory, 3,300 to gather
 // 656-byte rows at the memory's rate. Measurements: docs/decode-sm90.md.
 #pragma once
 
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
   const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128, 0);
   // A whole cluster returns.
   if (blockIdx.z && token_here() >= args.tokens) return;
-  // The first indices are asked for at once.
+  // The first indices are requested at once.
   Span ahead{};
   Span next{};
   int index = -1;

@@ -1,4 +1,5 @@
-// Decode on Hopper: what a warp tells score and weigh of a block's rows, once they have arrived.
+// Decode on Hopper: what score and weigh need to know of a block's rows, found by one warp once
+// they have arrived.
 #pragma once
 
 #include "attend/decode_sm90/exact.cuh"

@@ -1,12 +1,12 @@
 // Decode on Hopper: tokens whose blocks lie in several CTAs' ranges (Way::kEven).
 //
 // A range may begin and end in the middle of a token. The part of a token that begins in the middle
-// is the first one of its CTA: its sums go to the workspace, and a flag tells that they are there.
-// The part that begins the token is the last one of its CTA, which adds the others' sums to its own
-// and writes the output. By then they are usually there. A CTA waits only for CTAs that were
-// launched before it, and none of these waits before its flag is set, so all of them need not run
-// at once. Flags are cleared by a kernel that this one may overlap; it is awaited before the first
-// of them is used.
+// is the first one of its CTA: its sums go to the workspace, then its flag is set. The part that
+// begins the token is the last one of its CTA, which adds the other parts' sums to its own and
+// writes the output. By then the others have usually been stored. A CTA waits only for CTAs that
+// were launched before it, and none of these waits before it has set its flag, so the CTAs need not
+// all run at once. A kernel that this one may overlap clears the flags; this kernel waits for it
+// before it uses the first of them.
 #pragma once
 
 #include "attend/decode_sm90/exchange.cuh"
@@ -55,7 +55,7 @@ __device__ __forceinline__ void set_to_zero(float (&o)[4][kHeads / 2]) {
   }
 }
 
-// The weigh warpgroups tell that a part's sums and statistics are stored.
+// Sets this range's flag, after the weigh warpgroups have stored its sums and statistics.
 __device__ __forceinline__ void raise_flag(const Args& args) {
   bar<kWeighing, 256>();
   if (thread_here() == 0) {
@@ -67,7 +67,7 @@ __device__ __forceinline__ void raise_flag(const Args& args) {
   }
 }
 
-// Where the CTA's own sums of its last part are: over the rows, which are all read.
+// Where the CTA's own sums of its last part are: in the ring, whose rows have all been read.
 template <class Row, int kHeads>
 __device__ __forceinline__ auto own_units(Smem<Row, kHeads>& smem) {
   static_assert(sizeof smem.ring >= kHeads * 1024);
@@ -139,8 +139,8 @@ __device__ __forceinline__ void weigh_parts(Smem<Row, kHeads>& smem, const Args&
 template <class Row, int kHeads>
 __device__ __forceinline__ void add_parts(Smem<Row, kHeads>& smem, const Args& args,
                                           const Span& span, int count) {
-  // Units of a thread at a time, each the fourth after the one before: of every second eight of
-  // heads, then of the next two tiles. Their addresses differ by constants and by rows.
+  // Units that a thread takes together, every fourth one: first every second group of eight heads,
+  // then the next two tiles. Their addresses differ by constants and by rows.
   constexpr int kAtOnce = 8;
   static_assert(kHeads == 64);
   const int thread = thread_here();
@@ -175,8 +175,8 @@ __device__ __forceinline__ void add_parts(Smem<Row, kHeads>& smem, const Args& a
   }
 }
 
-// The end of a CTA whose last token goes on in later ranges, by the weigh warpgroups: `token` is
-// that token.
+// The end of a CTA whose last token, `token`, continues in later ranges; run by the weigh
+// warpgroups.
 template <class Row, int kHeads>
 __device__ __forceinline__ void merge_parts(Smem<Row, kHeads>& smem, const Args& args, int token) {
   const int count = later_parts(args, token);

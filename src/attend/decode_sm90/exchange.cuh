@@ -276,7 +276,7 @@ __device__ __forceinline__ void make_exchanged_weights(Smem<Row, kHeads>& smem, 
 }
 
 // The weigh warpgroups add up this CTA's units in the order of the splits, a thread kWords words of
-// each part. All parts that fit its registers are asked for at once: 16 of one unit, or eight of
+// each part. All parts that fit its registers are requested at once: 16 of one unit, or eight of
 // two.
 template <class Row, int kHeads, int kWords>
 __device__ __forceinline__ void add_units(Smem<Row, kHeads>& smem, const Args& args,

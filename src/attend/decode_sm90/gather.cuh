@@ -84,7 +84,7 @@ __device__ __forceinline__ Place place_of_slot(const Args& args, int list, int i
   const bool valid = index >= 0 && page < (list ? second.pages : first.pages);
   return {valid ? page : -1, index - page * page_rows.rows};
 }
-// resolve() of two entries, logical ids or slots beside them. Their pages are asked for together:
+// resolve() of two entries, logical ids or slots beside them. Their pages are requested together:
 // one after the other they cost a call of 64 tokens 6 %.
 struct TwoPlaces {
   Place of[2];
@@ -220,20 +220,20 @@ __device__ __forceinline__ void fill(Smem<Row, kHeads>& smem, const Args& args, 
 
 // Blocks of a CTA's first token whose rows the copying warps look up themselves.
 __device__ __forceinline__ int own_blocks(const Span& span) { return min(span.blocks, 2); }
-// The first block of which the copying warps are told anything.
+// The first block whose rows are looked up for the copying warps.
 template <class Crew>
 __device__ __forceinline__ int first_told(int own) {
   return Crew::kCopyWarps == 8 ? own : min(own, 1);
 }
-// Instead of a page: the CTA's last block lies before.
+// In place of a page: this block comes after the CTA's last one.
 constexpr int kNoMore = -2;
 
 // Copies rows, a stage of 16 rows a warp. Four warps share the first block, whose rows they look up
-// themselves together with those of the second (`index`, `list`: a lane's). The fourth warp tells
-// the others of its part of the second and describes the first as soon as it is there, for which
-// all wait. The others proceed where it has found the rows, with kMany from token to token. Looking
-// all of them up here took half of the time of the copying warps, and with 128 heads everything
-// waited for them. Eight warps share the first two blocks; then six proceed.
+// themselves together with those of the second (`index`, `list`: a lane's). The fourth warp passes
+// its part of the second to the others, then describes the first as soon as it has arrived, for
+// which all wait. From then on the others copy what it has looked up, with kMany from token to
+// token. Where the copying warps looked up all rows, that took half of their time, and with 128
+// heads everything waited for them. Eight warps share the first two blocks; then six proceed.
 template <class Row, int kHeads, Way kWay>
 __device__ __forceinline__ void copy(Smem<Row, kHeads>& smem, const Args& args, const Span& span,
                                      int index, int list) {
@@ -355,7 +355,7 @@ __device__ __forceinline__ void look_ahead(Smem<Row, kHeads>& smem, const Args& 
     return make_int2(load(position(block, 0)), load(position(block, 1)));
   };
   // Writes where the rows of a block are, over the places of the block that has arrived. All
-  // copying warps are told of the end, although one in six skips a block.
+  // copying warps get the mark of the end, although one in six skips a block.
   const auto tell = [&](int block, int2 indices) {
     if (kMany ? block > block_end + kApart : block >= block_end) return;
     const unsigned entry = (block - first_told<Crew>(own)) % unsigned{Config::kAhead};

@@ -305,7 +305,7 @@ struct alignas(1024) Smem {
   uint32_t outgrown[2];
   // The same as q_max of a later token's Q, by warp.
   uint32_t q_max_of_warp[4 * Config::kScoreWarpgroups];
-  // Blocks of a CTA's only token, which the copying warps tell the others. Of even ranges those of
+  // Blocks of a CTA's only token, found by the copying warps for all roles. Of even ranges those of
   // the first part, and those of the second one with its last position.
   int blocks;
   int next_blocks;

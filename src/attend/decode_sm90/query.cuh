@@ -105,7 +105,7 @@ __device__ __forceinline__ void put_q(Smem<Row, kHeads>& smem, int head, int chu
 }
 
 // Asks the L2 for a part of Q. Splits share Q, and 16 CTAs that miss the same lines at once wait
-// 6,000 cycles for them. So each split asks for a part first, and the L2 has Q when all read it.
+// 6,000 cycles for them. So each split requests a part first, and the L2 has Q when all read it.
 template <int kHeads>
 __device__ __forceinline__ void prefetch_q(const Args& args) {
   // Read here, because roles share no register.
@@ -185,7 +185,7 @@ __device__ __forceinline__ void copy_16(uint32_t to, const bf16* from, bool exis
 }
 
 // Q of a later token, by the score warpgroups alone while the others are still at the last token.
-// All of it is asked for at once, to where it will be, looked at for its largest value as it comes,
+// All of it is requested at once, to where it will be, looked at for its largest value as it comes,
 // and converted there. A warp has heads 2w and 2w+1 of every eight, a lane two chunks of eight
 // columns of one of them; of two warpgroups each has every other eight. Some 1,000 instructions a
 // warp.
@@ -224,7 +224,7 @@ struct QueryReload {
         f(turn + k / 2 * 1024 + (k & 1) * 4 * kTile);
   }
 
-  // Asks for all of Q, in a group of copies for each turn of the NoPE part and one for RoPE.
+  // Requests all of Q, in a group of copies for each turn of the NoPE part and one for RoPE.
   __device__ __forceinline__ void ask(const Args& args, int token, int head_begin) {
     const int head_count = min(args.heads - head_begin, kHeads);
     // All warps' products with the last Q are done.

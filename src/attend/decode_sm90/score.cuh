@@ -387,7 +387,7 @@ __device__ __forceinline__ void score(Smem<Row, kHeads>& smem, const Args& args,
     else raised = multiply_keys<Row, kHeads>(smem, next_stage, lane_offset, row, q, s);
     const int kv_stage = next_stage;
     next_stage = advance(next_stage, 4 * Config::kScoreWarpgroups);
-    // Weigh has loaded the last block, and moved the reference where that asked for it.
+    // Weigh has loaded the last block, and moved the reference where that was needed.
     if (i >= 1) mb_wait(&smem.log2_p_empty[(i - 1) & 1], ((i - 1) >> 1) & 1);
     float2 lambda0 = smem.row_lambda[kv_stage][row];
     float2 lambda1 = smem.row_lambda[kv_stage][row + 8];
@@ -425,7 +425,7 @@ __device__ __forceinline__ void score(Smem<Row, kHeads>& smem, const Args& args,
       }
       smem.log2_p[j][thread] = make_float4(s[4 * j], s[4 * j + 1], s[4 * j + 2], s[4 * j + 3]);
     }
-    // Too far above the reference: weigh moves it. A NaN asks for it too, and infinities that met.
+    // Too far above the reference: weigh moves it. A NaN does so too, and infinities that met.
     if (!(max_nan(max_nan(most[0], most[1]), max_nan(most[2], most[3])) <= kLag<Row>))
       smem.outgrown[i & 1] = 1;
     mb_arrive(&smem.log2_p_full);

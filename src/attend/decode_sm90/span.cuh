@@ -100,7 +100,7 @@ __device__ __forceinline__ void cut(const Args& args, Span& span) {
   else cut_list<Config, kWay != Way::kMany || Config::kScoreWarpgroups == 2>(args, span);
 }
 
-// The last index of a split, asked for early. Where lengths end the lists, or there are two lists,
+// The last index of a split, requested early. Where lengths end the lists, or there are two lists,
 // nothing is trimmed and 0 stands for an index.
 __device__ __forceinline__ int last_index(const Args& args, const Span& span) {
   const ListView& list = args.lists[0];
@@ -130,8 +130,8 @@ __device__ __forceinline__ void count_blocks(Smem<Row, kHeads>& smem, const Args
   }
 }
 
-// Goes on to the second token of a range, of which nothing is known then; false where there is
-// none.
+// Proceeds to the second token of a range, whose part of the list is not known yet; false if there
+// is none.
 __device__ __forceinline__ bool enter_second_token(const Args& args, Span& span) {
   if (range_begin(args, range_here() + 1) <= (span.token + 1) * args.token_blocks) return false;
   span.token++;
@@ -143,7 +143,7 @@ template <Way kWay, class Row, int kHeads>
 __device__ __forceinline__ bool next_token(Smem<Row, kHeads>& smem, const Args& args, Span& span) {
   if constexpr (kWay == Way::kEven) {
     if (!enter_second_token(args, span)) return false;
-    // The copying warps have told, together with the blocks of the first part.
+    // The copying warps stored both together with the blocks of the first part.
     span.begin = 0;
     span.end = smem.next_end;
     span.blocks = __reduce_max_sync(~0u, smem.next_blocks);

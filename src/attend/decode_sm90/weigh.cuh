@@ -106,7 +106,7 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
                  fmaxf(smem.warp_part[2][h], smem.warp_part[3][h]));
   }
 
-  // The largest logit of each head, only where the caller asks for it. A row without a token gives
+  // The largest logit of each head, only where the caller requests it. A row without a token gives
   // NaN, which fmaxf passes over.
   __device__ __forceinline__ void track_max_logit(const Weights& log2_p, const BlockRows& block) {
     const float most = column_max(log2_p, -block.lambda0.y, -block.lambda1.y);

@@ -56,7 +56,7 @@ __device__ __forceinline__ void multiply_values(float (&o)[128], uint32_t p, uin
 }
 
 // Hands P and the references to the other warpgroup, which fences before its products read them: a
-// fence here would wait behind the producer's copies.
+// fence here would wait for the producer's copies.
 template <class Family>
 __device__ __forceinline__ void publish(Smem<Family>& smem, int buffer, const uint32_t (&p)[16],
                                         const TwoRows& rows) {

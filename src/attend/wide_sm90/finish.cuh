@@ -7,7 +7,7 @@ namespace winnow::internal::attend::wide_sm90 {
 
 // Writes O times the rows' factors, 256 columns, as bf16. Four lanes share a row: neighbours
 // exchange half of what they hold of 16 columns, so that each stores 8 bytes and all of them one
-// sector of 32. `halfway` is done between two halves.
+// sector of 32. `halfway` is called between the two halves of the columns.
 template <class Halfway>
 __device__ __forceinline__ void write_sectors(const Args& args, const Work& work, float (&o)[128],
                                               const float (&factor)[2], Halfway halfway) {
@@ -22,7 +22,7 @@ __device__ __forceinline__ void write_sectors(const Args& args, const Work& work
     to[i] = reinterpret_cast<uint64_t>(args.out + work.token * args.out_token_stride +
                                        (head + 8 * i) * args.out_head_stride + (warp / 4) * 256 +
                                        (lane & 1) * 8 + (lane & 2) * 2);
-    // Or the stride is loaded and added for every store.
+    // Without this the compiler loads and adds the stride for every store.
     asm volatile("" : "+l"(to[i]));
   }
   // 16 columns at a time.

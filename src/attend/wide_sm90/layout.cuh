@@ -32,7 +32,7 @@ enum NamedBarrier : int {
   // Both consumer warpgroups (kConsumers), at the end of an item, when row sums are there.
   kSumsWritten = 3,
   // All threads, when the mbarriers are initialised: the consumers before anything else, the
-  // producers when their first indices are asked for.
+  // producers when their first indices are requested.
   kInitialized = 4,
 };
 template <int kWarpgroup>

@@ -28,7 +28,7 @@ class Addresses {
   // A bit for each row.
   uint32_t valid;
 
-  // Asks for the first indices.
+  // Requests the first indices.
   __device__ void start(int item) {
     work = work_at(args_, item);
     sweep.enter(args_, item);
@@ -37,7 +37,7 @@ class Addresses {
     last_ = work.end > 0 ? index_at(args_, work, work.end - 1, list) : 0;
     fetch(0);
   }
-  // Blocks of the item, once what start() asked for is there.
+  // Blocks of the item, once what start() requested is there.
   __device__ int blocks() {
     trim(args_, work, last_);
     return work.blocks;
@@ -145,8 +145,8 @@ requires(!Record::kQuantized) struct Rows {
         const int buffer = i & 1;
         if (i < blocks) {
           rows.next(i);
-          // All CTAs begin at once, and memory serves all that is asked for at about the same time.
-          // So the second block is asked for when Q is there: the first is scored earlier, and
+          // All CTAs begin at once, and memory serves all that is requested at about the same time.
+          // So the second block is requested when Q is there: the first is scored earlier, and
           // makes room for the third while the second arrives.
           if (i == 1 && item == blockIdx.x) mb_wait(&smem.q_full, 0);
           const uint32_t base = s32(smem.k[buffer]);

@@ -1,8 +1,8 @@
 // Wide attention on Hopper: the order in which a copying warp takes a token's rows.
 //
-// Keys may be taken in any order. The CTAs work on as many tokens at once. If all take their rows
+// Keys may be taken in any order. CTAs work on many tokens at once. If all of them take their rows
 // by ranges of position, upwards for one token and downwards for the next, rows that several tokens
-// chose are asked for at about the same time, and a token begins where the L2 still holds what the
+// chose are requested at about the same time, and a token begins where the L2 still holds what the
 // one before it read. A warp sorts its own 16 rows of each block, an item ahead: a stable counting
 // sort, 64 entries after each pair of blocks, when it would wait longest.
 #pragma once
@@ -15,7 +15,7 @@ namespace winnow::internal::attend::wide_sm90 {
 class Sweep {
  public:
   __device__ explicit Sweep(Sorted (&orders)[2]) : orders_(orders) {
-    // The first item is taken as given: there is nothing to hide its sorting behind.
+    // The first item keeps its list's order: there is no work that would hide its sorting.
     orders_[0].summary = -1;
   }
 
@@ -51,8 +51,8 @@ class Sweep {
   }
 
   // Takes 64 entries: they are counted in a first pass, placed in a second. Lane r keeps what
-  // concerns range r. There is no branch but for the rare: a taken one costs as much as a good part
-  // of this.
+  // concerns range r. Only rare cases branch: a branch that is taken costs as much as a good part
+  // of the step.
   __device__ void step() {
     if (!unfinished()) return;
     const int lane = threadIdx.x & 31;

@@ -21,7 +21,7 @@ __device__ __forceinline__ void initialize(Memory& smem) {
   using Table = BarrierTable<Rows>;
   static_assert(Table::in_order());
   if (threadIdx.x % 32 != 0) return;
-  // The mbarriers lie one behind the other.
+  // The mbarriers lie one after the other.
   constexpr int kEmpty = sizeof smem.full / 8;
   constexpr int kPFull = kEmpty + sizeof smem.empty / 8;
   constexpr int kScored = kPFull + sizeof smem.p_full / 8;
@@ -42,9 +42,9 @@ __device__ __forceinline__ void initialize(Memory& smem) {
   fence_barrier_init();
 }
 
-// Has arguments read by a warp that waits anyway: a launch finds them in no cache, 400 to 1,000
-// cycles for 64 bytes, and the first to need them would wait. Addresses are prefetched from, since
-// a load whose result nobody wants is left out.
+// Reads arguments by a warp that waits anyway: when a launch begins they are in no cache, and
+// whoever needs them first waits 400 to 1,000 cycles for 64 bytes. The reads are prefetches from
+// addresses made of them, since the compiler leaves out a load whose result is not used.
 template <class Rows>
 __device__ __forceinline__ void touch(const Args& args) {
   Rows::touch(args);
