@@ -72,7 +72,10 @@ struct AttendArgs {
 // weight 1, and finite logits beside it have weight 0. NaN: the results of its row are NaN.
 // Precision: Hopper rounds an fp8 record's scale, and the value made with it, to fp16 for the
 // output, and with more than 32 heads for the logits too. Where scales are not powers of two, a
-// logit is then off by up to 2^-10 of scale * sum |q_i K_i|.
+// logit is then off by up to 2^-10 of scale * sum |q_i K_i|. CPU kernels round no logit below fp32.
+// For the output avx512bf16 and amx round weights to bf16, amx also the value made with an fp32
+// scale, and a part that another core merges to fp16: within 2^-11 of a value, or 2^-39 of the
+// head's largest one.
 //
 // The same call serves decode (paged fp8), prefill from contiguous bf16 (a cache of one page) and
 // prefill from the pages: they differ in sizes only. Cost: 2 * T * H * K * (d_qk + d_v) FLOP.

@@ -12,7 +12,8 @@ struct IndexQueryArgs {
   Tensor weights;    // [T, n] f32 or bf16: of the projection
   Tensor positions;  // [T] int32
   Rope rope;
-  bool hadamard = false;  // after RoPE; the index keys must be made in the same way
+  // After RoPE, with sums in fp32; the index keys must be made in the same way.
+  bool hadamard = false;
   // Scale of a head's 128 values: kPow2 (the default), 2^ceil(log2(max(amax, 1e-4) / 448)), or
   // kAmax, max(amax, 1e-4) / 448. Queries in bf16 have none.
   ScaleMode scale = ScaleMode::kDefault;

@@ -95,8 +95,9 @@ struct CombinedListsArgs {
 // The row of a token, with `request` counted within the chunk: the first min((pos + 1) / ratio, K)
 // entries of topk + rows * request, then the window rows
 //   rows * request + compressed + p - (seq_len - gather_len)   for p in (pos - window, pos],
-// then -1. lengths = the number of entries before the -1. Entries outside the request's own rows
-// become -1. Padding and requests outside the chunk give an empty row.
+// then -1. An entry that names no row of the request becomes -1: its compressed rows are those
+// below `compressed`, its window rows the gather_len behind them, within `rows`. lengths = how many
+// entries there are, these included. Padding and requests outside the chunk give an empty row.
 void combined_lists(const CombinedListsArgs& args);
 
 }  // namespace winnow

@@ -39,7 +39,8 @@ struct LocateArgs {
 
 // slots = block_table[request][id / page] * rows_per_page + id % page, and -1 where the id is
 // negative, where it points past the table, where the page found is outside the cache, or where the
-// request is outside the table. `slots` may be `ids` itself.
+// request is outside the table. In the workspace also where p is outside workspace_starts, and for
+// every id of a start below 0. `slots` may be `ids` itself.
 void locate(const LocateArgs& args);
 
 }  // namespace winnow

@@ -28,8 +28,8 @@ struct Indexer {
   Tensor weights;      // [T, H_I] f32
 };
 
-// A compressor of V4, with the members of CompressArgs. Entries of 4 or 128 tokens, as the plan's
-// ratio says, go where compressed_slots() finds a place for them.
+// A compressor of V4, with the members of CompressArgs. Entries of as many tokens as the plan's
+// ratio says go where compressed_slots() finds a place for them.
 struct Compressor {
   Tensor rows = {};  // [>= T, ...] f32 or bf16: projections of this batch
   bool overlap = false, gate = true;
@@ -80,9 +80,11 @@ struct PipelineArgs {
   Tensor q;                      // [T, H, d_qk] bf16
   float scale = kNotGiven;       // of the logits; must be given, attend.h says how large
   // Spread::kContext over W ranks: H / W heads from here on, those of this rank.
-  Tensor sink = {};                // [H] f32, optional
-  Tensor out;                      // [T, H, d_v] bf16
-  Tensor lse = {};                 // [T, H] f32, optional
+  Tensor sink = {};  // [H] f32, optional
+  Tensor out;        // [T, H, d_v] bf16
+  // [T, H] f32, optional. Of a row without keys, padding for example: +inf, as attend() gives it;
+  // over Spread::kContext -inf, as combine() does.
+  Tensor lse = {};
   std::span<std::byte> workspace;  // pipeline_workspace_bytes(plan)
   Target target = {};              // the stream, if not the plan's
   LayerSteps steps = {};

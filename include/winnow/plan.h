@@ -32,8 +32,9 @@ struct BatchSplit {
 
 // Splits a batch into decodes, which come first, and prefills. A request with more than `threshold`
 // query tokens is a prefill. `uniform` demands decodes of one length: if every length is that of
-// the first request or 0, all requests are decodes and decode_tokens is `tokens` (which may include
-// padding). docs/design.md, "Planning", has the full rule.
+// the first request or 0, all requests are decodes. `tokens` may include padding, which counts as
+// tokens of the prefills, or of the decodes where there are no prefills. docs/design.md,
+// "Planning", has the full rule.
 BatchSplit split_batch(std::span<const int32_t> query_starts, int64_t tokens, int32_t threshold,
                        bool uniform);
 

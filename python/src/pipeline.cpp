@@ -21,7 +21,8 @@ Compressor compressor_of(Call& c, const CompressorNames& names) {
   r.overlap = c.flag("overlap");
   r.gate = c.flag("gate", true);
   r.bias = c.in(names.bias);
-  r.state.rows = c.out(names.state, DType::kF32, {-1, -1, -1});
+  // An entry of one row needs none (V4.1's ratio 1).
+  if (c.given(names.state)) r.state.rows = c.out(names.state, DType::kF32, {-1, -1, -1});
   r.state.table = c.in(names.table);
   r.state.ring = c.flag("ring");
   return r;

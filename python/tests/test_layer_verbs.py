@@ -234,6 +234,32 @@ def test_pipeline_from_projections():
     torch.testing.assert_close(out.float(), want.float(), rtol=2**-6, atol=1e-2)
 
 
+def test_pipeline_keeps_entries_of_one_token():
+    """V4.1's ratio 1: an entry is its token's row, without a gate and without a state."""
+    tokens, page, pages = 5, 8, 1
+    plan = winnow.Plan(
+        model="v4", format="v4_bf16", heads=2, extra_topk=8, ratio=1, page=page, pages=pages,
+        max_requests=1, max_tokens=8,
+    )  # fmt: skip
+    plan.refill([0, tokens], [tokens])
+    table, norm, block_table = table_of(), random(512, seed=1), torch.zeros(1, 1, dtype=torch.int32)
+    positions = torch.arange(tokens, dtype=torch.int32)
+    q, kv = random(tokens, 2, 512, seed=2).bfloat16(), random(tokens, 512, seed=3).bfloat16()
+    rows = random(tokens, 512, seed=4)
+    window, mine, theirs = (
+        winnow.Cache(torch.zeros(pages, page, 512).bfloat16(), "v4_bf16") for _ in range(3)
+    )
+    winnow.pipeline(
+        plan, q, kv, positions.long(), window, block_table, scale=0.05, table=table,
+        gate=False, compressed=mine, compressed_table=block_table, state_rows=rows, state_norm=norm,
+    )  # fmt: skip
+    winnow.compress(
+        rows, positions, ratio=1, gate=False, norm_weight=norm, table=table, cache=theirs,
+        slots=positions.long(),
+    )  # fmt: skip
+    assert mine.data.any() and torch.equal(mine.data, theirs.data)
+
+
 def slice_of(name):
     """The values that RoPE leaves alone."""
     return slice(None, -64) if name == "last" else slice(64, None)
