@@ -10,8 +10,8 @@ namespace winnow {
 // Any part may be left empty. The call's target counts for all of them; plans and targets inside
 // are not looked at.
 struct NormWriteArgs {
-  NormArgs norm = {};       // of the query latents
-  WriteArgs write[2] = {};  // KV records, and index keys
+  NormArgs norm = {};             // of the query latents
+  WriteArgs write[2] = {{}, {}};  // KV records, and index keys
   Target target = {};
 };
 
