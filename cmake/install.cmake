@@ -2,6 +2,7 @@
 include(CMakePackageConfigHelpers)
 install(TARGETS winnow EXPORT winnow-targets)
 install(DIRECTORY include/winnow DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 # Programs find a shared libwinnow in any prefix, also one that was moved, and what is installed finds
 # a Highway outside of the system's folders. winnow-ranks stands where `winnow run --ranks` looks for it.
 set_target_properties(winnow PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
