@@ -69,6 +69,11 @@ TEST_F(Cli, BadUsageIsNamed) {
          {"--context: expected at most 2147483647", "--requests", "68719476736"});
   expect("bench locate --after code", {"after", "CUDA"});
   expect("bench --runs 0", {"--runs", "not in range"});
+  expect("bench locate --ranks 2", {"--ranks", "parallel"});
+  expect("bench parallel --cache cold", {"--cache", "parallel"});
+  expect("run --layers 3", {"--layers", "v4-flash", "found v32"});
+  expect("run --model v4-flash --heads 8", {"--heads", "v32 and v4", "found v4-flash"});
+  expect("layer --model v32 --groups 7", {"--groups", "v3.2 has none"});
   expect("locate --repeat 0", {"--repeat", "not in range"});
   for (const char* verb : {"attend", "score", "select", "locate", "write"})
     expect(std::string(verb) + " --batch 1048576 --s-q 1048576", {"--batch", "--s-q", "tokens"});
