@@ -46,7 +46,7 @@ typedef struct winnow_tensor { /* all zero: not given */
 
 /* Views are of inputs, too, whose bytes a call does not change. */
 #ifdef __cplusplus
-#define WINNOW_WITHOUT_CONST(pointer) const_cast<void*>(pointer)
+#define WINNOW_WITHOUT_CONST(pointer) (const_cast<void*>(pointer))
 #else
 #define WINNOW_WITHOUT_CONST(pointer) ((void*)(pointer))
 #endif
