@@ -57,7 +57,15 @@ std::string beside(const std::string& path) {
   return (path.ends_with(".json") ? path.substr(0, path.size() - 5) : path) + ".md";
 }
 
-void run_bench(BenchOptions o) {
+// Options that would change nothing.
+void refuse_options(const CLI::App& cmd, std::initializer_list<const char*> options,
+                    const char* why) {
+  for (const char* option : options)
+    if (cmd.count(option) > 0)
+      throw Error(ErrorCode::kInvalidArgument, fmt::format("bench: {}: {}", option, why));
+}
+
+void run_bench(const CLI::App& cmd, BenchOptions o) {
   if (!o.render.empty()) {
     write_file(beside(o.render), bench::markdown_of(read_file(o.render), o.render));
     fmt::print("{}\n", beside(o.render));
@@ -68,6 +76,9 @@ void run_bench(BenchOptions o) {
   if (std::find(o.stages.begin(), o.stages.end(), kParallel) != o.stages.end()) {
     if (o.stages.size() > 1)
       throw Error(ErrorCode::kInvalidArgument, "bench: parallel runs alone, not with other stages");
+    refuse_options(cmd,
+                   {"--device", "--set", "--cache", "--after", "--runs", "--seconds", "--rounds"},
+                   "not of parallel, which has --ranks, --filter, --kernel and --quick");
     bench_over_ranks({.ranks = o.ranks,
                       .filter = o.options.filter,
                       .kernel = o.options.kernel,
@@ -77,6 +88,7 @@ void run_bench(BenchOptions o) {
                       .quick = o.quick});
     return;
   }
+  refuse_options(cmd, {"--ranks"}, "of parallel alone: winnow bench parallel --ranks 1,2,4");
   o.options.cold = o.cache != "warm";
   o.options.warm = o.cache != "cold";
   if (o.quick) o.options.method = {.min_runs = 3, .max_runs = 10, .seconds = 0.05};
@@ -150,7 +162,7 @@ void add_bench(CLI::App& app, Outcome&) {
       ->check(CLI::Range(1, 1000));
   cmd->add_option("--commit", o->commit, "Commit to name, where the build could not know it");
   cmd->add_flag("--quick", o->quick, "Few runs: to see that everything works");
-  cmd->callback([o] { run_bench(*o); });
+  cmd->callback([o, cmd] { run_bench(*cmd, *o); });
 }
 
 }  // namespace winnow::cli

@@ -23,6 +23,7 @@ int fail(const std::string& message) {
 int run(int argc, char** argv) {
   CLI::App app{"winnow: sparse MLA attention for CPUs and Hopper GPUs"};
   app.set_version_flag("--version", fmt::format("winnow {}", version()));
+  app.name("winnow");
   app.require_subcommand(1);
   app.get_formatter()->column_width(28);
   app.footer(
@@ -33,7 +34,8 @@ int run(int argc, char** argv) {
       "  winnow bench attend --json out.json times, share of the machine's peak, peers\n"
       "  winnow attend --heads 12 --help     one stage alone, and its options\n\n"
       "Environment: WINNOW_KERNEL forces a kernel, WINNOW_VERBOSE=1 says why one was chosen,\n"
-      "WINNOW_THREADS sets the number of CPU workers.");
+      "WINNOW_THREADS sets the number of CPU workers.\n\n"
+      "Exit status: 0 done, 1 a check failed, 2 bad usage or unreadable input.");
   Outcome outcome;
   add_run(app, outcome);
   add_layer(app, outcome);
@@ -62,7 +64,14 @@ int run(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
-    return fail(fmt::format("{}\nSee winnow --help.", e.what()));
+    const auto named = app.get_subcommands();
+    const std::string command = named.empty() ? "" : " " + named.front()->get_name();
+    std::string what = e.what();
+    if (dynamic_cast<const CLI::ExtrasError*>(&e)) {  // which names them from the last to the first
+      what = "not expected:";
+      for (const std::string& word : app.remaining(true)) what += " " + word;
+    }
+    return fail(fmt::format("{}\nSee winnow{} --help.", what, command));
   }
   return outcome.code;
 }

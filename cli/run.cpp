@@ -227,17 +227,19 @@ bool is_real(const std::string& model) {
   return std::find(all.begin(), all.end(), model) != all.end();
 }
 
-// An option that the other kind of run has.
-void refuse(const CLI::App& cmd, std::initializer_list<const char*> options, const RunOptions& o) {
+// An option that the other kind of run has, whose models are `owners`.
+void refuse(const CLI::App& cmd, std::initializer_list<const char*> options, const RunOptions& o,
+            const std::string& owners) {
   for (const char* option : options)
     if (cmd.count(option) > 0)
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("run: {}: --model {} has none", option, o.model));
+                  fmt::format("run: {}: of --model {} alone, found {}", option, owners, o.model));
 }
 
 // Small where nothing else is requested: a layer of a real model takes seconds on two cores.
 int run_real(const CLI::App& cmd, const RunOptions& o) {
-  refuse(cmd, {"--heads", "--index-heads", "--topk", "--ranks", "--spread", "--interleave"}, o);
+  refuse(cmd, {"--heads", "--index-heads", "--topk", "--ranks", "--spread", "--interleave"}, o,
+         "v32 and v4");
   whole::RunModelOptions real{.model = o.model, .cache = o.cache, .device = o.device};
   real.kernel = o.kernel;
   real.layers = o.layers;
@@ -253,7 +255,8 @@ int run_real(const CLI::App& cmd, const RunOptions& o) {
 }
 
 int run_family(const CLI::App& cmd, const RunOptions& o) {
-  refuse(cmd, {"--layers", "--cache", "--device"}, o);
+  refuse(cmd, {"--layers", "--cache", "--device"}, o,
+         fmt::format("{}", fmt::join(whole::models(), ", ")));
   return run_loop(o);
 }
 

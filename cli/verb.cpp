@@ -14,19 +14,21 @@
 
 namespace winnow::cli {
 
-void add_common(CLI::App& cmd, VerbOptions& o) {
+void add_common(CLI::App& cmd, VerbOptions& o, Over over) {
   cmd.add_option("--batch", o.sizes.batch, "Requests")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();
   cmd.add_option("--s-q", o.sizes.s_q, "Query tokens of each request")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();
-  cmd.add_option("--context", o.sizes.context, "Tokens (or keys) of each request")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 28))
-      ->capture_default_str();
-  cmd.add_option("--page", o.sizes.page, "Tokens per page")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
+  if (over != Over::kTokens)
+    cmd.add_option("--context", o.sizes.context, "Tokens (or keys) of each request")
+        ->check(CLI::Range(int64_t{1}, int64_t{1} << 28))
+        ->capture_default_str();
+  if (over == Over::kPages)
+    cmd.add_option("--page", o.sizes.page, "Tokens per page")
+        ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
   cmd.add_option("--seed", o.sizes.seed, "Of the random inputs")
       ->check(not_negative)
       ->capture_default_str();

@@ -24,9 +24,12 @@ struct VerbOptions {
   bool check = true, json = false;
 };
 
-// --model --batch --s-q --context --page --seed --kernel --repeat --json; the others a stage adds
-// itself.
-void add_common(CLI::App& cmd, VerbOptions& options);
+// What a verb's random problem has beside its tokens. An option that would change nothing is
+// refused.
+enum class Over { kTokens, kContext, kPages };
+// --batch --s-q --context --page --seed --kernel --repeat --no-check --json; the others a stage
+// adds itself.
+void add_common(CLI::App& cmd, VerbOptions& options, Over over);
 void add_model(CLI::App& cmd, VerbOptions& options);
 void add_heads(CLI::App& cmd, VerbOptions& options);
 void resolve(VerbOptions& options);  // names -> values; refuses more tokens than int32 counts

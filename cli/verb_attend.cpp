@@ -81,12 +81,12 @@ void add_attend(CLI::App& app, Outcome& outcome) {
       "Examples:\n  winnow attend --heads 128 --batch 4\n"
       "  winnow attend --model v4 --heads 64 --extra 1024 --json\n"
       "  winnow attend --cache bf16 --kernel reference --context 4096\n"
-      "  winnow attend --device cuda --heads 128 --batch 128 --precision fp8");
+      "  winnow attend --precision fp8 --kernel reference --context 4096");
   auto o = std::make_shared<VerbOptions>();
   auto cache = std::make_shared<std::string>("fp8");
   auto precision = std::make_shared<std::string>("full");
   o->sizes.extra = -1;  // not given
-  add_common(*cmd, *o);
+  add_common(*cmd, *o, Over::kPages);
   add_model(*cmd, *o);
   add_heads(*cmd, *o);
   CLI::Option* topk =

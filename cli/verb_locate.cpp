@@ -83,7 +83,7 @@ void add_select(CLI::App& app, Outcome& outcome) {
       "  winnow select --blocks 2048 --topk 512     inside the best blocks of 8 columns (V4.1)\n"
       "  winnow select --batch 8 --kernel reference --json");
   auto o = std::make_shared<VerbOptions>();
-  add_common(*cmd, *o);
+  add_common(*cmd, *o, Over::kContext);
   auto blocks = std::make_shared<int64_t>(0);
   cmd->add_option("--blocks", *blocks, "Find this many blocks first and select inside them")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 20));
@@ -97,7 +97,7 @@ void add_locate(CLI::App& app, Outcome& outcome) {
   CLI::App* cmd = app.add_subcommand("locate", "Logical ids to slots through a random block table");
   cmd->footer("Examples:\n  winnow locate --batch 64 --topk 2048\n  winnow locate --page 3 --json");
   auto o = std::make_shared<VerbOptions>();
-  add_common(*cmd, *o);
+  add_common(*cmd, *o, Over::kPages);
   cmd->add_option("--topk", o->sizes.topk, "Entries of each token")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
       ->capture_default_str();

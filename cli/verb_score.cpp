@@ -69,7 +69,7 @@ void add_score(CLI::App& app, Outcome& outcome) {
       "  winnow score --index-heads 8 --s-q 4 --json");
   auto o = std::make_shared<VerbOptions>();
   auto select_too = std::make_shared<bool>(false);
-  add_common(*cmd, *o);
+  add_common(*cmd, *o, Over::kPages);
   cmd->add_option("--index-heads", o->sizes.index_heads, "Heads of the indexer")
       ->check(CLI::Range(kMinHeads, kMaxHeads))
       ->capture_default_str();

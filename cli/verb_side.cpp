@@ -33,7 +33,7 @@ void add_mha(CLI::App& app, Outcome& outcome) {
   o->sizes.heads = 2;
   o->sizes.s_q = o->sizes.context = 256;
   o->sizes.topk = 0;
-  add_common(*cmd, *o);
+  add_common(*cmd, *o, Over::kContext);
   add_heads(*cmd, *o);
   add_topk(cmd, *o, "Keys of each token (0: all that it may see)");
   cmd->callback([o, &outcome] {
@@ -57,7 +57,7 @@ void add_merge(CLI::App& app, Outcome& outcome) {
   auto o = std::make_shared<VerbOptions>();
   auto parts = std::make_shared<int64_t>(2);
   o->sizes.batch = 16;
-  add_common(*cmd, *o);
+  add_common(*cmd, *o, Over::kTokens);
   add_heads(*cmd, *o);
   cmd->add_option("--parts", *parts, "Partial results of each token")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 10))
@@ -80,7 +80,7 @@ void add_mask(CLI::App& app, Outcome& outcome) {
   CLI::App* cmd = add_verb(app, "mask", "Random top-k ids as bits", "--s-q 512 --context 131072");
   auto o = std::make_shared<VerbOptions>();
   o->sizes.batch = 16;
-  add_common(*cmd, *o);
+  add_common(*cmd, *o, Over::kContext);
   add_topk(cmd, *o, "Ids of each token");
   cmd->callback([o, &outcome] {
     resolve(*o);
@@ -99,7 +99,7 @@ void add_lists(CLI::App& app, Outcome& outcome) {
   auto o = std::make_shared<VerbOptions>();
   auto kind = std::make_shared<std::string>("window");
   o->sizes.batch = 16;
-  add_common(*cmd, *o);
+  add_common(*cmd, *o, Over::kPages);
   cmd->add_option("--kind", *kind, "Which lists")
       ->check(CLI::IsMember(
           std::vector<std::string>(bench::kListKinds.begin(), bench::kListKinds.end())))
@@ -119,7 +119,7 @@ void add_absorb(CLI::App& app, Outcome& outcome) {
   auto o = std::make_shared<VerbOptions>();
   auto output = std::make_shared<bool>(false);
   o->sizes.batch = 16;
-  add_common(*cmd, *o);
+  add_common(*cmd, *o, Over::kTokens);
   add_heads(*cmd, *o);
   cmd->add_flag("--output", *output, "project_output() instead of absorb_query()");
   cmd->callback([o, output, &outcome] {

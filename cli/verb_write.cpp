@@ -59,7 +59,7 @@ void add_write(CLI::App& app, Outcome& outcome) {
   auto o = std::make_shared<WriteOptions>();
   o->sizes.batch = 64;
   o->sizes.context = 4096;
-  add_common(*cmd, *o);
+  add_common(*cmd, *o, Over::kPages);
   std::vector<std::string> formats;
   for (const CacheFormat f : cache_formats()) formats.emplace_back(name_of(f));
   cmd->add_option("--format", o->format, "Records to write")

@@ -2,16 +2,13 @@
 include(CMakePackageConfigHelpers)
 install(TARGETS winnow EXPORT winnow-targets)
 install(DIRECTORY include/winnow DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-# Programs find a shared libwinnow in any prefix, also one that was moved, and what is installed finds
-# a Highway outside of the system's folders. winnow-ranks stands where `winnow run --ranks` looks for it.
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+# What is installed finds a Highway outside of the system's folders; programs hold the library itself.
+# winnow-ranks stands where `winnow run --ranks` looks for it.
 set_target_properties(winnow PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
-file(RELATIVE_PATH libraries_from_programs ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
 foreach(program winnow-cli winnow-ranks)
   if(TARGET ${program})
     set_target_properties(${program} PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
-    if(BUILD_SHARED_LIBS)
-      set_property(TARGET ${program} APPEND PROPERTY INSTALL_RPATH $ORIGIN/${libraries_from_programs})
-    endif()
     install(TARGETS ${program})
   endif()
 endforeach()

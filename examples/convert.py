@@ -10,6 +10,7 @@ transformers' own. Needs torch and transformers.
 """
 
 import argparse
+import sys
 
 import torch
 import transformers
@@ -106,6 +107,10 @@ def main(arguments=None):
     else:
         model = small_model(args.family)
         inputs = {"input_ids": torch.randint(1, 256, (1, 200))}
+    print(
+        f"measuring caches of {2 * args.tokens} tokens (--tokens), minutes on a CPU",
+        file=sys.stderr,
+    )
     before = [bytes_of(cache) for cache in contexts(model, args.tokens)]
     winnow.hf.convert(model, args.cache)
     out = model.generate(**inputs, max_new_tokens=16, do_sample=False)

@@ -318,6 +318,79 @@ static void planning(void) {
   CHECK(count == 1 && v4_chunks[0].last == 4 && v4_chunks[0].rows == 1 + 4);
 }
 
+static winnow_plan* plan_of_two_decodes(void) {
+  winnow_plan_options options = WINNOW_PLAN_OPTIONS_INIT;
+  options.heads = 16;
+  options.index_heads = 1;
+  options.pages = 4;
+  options.max_requests = options.max_tokens = 2;
+  winnow_plan* plan = NULL;
+  OK(winnow_plan_create(&options, &plan));
+  const int32_t starts[3] = {0, 1, 2}, lens[2] = {3, 3};
+  winnow_batch batch = WINNOW_BATCH_INIT;
+  batch.query_starts = (winnow_ints){starts, 3};
+  batch.seq_lens = (winnow_ints){lens, 2};
+  if (plan) OK(winnow_plan_refill(plan, &batch));
+  return plan;
+}
+
+/* One of the two tokens of a plan's batch is scored where the caller says that this is meant. A
+ * caller whose struct is older than that member cannot say so. */
+static void some_tokens(void) {
+  uint8_t q[128], keys[3 * 128];
+  memset(q, kOne, sizeof q);
+  memset(keys, kOne, sizeof keys);
+  const float weight = 1, scales[3] = {1, 2, 3};
+  const int32_t end = 3;
+  float logits[3];
+  winnow_plan* plan = plan_of_two_decodes();
+  if (!plan) return;
+  winnow_score_args score = WINNOW_SCORE_ARGS_INIT;
+  score.plan = plan;
+  score.q = winnow_tensor_of(q, WINNOW_E4M3, 3, SHAPE(1, 1, 128));
+  score.weights = f32(&weight, 2, SHAPE(1, 1));
+  score.key_rows = winnow_tensor_of(keys, WINNOW_E4M3, 2, SHAPE(3, 128));
+  score.key_scales = f32(scales, 1, SHAPE(3));
+  score.ends = i32(&end, 1, SHAPE(1));
+  score.logits = f32(logits, 2, SHAPE(1, 3));
+  INVALID(winnow_score(&score), "score: plan");
+  score.some_tokens = true;
+  OK(winnow_score(&score));
+  CHECK(logits[0] == 128 && logits[2] == 3 * 128);
+  score.struct_size = offsetof(winnow_score_args, some_tokens);
+  INVALID(winnow_score(&score), "score: plan");
+  winnow_plan_destroy(plan);
+}
+
+/* Where a plan's calls run, its copy to a device, and the routes of its prefills. */
+static void devices_and_routes(void) {
+  winnow_plan* plan = plan_of_two_decodes();
+  if (!plan) return;
+  winnow_device device = {WINNOW_CUDA, 3, NULL};
+  const winnow_target other = {device, NULL};
+  OK(winnow_plan_device(plan, NULL, &device));
+  CHECK(device.kind == WINNOW_CPU && device.index == 0);
+  INVALID(winnow_plan_device(plan, &other, &device), "target.device.kind");
+  INVALID(winnow_plan_upload(plan, &device, other.device), "target.device.kind");
+  INVALID(winnow_plan_upload(plan, NULL, device), "to");
+  OK(winnow_plan_upload(plan, &device, device));
+  winnow_plan_destroy(plan);
+
+  winnow_route_args args = WINNOW_ROUTE_ARGS_INIT;
+  winnow_route route = WINNOW_ROUTE_DIRECT;
+  args.tokens = args.context = 4096;
+  OK(winnow_prefill_route(&args, &route));
+  CHECK(route == WINNOW_ROUTE_GATHERED);
+  args.mha = true;
+  OK(winnow_prefill_route(&args, &route));
+  CHECK(route == WINNOW_ROUTE_MHA);
+  args.tokens = 1;
+  OK(winnow_prefill_route(&args, &route));
+  CHECK(route == WINNOW_ROUTE_DIRECT);
+  args.model = "v5";
+  INVALID(winnow_prefill_route(&args, &route), "v5");
+}
+
 static void queries(void) {
   winnow_model model;
   OK(winnow_model_of("v4", &model));
@@ -371,6 +444,8 @@ int main(void) {
   lists();
   layers();
   planning();
+  some_tokens();
+  devices_and_routes();
   queries();
   printf("%d failed\n", failures);
   return failures;

@@ -100,6 +100,27 @@ static void sweep_batches(void) {
                                    PICK(-1, INT64_MIN, 0, 1, 2, 2), maybe(out)));
 }
 
+static void sweep_shards_and_routes(void) {
+  const winnow_shard shard = {odd32(), odd32(), odd32()};
+  const int64_t number = odd(), where = winnow_shard_global(shard, number);
+  CHECK(winnow_shard_owner(shard, number) < (shard.world > 0 ? shard.world : 1));
+  CHECK(winnow_shard_local(shard, number) <= number || number < 0);
+  CHECK(winnow_shard_local_length(shard, number) <= number || number < 0);
+  CHECK(where == -1 || (winnow_shard_owner(shard, where) == shard.rank &&
+                        winnow_shard_local(shard, where) == number));
+  (void)winnow_context_is_cheaper(number, odd());
+  winnow_route_args args = WINNOW_ROUTE_ARGS_INIT;
+  if (draw(8) == 0) args.struct_size = (size_t)odd();
+  if (draw(8) == 0) args.model = NULL;
+  if (draw(4) == 0) args.heads = odd32();
+  if (draw(4) == 0) args.device = odd32();
+  args.tokens = odd32();
+  args.context = odd32();
+  args.mha = draw(2) != 0;
+  winnow_route route;
+  ANSWERED("prefill_route", "model", route, winnow_prefill_route(maybe(&args), maybe(&route)));
+}
+
 static volatile int64_t seen; /* so that every number is read */
 static void read_all(winnow_ints all) {
   CHECK(all.count >= 0 && (all.count == 0 || all.data != NULL));
@@ -136,6 +157,13 @@ static void sweep_accessors(const winnow_plan* plan) {
           winnow_plan_split(plan).decodes;
   seen += winnow_plan_batch_tokens(plan) + winnow_plan_gathered_rows(plan);
   seen += (int64_t)(winnow_plan_workspace_bytes(plan) + winnow_plan_gather_bytes(plan));
+  winnow_device device;
+  const winnow_target target = {{odd32(), odd32(), NULL}, NULL};
+  ANSWERED("plan", "plan", device,
+           winnow_plan_device(draw(8) == 0 ? NULL : plan, maybe((void*)&target), maybe(&device)));
+  char nothing; /* a plan on the CPU copies nothing */
+  ANSWERED("plan", "plan", nothing,
+           winnow_plan_upload(draw(8) == 0 ? NULL : plan, maybe(&nothing), target.device));
   size_t bytes;
   ANSWERED("pipeline", "plan", bytes,
            winnow_pipeline_workspace_bytes(draw(8) == 0 ? NULL : plan, maybe(&bytes)));
@@ -168,6 +196,7 @@ int main(void) {
   for (int64_t i = 0; i < count && plan; ++i) {
     sweep_models();
     sweep_batches();
+    sweep_shards_and_routes();
     if (i == count / 2) { /* the first half asks a plan that has no batch yet */
       winnow_batch batch = WINNOW_BATCH_INIT;
       batch.query_starts = (winnow_ints){starts, ROWS + 1};

@@ -227,7 +227,20 @@ static void refusals(group* all) {
   CHECK(strstr(winnow_last_error(), "parallel.comm") != NULL);
 }
 
+/* Positions 0 to 10 on three ranks, two by two: rank 1 holds 2, 3, 8 and 9. */
+static void shards(void) {
+  const winnow_shard shard = {3, 1, 2}, none = {0, 0, 0}, outside = {2, 2, 1};
+  CHECK(winnow_shard_owner(shard, 8) == 1 && winnow_shard_owner(shard, 10) == 2);
+  CHECK(winnow_shard_local(shard, 9) == 3 && winnow_shard_local(shard, 10) == 2);
+  CHECK(winnow_shard_global(shard, 2) == 8 && winnow_shard_global(shard, INT64_MAX) == -1);
+  CHECK(winnow_shard_local_length(shard, 11) == 4 && winnow_shard_local_length(shard, 9) == 3);
+  CHECK(winnow_shard_owner(none, 8) == -1 && winnow_shard_local(shard, -1) == -1);
+  CHECK(winnow_shard_local_length(outside, 8) == -1);
+  CHECK(winnow_context_is_cheaper(1, 100000) && !winnow_context_is_cheaper(1000, 100000));
+}
+
 int main(void) {
+  shards();
   group all;
   pthread_barrier_init(&all.meet, NULL, kRanks);
   member members[kRanks];

@@ -6,6 +6,7 @@
 
 #include <cstdio>
 #include <set>
+#include <sstream>
 
 #include "safetensors.h"
 
@@ -26,7 +27,16 @@ TEST_F(Cli, HelpAndVersion) {
     expect_in(help.out, {command});
     const Output o = run(std::string(command) + " --help");
     EXPECT_EQ(o.code, 0) << command;
-    expect_in(o.out, {"Examples:"});
+    const size_t examples = o.out.find("Examples:");
+    ASSERT_NE(examples, std::string::npos) << command;
+    expect_in(o.out, {("Usage: winnow " + std::string(command) + " ").c_str()});
+    // An example names no option that the command does not have.
+    const std::string options = o.out.substr(0, examples);
+    std::istringstream words(o.out.substr(examples));
+    for (std::string word; words >> word;) {
+      if (!word.starts_with("--")) continue;
+      EXPECT_NE(options.find("  " + word + " "), std::string::npos) << command << " " << word;
+    }
   }
 }
 
@@ -50,13 +60,20 @@ TEST_F(Cli, BadUsageIsNamed) {
   expect("bench locate --filter nothing", {"no case"});
   expect("plan --query-lens 4 --seq-lens 2", {"plan", "seq_lens"});
   expect("plan --model v4 --mha", {"plan", "mha"});
-  expect("verify", {"path"});
+  expect("verify", {"path", "See winnow verify --help."});
+  expect("norm --page 7", {"not expected: --page 7\nSee winnow norm --help."});
+  expect("absorb --context 7", {"--context", "not expected"});
   expect("run --steps 1 --seed -1", {"--seed", "expected 0 or more, found -1"});
   expect("attend --seed -1", {"--seed", "-1"});
   expect("run --context 16777216 --requests 4096",
          {"--context: expected at most 2147483647", "--requests", "68719476736"});
   expect("bench locate --after code", {"after", "CUDA"});
   expect("bench --runs 0", {"--runs", "not in range"});
+  expect("bench locate --ranks 2", {"--ranks", "parallel"});
+  expect("bench parallel --cache cold", {"--cache", "parallel"});
+  expect("run --layers 3", {"--layers", "v4-flash", "found v32"});
+  expect("run --model v4-flash --heads 8", {"--heads", "v32 and v4", "found v4-flash"});
+  expect("layer --model v32 --groups 7", {"--groups", "v3.2 has none"});
   expect("locate --repeat 0", {"--repeat", "not in range"});
   for (const char* verb : {"attend", "score", "select", "locate", "write"})
     expect(std::string(verb) + " --batch 1048576 --s-q 1048576", {"--batch", "--s-q", "tokens"});

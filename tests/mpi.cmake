@@ -7,7 +7,7 @@ endif()
 
 add_executable(mpi_ranks mpi_ranks.cpp)
 target_include_directories(mpi_ranks PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tools)
-target_link_libraries(mpi_ranks PRIVATE winnow MPI::MPI_CXX)
+target_link_libraries(mpi_ranks PRIVATE winnow_internals MPI::MPI_CXX)
 
 # Launchers differ in how a job is allowed more ranks than cores, or to outlive a rank.
 function(winnow_mpi_tests name program launcher)

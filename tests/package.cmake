@@ -13,12 +13,21 @@ foreach(file ${c_tests})
   add_test(NAME ${name} COMMAND ${name})
 endforeach()
 
-# Each public header compiles alone, twice over; winnow_c*.h as C11 too. A failure fails the build.
+# Each public header compiles alone, twice over; winnow_c*.h as C11 too. A failure fails the build. A
+# caller's warnings may be many.
+set(strict -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wdouble-promotion -Werror)
+set(strict_c ${strict} -Wc++-compat -Wstrict-prototypes)
+set(strict_cxx ${strict} -Wold-style-cast)
+set(strict_gxx ${strict_cxx} -Wuseless-cast)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  set(strict_cxx ${strict_gxx})
+endif()
 file(GLOB headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/include
      ${PROJECT_SOURCE_DIR}/include/winnow/*.h)
 add_library(headers_alone OBJECT)
 set_target_properties(headers_alone PROPERTIES C_STANDARD 11 C_EXTENSIONS OFF)
-target_compile_options(headers_alone PRIVATE -Wall -Wextra -pedantic -Werror)
+target_compile_options(headers_alone PRIVATE $<$<COMPILE_LANGUAGE:C>:${strict_c}>
+                                             $<$<COMPILE_LANGUAGE:CXX>:${strict_cxx}>)
 target_link_libraries(headers_alone PRIVATE winnow)
 # The adapters need their engine's headers: mpi.h is compiled where there is an MPI, nccl.h where
 # there are NCCL and CUDA.
@@ -47,12 +56,55 @@ foreach(header ${headers})
   endforeach()
 endforeach()
 
-# A plugin that holds winnow, loaded and unloaded by a program that knows nothing of it.
+# The same warnings where templates are instantiated and structs are filled in, by the compilers that are
+# here, in the standards to come, and without exceptions.
+find_program(CLANG NAMES clang-19 clang)
+find_program(CLANGXX NAMES clang++-19 clang++)
+function(strict_test name compiler standard file)
+  add_test(NAME strict_${name} COMMAND ${compiler} -std=${standard} ${ARGN} -I${PROJECT_SOURCE_DIR}/include
+                                       -fsyntax-only ${CMAKE_CURRENT_SOURCE_DIR}/consumer/${file})
+endfunction()
+foreach(standard 20 23)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    strict_test(gcc_cpp${standard} ${CMAKE_CXX_COMPILER} c++${standard} strict.cpp ${strict_gxx})
+  endif()
+  if(CLANGXX)
+    strict_test(clang_cpp${standard} ${CLANGXX} c++${standard} strict.cpp ${strict} -Wold-style-cast)
+  endif()
+endforeach()
+strict_test(without_exceptions ${CMAKE_CXX_COMPILER} c++20 strict.cpp ${strict_cxx} -fno-exceptions -fno-rtti)
+strict_test(c ${CMAKE_C_COMPILER} c11 strict.c ${strict_c})
+if(CLANG)
+  strict_test(clang_c ${CLANG} c11 strict.c ${strict_c})
+endif()
+
+# What a shared library shows. A static build links one for this.
+if(BUILD_SHARED_LIBS)
+  set(shared_winnow winnow)
+elseif(NOT WINNOW_SANITIZE)
+  set(shared_winnow shared_winnow)
+  add_library(shared_winnow SHARED $<TARGET_OBJECTS:winnow>)
+  set_target_properties(shared_winnow PROPERTIES LINKER_LANGUAGE CXX LINK_DEPENDS ${winnow_exports})
+  target_link_options(shared_winnow PRIVATE LINKER:--version-script=${winnow_exports} LINKER:--no-undefined)
+  target_link_libraries(shared_winnow PRIVATE $<TARGET_PROPERTY:winnow,LINK_LIBRARIES>)
+endif()
+find_package(Python3 3.10 REQUIRED COMPONENTS Interpreter)
+if(shared_winnow)
+  add_test(NAME exports_of_shared_library
+           COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/exports.py $<TARGET_FILE:${shared_winnow}>
+                   ${PROJECT_SOURCE_DIR}/include ${CMAKE_NM})
+endif()
+# The C headers have what the C++ ones have.
+add_test(NAME c_api_of_headers
+         COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/c_api.py ${PROJECT_SOURCE_DIR}/include)
+
+# A plugin that holds winnow, loaded and unloaded by a program that knows its exception alone.
 add_library(test_plugin MODULE plugin/plugin.cpp)
 set_target_properties(test_plugin PROPERTIES CXX_VISIBILITY_PRESET hidden)
 target_link_options(test_plugin PRIVATE -Wl,--exclude-libs,ALL)
 target_link_libraries(test_plugin PRIVATE winnow winnow_warnings)
 add_executable(plugin_host plugin/host.cpp)
+target_include_directories(plugin_host PRIVATE ${PROJECT_SOURCE_DIR}/include)
 target_link_libraries(plugin_host PRIVATE ${CMAKE_DL_LIBS} winnow_warnings)
 add_test(NAME plugin_unloads COMMAND plugin_host $<TARGET_FILE:test_plugin>)
 set_tests_properties(plugin_unloads PROPERTIES ENVIRONMENT WINNOW_THREADS=4)
@@ -139,7 +191,6 @@ add_test(NAME every_function_is_swept
          COMMAND ${CMAKE_COMMAND} -Droot=${PROJECT_SOURCE_DIR}
                  -P ${CMAKE_CURRENT_SOURCE_DIR}/swept.cmake)
 # The stored pictures are what the script draws of the sources' sizes.
-find_package(Python3 3.10 REQUIRED COMPONENTS Interpreter)
 add_test(NAME pictures_of_documents
          COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/tools/draw_docs.py --check)
 # The rules of design.md that text alone can break: who includes whom, namespaces, lengths of functions.

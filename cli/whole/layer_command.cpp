@@ -54,12 +54,20 @@ Spec resized(Spec s, const LayerCommand& o) {
   return s;
 }
 
+// A size that the model does not have would change nothing. Kinds of one model may share a command.
+void check_sizes(const std::string& model, const Spec& s, const LayerCommand& o) {
+  if (s.groups == 0 && (o.groups > 0 || o.rank > 0))
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("layer: {}: {} has none", o.groups > 0 ? "--groups" : "--rank", model));
+}
+
 // The layer, and those before it whose caches or choice it reads.
 std::vector<Spec> specs_of(const LayerCommand& o, const std::string& model,
                            const std::string& kind) {
   std::vector<Spec> specs;
   for (const std::string& k : with_source(model, kind))
     specs.push_back(resized(spec_of(model, k), o));
+  check_sizes(model, specs.front(), o);
   if (specs.size() > 1 && !o.weights.empty())
     throw Error(ErrorCode::kInvalidArgument,
                 "layer: --weights: a layer of kind " + kind + " needs those of its source as well");

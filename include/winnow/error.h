@@ -18,7 +18,7 @@ enum class ErrorCode {
 // Thrown only while validating and planning, before anything is written. The message names the
 // stage, the argument, what was expected and what came: "attend: q: expected shape [4, 16, 576],
 // found [4, 16, 512]".
-class Error : public std::runtime_error {
+class [[gnu::visibility("default")]] Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
   ErrorCode code() const noexcept { return code_; }

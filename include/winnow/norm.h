@@ -26,7 +26,7 @@ struct NormRows {
 };
 
 struct NormArgs {
-  NormRows rows[2] = {};  // the second is optional: query and KV latents in one call
+  NormRows rows[2] = {{}, {}};  // the second is optional: query and KV latents in one call
   Target target = {};
 };
 

@@ -10,8 +10,8 @@ namespace winnow {
 // Any part may be left empty. The call's target applies to all of them; plans and targets of the
 // parts are ignored.
 struct NormWriteArgs {
-  NormArgs norm = {};       // of the query latents
-  WriteArgs write[2] = {};  // KV records, and index keys
+  NormArgs norm = {};             // of the query latents
+  WriteArgs write[2] = {{}, {}};  // KV records, and index keys
   Target target = {};
 };
 

@@ -1,7 +1,11 @@
 /* winnow in C: one symbol per verb of the C++ API. Structs mirror the C++ ones field by field; what
- * a call computes, its edge cases and its cost stand in the C++ header named at each section. Every
- * pointer stays the caller's; winnow owns plans alone. Calls may run on any thread; a plan must not
- * be refilled or destroyed while another call uses it.
+ * a call computes, its edge cases and its cost stand in the C++ header named at each section. On
+ * purpose they differ in this: memory is a pointer and its size, small structs are spelled out with
+ * their member's name in front (state_rows, index_q), and C++ alone has PlanOptions::route and the
+ * communicators of <winnow/mpi.h> and <winnow/nccl.h>.
+ *
+ * Every pointer stays the caller's; winnow owns plans alone. Calls may run on any thread; a plan
+ * must not be refilled or destroyed while another call uses it.
  *
  * Argument structs begin with struct_size and start from their _INIT macro, which also sets the
  * defaults. Later versions append members to them and keep accepting the sizes that were published,
@@ -87,6 +91,7 @@ typedef struct winnow_score_args {
   winnow_tensor logits;                /* [T, N] f32; empty in winnow_score_select() */
   bool clean;
   winnow_target target;
+  bool some_tokens; /* with a plan: a part of its tokens, as a rank's share of the rows */
 } winnow_score_args;
 #define WINNOW_SCORE_ARGS_INIT \
   { .struct_size = sizeof(winnow_score_args) }

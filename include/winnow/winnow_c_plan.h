@@ -40,6 +40,16 @@ typedef struct winnow_shard {
   int32_t world, rank, interleave;
 } winnow_shard;
 
+/* The functions of Shard. -1 for a negative number, and for a shard that is none: world or
+ * interleave below 1, or a rank outside the world. */
+int32_t winnow_shard_owner(winnow_shard shard, int64_t position);
+int64_t winnow_shard_local(winnow_shard shard, int64_t position); /* where it stands on its owner */
+int64_t winnow_shard_global(winnow_shard shard, int64_t local);   /* of what this rank holds */
+int64_t winnow_shard_local_length(winnow_shard shard,
+                                  int64_t length); /* this rank's, of [0, length) */
+
+bool winnow_context_is_cheaper(int64_t tokens, int64_t context);
+
 /* ---- plan (<winnow/plan.h>) ---------------------------------------------------------------- */
 
 typedef int32_t winnow_mode;
@@ -73,7 +83,7 @@ typedef struct winnow_plan_options {
   int32_t split_size;
   winnow_target target;
   bool mha; /* of WINNOW_AUTO, V3.2, balanced splits: prefills may be parts for winnow_attend_mha.
-               Routes are those of prefill_route(); C cannot bring its own */
+               Routes are those of winnow_prefill_route(); C cannot bring its own */
   /* How this rank works with others; the structs are copied, their contexts outlive the plan. */
   const winnow_communicator* comm;
   const winnow_communicator* control; /* null: comm */
@@ -161,6 +171,28 @@ size_t winnow_plan_gather_bytes(const winnow_plan* plan);
  * no stage. */
 const char* winnow_plan_kernel(const winnow_plan* plan, winnow_stage stage, int32_t part);
 const char* winnow_plan_reasons(const winnow_plan* plan, winnow_stage stage);
+
+/* Where a call with this plan runs whose target is `call`; null: one that names no device. */
+winnow_status winnow_plan_device(const winnow_plan* plan, const winnow_target* call,
+                                 winnow_device* out);
+/* Queues the copy of winnow_plan_arrays() to `to` on the device's stream. The next refill waits for
+ * it, as it does not for a copy of the caller's own. For a plan on the CPU there is nothing to do.
+ */
+winnow_status winnow_plan_upload(const winnow_plan* plan, void* to, winnow_device device);
+
+typedef int32_t winnow_route;
+enum { WINNOW_ROUTE_DIRECT, WINNOW_ROUTE_GATHERED, WINNOW_ROUTE_MHA };
+typedef struct winnow_route_args {
+  size_t struct_size;
+  const char* model; /* "v32", "v4" */
+  int32_t heads;
+  int32_t tokens, context; /* new tokens of the request; all tokens of its sequence */
+  bool mha;                /* whether WINNOW_ROUTE_MHA may be chosen */
+  winnow_device_kind device;
+} winnow_route_args;
+#define WINNOW_ROUTE_ARGS_INIT \
+  { .struct_size = sizeof(winnow_route_args), .model = "v32", .heads = 128, .device = WINNOW_CUDA }
+winnow_status winnow_prefill_route(const winnow_route_args* args, winnow_route* out);
 
 /* The arithmetic of planning. `out` of the chunk calls holds `capacity` chunks; *count is how many
  * there are, and more than fit is WINNOW_INVALID_ARGUMENT with *count set and nothing written. */

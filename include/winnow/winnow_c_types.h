@@ -44,11 +44,18 @@ typedef struct winnow_tensor { /* all zero: not given */
 #define WINNOW_PLACE(parameter)
 #endif
 
+/* Views are of inputs, too, whose bytes a call does not change. */
+#ifdef __cplusplus
+#define WINNOW_WITHOUT_CONST(pointer) (const_cast<void*>(pointer))
+#else
+#define WINNOW_WITHOUT_CONST(pointer) ((void*)(pointer))
+#endif
+
 /* A contiguous view. */
 WINNOW_PLACE(1)
 static inline winnow_tensor winnow_tensor_of(const void* data, winnow_dtype dtype, int32_t rank,
                                              const int64_t* shape) {
-  winnow_tensor t = {(void*)data, dtype, rank, {0, 0, 0, 0}, {0, 0, 0, 0}};
+  winnow_tensor t = {WINNOW_WITHOUT_CONST(data), dtype, rank, {0, 0, 0, 0}, {0, 0, 0, 0}};
   int64_t stride = 1;
   for (int32_t i = rank < 4 ? rank - 1 : 3; i >= 0; --i) {
     t.shape[i] = shape[i];

@@ -47,6 +47,7 @@ struct Published;
 // Since 0.1:
 WINNOW_PUBLISHED(winnow_plan_options, WINNOW_PLAN_OPTIONS_INIT, 128, 160, 168, 176);
 WINNOW_PUBLISHED(winnow_batch, WINNOW_BATCH_INIT, 48);
+WINNOW_PUBLISHED(winnow_route_args, WINNOW_ROUTE_ARGS_INIT, 40);
 WINNOW_PUBLISHED(winnow_v4_chunk_args, WINNOW_V4_CHUNK_ARGS_INIT, 64);
 WINNOW_PUBLISHED(winnow_compressed_slots_args, WINNOW_COMPRESSED_SLOTS_ARGS_INIT, 376, 392);
 WINNOW_PUBLISHED(winnow_c128a_lists_args, WINNOW_C128A_LISTS_ARGS_INIT, 464, 480);
@@ -64,7 +65,7 @@ WINNOW_PUBLISHED(winnow_compress_args, WINNOW_COMPRESS_ARGS_INIT, 1016);
 WINNOW_PUBLISHED(winnow_gather_args, WINNOW_GATHER_ARGS_INIT, 480);
 WINNOW_PUBLISHED(winnow_join_args, WINNOW_JOIN_ARGS_INIT, 272);
 WINNOW_PUBLISHED(winnow_quantize_args, WINNOW_QUANTIZE_ARGS_INIT, 272);
-WINNOW_PUBLISHED(winnow_score_args, WINNOW_SCORE_ARGS_INIT, 808);
+WINNOW_PUBLISHED(winnow_score_args, WINNOW_SCORE_ARGS_INIT, 808, 816);
 WINNOW_PUBLISHED(winnow_score_select_args, WINNOW_SCORE_SELECT_ARGS_INIT, 120, 288, 368);
 WINNOW_PUBLISHED(winnow_select_args, WINNOW_SELECT_ARGS_INIT, 368, 536, 616);
 WINNOW_PUBLISHED(winnow_communicator, WINNOW_COMMUNICATOR_INIT, 72);
@@ -140,6 +141,8 @@ class In {
  private:
   Check check_;
 };
+
+inline Shard shard_of(const winnow_shard& s) { return {s.world, s.rank, s.interleave}; }
 
 // The one place where exceptions end: keeps the message of the current one for this thread.
 winnow_status failed() noexcept;

@@ -5,12 +5,7 @@
 
 using winnow::internal::c_api::guarded;
 using winnow::internal::c_api::In;
-
-namespace {
-
-winnow::Shard shard_of(const winnow_shard& s) { return {s.world, s.rank, s.interleave}; }
-
-}  // namespace
+using winnow::internal::c_api::shard_of;
 
 extern "C" {
 

@@ -10,6 +10,7 @@ using winnow::internal::c_api::CallersRanks;
 using winnow::internal::c_api::guarded;
 using winnow::internal::c_api::In;
 using winnow::internal::c_api::ranks_of;
+using winnow::internal::c_api::shard_of;
 
 namespace winnow::internal::c_api {
 
@@ -31,7 +32,7 @@ namespace {
 CutArgs cut_args(const winnow_cut_args& a, Communicator* comm, const In& in) {
   return {.plan = in.plan(a.plan),
           .comm = comm,
-          .shard = {a.shard.world, a.shard.rank, a.shard.interleave},
+          .shard = shard_of(a.shard),
           .ids = in(a.ids, "ids"),
           .values = in(a.values, "values"),
           .kept = in(a.kept, "kept"),
@@ -63,7 +64,35 @@ winnow_plan::winnow_plan(winnow::Plan p, std::unique_ptr<CallersRanks> c,
     : comm(std::move(c)), control(std::move(other)), plan(std::move(p)) {}
 winnow_plan::~winnow_plan() = default;
 
+namespace {
+
+bool answers(const winnow_shard& s, int64_t number) {
+  return s.world > 0 && s.interleave > 0 && s.rank >= 0 && s.rank < s.world && number >= 0;
+}
+
+}  // namespace
+
 extern "C" {
+
+int32_t winnow_shard_owner(winnow_shard shard, int64_t position) {
+  return answers(shard, position) ? shard_of(shard).owner(position) : -1;
+}
+int64_t winnow_shard_local(winnow_shard shard, int64_t position) {
+  return answers(shard, position) ? shard_of(shard).local(position) : -1;
+}
+int64_t winnow_shard_global(winnow_shard shard, int64_t local) {
+  if (!answers(shard, local)) return -1;
+  // A position that leaves 64 bits is none.
+  const int64_t round = int64_t{shard.world} * shard.interleave;
+  return local / shard.interleave < INT64_MAX / round ? shard_of(shard).global(local) : -1;
+}
+int64_t winnow_shard_local_length(winnow_shard shard, int64_t length) {
+  return answers(shard, length) ? shard_of(shard).local_length(length) : -1;
+}
+
+bool winnow_context_is_cheaper(int64_t tokens, int64_t context) {
+  return winnow::context_is_cheaper(tokens, context);
+}
 
 winnow_status winnow_cut(const winnow_cut_args* args) {
   return guarded("cut", args, [](const winnow_cut_args& a, const In& in) {
@@ -103,7 +132,7 @@ winnow_status winnow_shard_batch(const winnow_batch* batch, winnow_shard shard,
         winnow::shard_batch({.query_starts = in(b.query_starts, "query_starts"),
                              .seq_lens = in(b.seq_lens, "seq_lens"),
                              .tokens = b.tokens},
-                            {shard.world, shard.rank, shard.interleave});
+                            shard_of(shard));
     const auto count = static_cast<int64_t>(share.tokens.size());
     in.check().that(to.query_starts && to.seq_lens && to.tokens && to.positions, "out", "arrays",
                     "a null pointer");

@@ -17,7 +17,8 @@ namespace {
 static_assert(int(winnow::Mode::kDirect) == WINNOW_DIRECT);
 static_assert(int(winnow::Mode::kBf16) == WINNOW_BF16_CACHE);
 static_assert(int(winnow::SplitPolicy::kFixed) == WINNOW_FIXED);
-static_assert(int(winnow::Stage::kAttend) == WINNOW_ATTEND);
+static_assert(int(winnow::Stage::kLists) == WINNOW_LISTS);
+static_assert(int(winnow::Route::kMha) == WINNOW_ROUTE_MHA);
 static_assert(int(winnow::Precision::kFp8) == WINNOW_PRECISION_FP8);
 // Spans of these are given out as they are.
 static_assert(sizeof(Chunk) == sizeof(winnow_chunk) &&
@@ -51,8 +52,11 @@ winnow::PlanOptions plan_options(const winnow_plan_options& o, const In& in) {
           .precision = in.choice(o.precision, "precision", winnow::Precision::kFp8)};
 }
 
+winnow_device c_device(const winnow::Device& d) {
+  return {static_cast<winnow_device_kind>(d.kind), d.index, d.stream};
+}
+
 winnow_plan_options c_options(const winnow::PlanOptions& o) {
-  const winnow::Device& d = o.target.device;
   winnow_plan_options r = WINNOW_PLAN_OPTIONS_INIT;
   r.model = winnow::model_of(o.model.name).name.data();  // a literal, so it ends in a zero
   r.format = static_cast<winnow_format>(o.format);
@@ -78,7 +82,7 @@ winnow_plan_options c_options(const winnow::PlanOptions& o) {
   r.wire = static_cast<winnow_wire>(o.parallel.wire);
   r.sharded = o.parallel.sharded;
   r.precision = static_cast<winnow_precision>(o.precision);
-  r.target = {{static_cast<winnow_device_kind>(d.kind), d.index, d.stream}, o.target.kernel};
+  r.target = {c_device(o.target.device), o.target.kernel};
   return r;
 }
 
@@ -218,6 +222,39 @@ const char* winnow_plan_kernel(const winnow_plan* plan, winnow_stage stage, int3
 const char* winnow_plan_reasons(const winnow_plan* plan, winnow_stage stage) {
   if (stage < 0 || stage >= winnow::kStages) return nullptr;
   return plan->plan.reasons(static_cast<winnow::Stage>(stage)).c_str();
+}
+
+winnow_status winnow_plan_device(const winnow_plan* plan, const winnow_target* call,
+                                 winnow_device* out) {
+  return guarded("plan", [&](const In& in) {
+    const winnow::Plan& own = in.given(plan, "plan").plan;
+    const auto target = call ? in(*call) : winnow::Target{own.options().target.device, nullptr};
+    in.given(out, "out") = c_device(own.device(target));
+  });
+}
+winnow_status winnow_plan_upload(const winnow_plan* plan, void* to, winnow_device device) {
+  return guarded("plan", [&](const In& in) {
+    const winnow::Plan& own = in.given(plan, "plan").plan;
+    const winnow::Device where = own.device(in(winnow_target{device, nullptr}));
+    in.check().that(to != nullptr, "to", "a pointer", "null");
+    own.upload(to, where);
+  });
+}
+
+winnow_status winnow_prefill_route(const winnow_route_args* args, winnow_route* out) {
+  return guarded("prefill_route", args, [&](const winnow_route_args& a, const In& in) {
+    in.check().range(a.heads, "heads", winnow::kMinHeads, winnow::kMaxHeads);
+    in.check().range(a.tokens, "tokens", 0, INT32_MAX);
+    in.check().range(a.context, "context", 0, INT32_MAX);
+    const auto route =
+        winnow::prefill_route({.model = winnow::model_of(&in.given(a.model, "model")),
+                               .heads = a.heads,
+                               .tokens = a.tokens,
+                               .context = a.context,
+                               .mha = a.mha,
+                               .device = in.choice(a.device, "device", winnow::DeviceKind::kCuda)});
+    in.given(out, "out") = static_cast<winnow_route>(route);
+  });
 }
 
 winnow_status winnow_request_ids(winnow_ints query_starts, int32_t* out, int64_t tokens) {

@@ -27,7 +27,8 @@ winnow::ScoreArgs score_args(const winnow_score_args& a, const In& in) {
           .ends = in(a.ends, "ends"),
           .logits = in(a.logits, "logits"),
           .clean = a.clean,
-          .target = in(a.target)};
+          .target = in(a.target),
+          .some_tokens = a.some_tokens};
 }
 
 winnow::ScoreSelectArgs score_select_args(const winnow_score_select_args& a, const In& in) {

@@ -3,6 +3,8 @@
 
 #include "winnow/pipeline.h"
 
+// Beside the public verbs, in their namespace: a shared library hides it.
+#pragma GCC visibility push(hidden)
 namespace winnow {
 
 // Which stages a plan's layer has.
@@ -48,3 +50,4 @@ inline bool by_context(const PlanOptions& o) {
 void check_pipeline(const PipelineArgs& args);
 
 }  // namespace winnow
+#pragma GCC visibility pop

@@ -6,6 +6,8 @@
 #include "pipeline/pipeline_checks.h"
 #include "winnow/gather_prefix.h"
 
+// Beside the public verbs, in their namespace: a shared library hides it.
+#pragma GCC visibility push(hidden)
 namespace winnow {
 
 // Whether the plan's ranks share out the queries, and whether their caches are sharded.
@@ -48,3 +50,4 @@ void write_over_ranks(const PipelineArgs& args, const QueryMemory& memory, const
                       const TokenOrder& order);
 
 }  // namespace winnow
+#pragma GCC visibility pop

@@ -4,6 +4,8 @@
 #include "core/arena.h"
 #include "pipeline/pipeline_checks.h"
 
+// Beside the public verbs, in their namespace: a shared library hides it.
+#pragma GCC visibility push(hidden)
 namespace winnow {
 
 // What they hand on to each other, laid out for the plan's capacity; empty for one rank.
@@ -28,3 +30,4 @@ void select_over_ranks(const Plan& plan, const ScoreSelectArgs& all, const RankM
 void attend_over_ranks(AttendArgs args, const RankMemory& memory);
 
 }  // namespace winnow
+#pragma GCC visibility pop

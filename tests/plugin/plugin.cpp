@@ -5,6 +5,9 @@
 #include <vector>
 
 extern "C" __attribute__((visibility("default"))) int first_output();
+extern "C" __attribute__((visibility("default"))) void refuse();
+
+void refuse() { winnow::page_bytes(winnow::CacheFormat::kV32Fp8, 0); }
 
 int first_output() {
   using namespace winnow;
