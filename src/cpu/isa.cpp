@@ -40,6 +40,11 @@ Isa detect() {
   std::memcpy(vendor + 4, &d, 4);
   std::memcpy(vendor + 8, &c, 4);
   r.intel = std::strcmp(vendor, "GenuineIntel") == 0;
+  if (__get_cpuid(1, &a, &b, &c, &d)) {
+    const unsigned base = a >> 8 & 0xf;
+    r.family = static_cast<int>(base == 0xf ? base + (a >> 20 & 0xff) : base);
+  }
+  r.zen5 = std::strcmp(vendor, "AuthenticAMD") == 0 && r.family >= 26;
   // __builtin_cpu_supports also checks that the operating system saves the registers.
   r.avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   r.avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

@@ -30,8 +30,8 @@ struct Bf16Dot : VectorEngine<Bf16Dot> {
     _mm512_store_si512(to + cell * 16, pairs);
   }
   template <class R>
-  static void pack(const KeyRef* keys, int n, const Scratch<Bf16Dot>& m) {
-    pack_keys<R, Bf16Dot>(keys, n, {m.k, m.v, m.scales});
+  static void pack(const KeyRef* keys, const Block<Bf16Dot>& b) {
+    pack_keys<R, Bf16Dot>(keys, b.n, {b.m.k, b.m.v, b.m.scales}, b.near);
   }
 
   // The two P as they are multiplied with the values of scale t, rounded to a pair.

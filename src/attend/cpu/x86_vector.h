@@ -33,7 +33,7 @@ struct VectorEngine {
   template <class R, class Fetch>
   static void attend_as(Block<E>& b, const KeyRef* keys, Fetch& fetch) {
     const int blocks = head_blocks(b.heads);
-    E::template pack<R>(keys, b.n, b.m);
+    E::template pack<R>(keys, b);
     b.rescale = 0;
     for (int hb = 0; hb < blocks; hb += 2)
       if (hb + 1 < blocks) E::template scores<R, 2>(b, hb, fetch);
