@@ -25,8 +25,8 @@ std::string avx512_machine() {
 
 bool bf16_dot_is_fast() { return !internal::cpu::isa().intel; }
 
-// Zen 5: what prefetcht1 asks for does not stay in L2 once a long stream (weights, a flush) has
-// taught that cache to spare what it holds; what prefetcht0 asks for does.
+// After a long stream, as of weights, Zen 5's L2 gives lines of prefetcht1 away before they are
+// used; those of prefetcht0 stay. A token with 16 heads then takes two thirds of the time.
 bool fetch_near() { return internal::cpu::isa().zen5; }
 
 }  // namespace winnow::internal::attend::cpu
