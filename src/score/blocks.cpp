@@ -85,11 +85,19 @@ class Tasks {
       for (int64_t k = keys.first; k < keys.last; k += kBlockKeys) {
         const int64_t n = std::min<int64_t>(kBlockKeys, keys.last - k);
         dequantize(request, k, n, s);
-        s.ahead = bytes_of(request, k + n, std::min<int64_t>(kBlockKeys, keys.last - k - n));
+        const int64_t after = k + n < keys.last ? k + n : likely_next(block);
+        s.ahead = bytes_of(request, after, std::min<int64_t>(kBlockKeys, last_ - after));
         for (int64_t token = t; token < end; ++token)
           score_block(token, s.queries + (token - first_token) * query_bytes_, {k, k + n}, s);
       }
     }
+  }
+
+  // Where the piece of the keys begins that this thread takes next unless another one does; last_
+  // if there is none for the same tokens.
+  int64_t likely_next(int64_t block) const {
+    const int64_t task = next_.load(std::memory_order_relaxed);
+    return task < tasks_ && task / pieces_ == block ? first_ + task % pieces_ * piece_ : last_;
   }
 
   void pack(int64_t block, int64_t first, int64_t last, Scratch& s) const {
