@@ -57,6 +57,10 @@ bool matches(const json& fields, const Result& r) {
 
 }  // namespace
 
+bool measured_on(const std::string& file, const std::string& device, const std::string& machine) {
+  return applies(json::parse(file).at("applies"), device, machine);
+}
+
 void find_peer(Result& result) {
   static std::map<std::string, std::vector<Figure>> known;  // by device, read once
   const auto [found, fresh] = known.try_emplace(result.device);

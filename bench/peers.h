@@ -17,6 +17,10 @@ namespace winnow::bench {
 // Fills peer and peer_us with the fastest figure of this case on this kind of machine, if any.
 void find_peer(Result& result);
 
+// Whether the figures of a file were measured on a machine so described: "cpu", "AMD EPYC, family
+// 25 model 17 (AVX2, ...)".
+bool measured_on(const std::string& file, const std::string& device, const std::string& machine);
+
 // The files, as name and text (generated from the folder when the program is built).
 const std::vector<std::pair<std::string, std::string>>& peer_files();
 

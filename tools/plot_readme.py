@@ -10,6 +10,7 @@ Sources, all in bench/results:
                             the same beside FlashMLA built from its sources, with older winnows
     h200-in-turns           select beside vLLM's
     h200-attend, cpu-*      score, and the CPUs: a peer's stored time (bench/peers) by winnow's
+    cpu-zen5                no peer was measured there: times and shares of the roof
 Standard library only.
 """
 
@@ -57,12 +58,22 @@ class Line:
 
 
 @dataclasses.dataclass
+class Alone:
+    """A row of README's table whose machine no peer was measured on: times, shares of the roof."""
+
+    label: str
+    times: list
+    shares: list
+
+
+@dataclasses.dataclass
 class Panel:
     title: str
     ticks: list
     low: float
     high: float
     lines: list
+    alone: list = dataclasses.field(default_factory=list)
 
 
 def span(ends, form):
@@ -236,6 +247,15 @@ def cpu_lines(name, machine, kernel, peer="ik_llama.cpp"):
     ]
 
 
+def alone(name, machine, kernel, heads):
+    """attend for one token with warm caches, by itself."""
+    wanted = [f"v32 h{h} topk 2048 1 token warm" for h in heads]
+    found = {r["case"]: r for r in results(name) if r["kernel"] == kernel}
+    rows = [found[case] for case in wanted]
+    label = f"attend, {machine}"
+    return Alone(label, [r["us"] for r in rows], [100 * r["roof_share"] for r in rows])
+
+
 def cpu_panel():
     lines = [
         *cpu_lines("cpu-zen4", "Zen 4, 2 cores", "avx512bf16"),
@@ -244,7 +264,8 @@ def cpu_panel():
         ),
         *cpu_lines("cpu-emerald-rapids-16", "AMX, 16 cores", "amx"),
     ]
-    return Panel("CPU, warm caches", [1, 2, 4, 8, 16], 0.8, 16, lines)
+    zen5 = alone("cpu-zen5", "Zen 5, 2 cores", "avx512bf16", (128, 64, 16))
+    return Panel("CPU, warm caches", [1, 2, 4, 8, 16], 0.8, 16, lines, [zen5])
 
 
 # ---- The picture ---------------------------------------------------------------------------
@@ -372,6 +393,9 @@ def table(panel):
     for x in panel.lines:
         if x.times:
             out.append(f"| {x.label} | {time_span(x.times)} | {x.peer} | {ratio_span(x.cases)} |")
+    for x in panel.alone:
+        share = span((min(x.shares), max(x.shares)), lambda percent: f"{percent:.0f}")
+        out.append(f"| {x.label} | {time_span(x.times)} | none | {share} % of the roof |")
     return "\n".join(out) + "\n"
 
 

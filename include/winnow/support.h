@@ -22,7 +22,7 @@ inline constexpr const char* kEveryStage = "every stage";
 std::vector<KernelInfo> support();
 
 const char* version();   // "0.1.0"
-std::string cpu_name();  // model name of the CPU, its ISA features in brackets
+std::string cpu_name();  // model name of the CPU, on x86 family and model; ISA features in brackets
 int threads();  // CPU workers a call uses: WINNOW_THREADS, else the cores given to the process
 
 }  // namespace winnow

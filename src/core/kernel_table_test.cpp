@@ -198,6 +198,9 @@ TEST(Support, EveryStageEndsWithItsReference) {
       EXPECT_TRUE(all[i].available) << all[i].stage;
     }
   EXPECT_FALSE(cpu_name().empty());
+#if defined(__x86_64__)
+  EXPECT_NE(cpu_name().find(", family "), std::string::npos) << cpu_name();
+#endif
   EXPECT_STREQ(version(), "0.1.0");
 }
 

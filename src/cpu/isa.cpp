@@ -40,6 +40,12 @@ Isa detect() {
   std::memcpy(vendor + 4, &d, 4);
   std::memcpy(vendor + 8, &c, 4);
   r.intel = std::strcmp(vendor, "GenuineIntel") == 0;
+  if (__get_cpuid(1, &a, &b, &c, &d)) {
+    const unsigned family = a >> 8 & 0xf, model = a >> 4 & 0xf, high = a >> 16 & 0xf;
+    r.family = static_cast<int>(family == 0xf ? family + (a >> 20 & 0xff) : family);
+    r.model = static_cast<int>(family == 0x6 || family == 0xf ? high << 4 | model : model);
+  }
+  r.zen5 = std::strcmp(vendor, "AuthenticAMD") == 0 && r.family >= 26;
   // __builtin_cpu_supports also checks that the operating system saves the registers.
   r.avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   r.avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -84,7 +90,10 @@ namespace winnow {
 
 std::string cpu_name() try {
   const internal::cpu::Isa& i = internal::cpu::isa();
-  std::string s = i.name.substr(0, i.name.find_last_not_of(' ') + 1) + " (";
+  std::string s = i.name.substr(0, i.name.find_last_not_of(' ') + 1);
+  if (i.family > 0)
+    s += ", family " + std::to_string(i.family) + " model " + std::to_string(i.model);
+  s += " (";
   const char* sep = "";
   for (const auto& [has, name] : {std::pair{i.avx2, "AVX2"},
                                   {i.avx512, "AVX-512"},

@@ -12,8 +12,10 @@ struct Isa {
   bool avx512_bf16 = false;
   bool amx_bf16 = false;  // tiles, bf16, and the operating system lets us use them
   bool neon = false;
-  bool intel = false;  // VDPBF16PS is slower than FMA on Intel's AMX generations
-  std::string name;    // "AMD EPYC ..."
+  bool intel = false;         // VDPBF16PS is slower than FMA on Intel's AMX generations
+  int family = 0, model = 0;  // of x86 CPUs, with their extensions; 0: not known
+  bool zen5 = false;          // AMD's family 26 and later
+  std::string name;           // "AMD EPYC ..."
 };
 
 const Isa& isa();

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "core/arithmetic.h"
 #include "cpu/threads.h"
@@ -25,8 +26,9 @@ struct Scratch {
   alignas(64) std::byte keys[kBlockKeys * kDim * 4];
   alignas(64) float scales[kBlockKeys];
   alignas(64) float out[kBlockKeys];
-  uint64_t missing = 0;  // bit per key of the block
-  int64_t packed = -1;   // token block that `queries` holds
+  uint64_t missing = 0;            // bit per key of the block
+  int64_t packed = -1;             // token block that `queries` holds
+  std::span<const uint8_t> ahead;  // of the next block's keys, not asked for yet
 };
 
 // The tasks of a call, which threads take in turn: a block of tokens and a piece of the keys each.
@@ -83,16 +85,35 @@ class Tasks {
       for (int64_t k = keys.first; k < keys.last; k += kBlockKeys) {
         const int64_t n = std::min<int64_t>(kBlockKeys, keys.last - k);
         dequantize(request, k, n, s);
+        const int64_t after = k + n < keys.last ? k + n : likely_next(block);
+        s.ahead = bytes_of(request, after, std::min<int64_t>(kBlockKeys, last_ - after));
         for (int64_t token = t; token < end; ++token)
           score_block(token, s.queries + (token - first_token) * query_bytes_, {k, k + n}, s);
       }
     }
   }
 
+  // Where the piece of the keys begins that this thread takes next unless another one does; last_
+  // if there is none for the same tokens.
+  int64_t likely_next(int64_t block) const {
+    const int64_t task = next_.load(std::memory_order_relaxed);
+    return task < tasks_ && task / pieces_ == block ? first_ + task % pieces_ * piece_ : last_;
+  }
+
   void pack(int64_t block, int64_t first, int64_t last, Scratch& s) const {
     if (s.packed == block) return;
     for (int64_t t = first; t < last; ++t) e_.pack(p_, t, s.queries + (t - first) * query_bytes_);
     s.packed = block;
+  }
+
+  // The bytes of the next n keys, as far as they lie side by side, for an engine that fetches them.
+  std::span<const uint8_t> bytes_of(int32_t request, int64_t first, int64_t n) const {
+    if (!e_.fetches || n <= 0) return {};
+    const Run run = keys_of(p_, request, first, n);
+    if (!run.rows || run.row_stride != kDim) return {};
+    if (run.scales && run.scale_stride == 1)
+      for (int64_t j = 0; j < run.count; j += 16) __builtin_prefetch(run.scales + j);
+    return {run.rows, static_cast<size_t>(run.count * kDim)};
   }
 
   // n keys of a request from `first` on. Missing ones, and those that fill up the last group, are
@@ -126,7 +147,7 @@ class Tasks {
     if (a >= z) return;
     const int64_t skip = (a - keys.first) / kGroupKeys * kGroupKeys;
     e_.block({query, s.keys + skip * kDim * e_.value_bytes, s.scales + skip, s.out + skip, p_.heads,
-              static_cast<int32_t>(z - keys.first - skip)});
+              static_cast<int32_t>(z - keys.first - skip), std::exchange(s.ahead, {})});
     for (uint64_t m = s.missing; m != 0; m &= m - 1)
       s.out[__builtin_ctzll(m)] = -std::numeric_limits<float>::infinity();
     float* row = p_.logits + token * p_.logit_stride - (p_.from_start ? r.first : 0);

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "score/kernel.h"
 #include "winnow/model.h"
@@ -22,6 +23,8 @@ struct Block {
   const float* scales;
   float* out;
   int32_t heads, count;
+  // What the next block will be made from, to be fetched meanwhile; may be empty.
+  std::span<const uint8_t> ahead = {};
 };
 
 struct Engine {
@@ -32,6 +35,7 @@ struct Engine {
   void (*block)(const Block& b) noexcept;
   // Runs a worker's whole share, for engines that set the thread up first; may be null.
   void (*around)(void (*work)(void*), void* context) noexcept = nullptr;
+  bool fetches = false;  // whether block() asks for `ahead`
 };
 
 // score() by an engine, over all tokens and keys.

@@ -71,11 +71,11 @@ struct Fma : VectorEngine<Fma> {
   }
 
   template <class R>
-  static void pack(const KeyRef* keys, int n, const Scratch<Fma>& m) {
-    for (int i = 0; i < n; ++i) {
-      if (i + 8 < n) prefetch<R>(keys[i + 8]);
+  static void pack(const KeyRef* keys, const Block<Fma>& b) {
+    for (int i = 0; i < b.n; ++i) {
+      if (i + 8 < b.n) prefetch<R>(keys[i + 8], b.near);
       for (int g = 0; g < R::kDqk / 64; ++g) {
-        float* to = reinterpret_cast<float*>(m.k) + Panels<R, Fma>::group(i, g);
+        float* to = reinterpret_cast<float*>(b.m.k) + Panels<R, Fma>::group(i, g);
         if constexpr (R::kQuantized) {
           if (g * 64 < R::kNope) expand_fp8(keys[i].row + g * 64, scale_of<R>(keys[i], g), to);
           else

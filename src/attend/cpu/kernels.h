@@ -28,4 +28,7 @@ std::string avx512_machine();
 // Whether VDPBF16PS beats FMA here: on AMD's CPUs that have it (twice the rate), not on Intel's.
 bool bf16_dot_is_fast();
 
+// Whether the vector kernels fetch records all the way to L1, instead of to L2.
+bool fetch_near();
+
 }  // namespace winnow::internal::attend::cpu

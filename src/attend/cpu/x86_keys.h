@@ -135,14 +135,20 @@ inline KeyBlock next_keys(const Params& p, Cursor& cursor, std::span<KeyRef> roo
   return {p.list_count > 1 ? cut + take(1, room.subspan(static_cast<size_t>(cut))) : cut, cut};
 }
 
-// Fetches a record to L2.
-template <class R>
-[[gnu::always_inline]] inline void prefetch(const KeyRef& key) {
+// Fetches a record to L2, or all the way to L1.
+template <class R, bool kNear>
+[[gnu::always_inline]] inline void prefetch_to(const KeyRef& key) {
+  constexpr auto kHint = kNear ? _MM_HINT_T0 : _MM_HINT_T1;
   const char* row = reinterpret_cast<const char*>(key.row);
 #pragma GCC unroll 20
-  for (int64_t b = 0; b < R::kRowBytes; b += 64) _mm_prefetch(row + b, _MM_HINT_T1);
-  _mm_prefetch(row + R::kRowBytes - 1, _MM_HINT_T1);
-  if constexpr (R::kQuantized && !kFloatScales<R>) _mm_prefetch(key.scales, _MM_HINT_T1);
+  for (int64_t b = 0; b < R::kRowBytes; b += 64) _mm_prefetch(row + b, kHint);
+  _mm_prefetch(row + R::kRowBytes - 1, kHint);
+  if constexpr (R::kQuantized && !kFloatScales<R>) _mm_prefetch(key.scales, kHint);
+}
+template <class R>
+[[gnu::always_inline]] inline void prefetch(const KeyRef& key, bool near) {
+  if (near) prefetch_to<R, true>(key);
+  else prefetch_to<R, false>(key);
 }
 
 // Spreads the fetching of the next block's records evenly over `steps` moments of the work on this
@@ -150,17 +156,18 @@ template <class R>
 template <class R>
 class Prefetcher {
  public:
-  Prefetcher(std::span<const KeyRef> keys, int steps)
-      : keys_(keys.data()), end_(keys.data() + keys.size()), steps_(steps) {}
+  Prefetcher(std::span<const KeyRef> keys, int steps, bool near = false)
+      : keys_(keys.data()), end_(keys.data() + keys.size()), steps_(steps), near_(near) {}
   [[gnu::always_inline]] void step() {
     for (due_ += static_cast<int>(count_); due_ >= steps_ && keys_ < end_; due_ -= steps_)
-      prefetch<R>(*keys_++);
+      prefetch<R>(*keys_++, near_);
   }
 
  private:
   const KeyRef *keys_, *end_;
   int64_t count_ = end_ - keys_;
   int steps_, due_ = 0;
+  bool near_;
 };
 
 // A packed block keeps K in panels of 128 dims: what a register tile or an AMX tile reads at a time

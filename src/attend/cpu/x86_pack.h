@@ -177,13 +177,13 @@ WINNOW_INLINE void pack_codes(const CodeWords& words, const KeyRef* keys, int i,
 // when records are asked for once more, eight keys early; Emerald Rapids loses 1 to 4 %, and a
 // fifth where a thread has one block.
 template <class R, class E, bool kValues = true>
-void pack_keys(const KeyRef* keys, int n, const PackedKeys& to) {
+void pack_keys(const KeyRef* keys, int n, const PackedKeys& to, bool near = false) {
   constexpr int kAhead = 8;
   int i = 0;
   const auto pairs = [&](auto pack) {
     for (; i + 2 <= n; i += 2) {
       for (int a = i + kAhead; !E::kTiled && a < std::min(n, i + kAhead + 2); ++a)
-        prefetch<R>(keys[a]);
+        prefetch<R>(keys[a], near);
       pack();
     }
   };

@@ -33,7 +33,7 @@ struct VectorEngine {
   template <class R, class Fetch>
   static void attend_as(Block<E>& b, const KeyRef* keys, Fetch& fetch) {
     const int blocks = head_blocks(b.heads);
-    E::template pack<R>(keys, b.n, b.m);
+    E::template pack<R>(keys, b);
     b.rescale = 0;
     for (int hb = 0; hb < blocks; hb += 2)
       if (hb + 1 < blocks) E::template scores<R, 2>(b, hb, fetch);
@@ -142,7 +142,8 @@ struct VectorEngine {
     int steps;
     bool first;
   };
-  template <int NH, int kVStep>
+  // kRows: v has rows of keys, of which each two are interleaved here.
+  template <int NH, int kVStep, bool kRows>
   WINNOW_INLINE static void value_tile(const ValueTile& t) {
     __m512 acc[NH][4];
 #pragma GCC unroll 6
@@ -158,8 +159,20 @@ struct VectorEngine {
 #pragma GCC unroll 2
     for (int c = 0; c < t.steps; ++c) {
       __m512i x[4];
+      const uint32_t* v = t.v + c * kVStep;
+      if constexpr (kRows) {
+        const __m512i first[2] = {_mm512_load_si512(v), _mm512_load_si512(v + 16)};
+        v += kVStep / 2;
+        const __m512i second[2] = {_mm512_load_si512(v), _mm512_load_si512(v + 16)};
+#pragma GCC unroll 2
+        for (int j = 0; j < 2; ++j) {
+          x[2 * j] = _mm512_unpacklo_epi16(first[j], second[j]);
+          x[2 * j + 1] = _mm512_unpackhi_epi16(first[j], second[j]);
+        }
+      } else {
 #pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) x[j] = _mm512_load_si512(t.v + c * kVStep + j * 16);
+        for (int j = 0; j < 4; ++j) x[j] = _mm512_load_si512(v + j * 16);
+      }
 #pragma GCC unroll 6
       for (int h = 0; h < NH; ++h) {
         const __m512i y = splat(static_cast<int>(t.p[c * 16 + h]));
@@ -174,17 +187,17 @@ struct VectorEngine {
   }
 
   // Up to 16 heads in tiles of at most 6, as even as possible: 16 = 6 + 5 + 5.
-  template <int kVStep>
+  template <int kVStep, bool kRows>
   static void value_heads(ValueTile t, int heads) {
     for (int left = heads, take; left > 0; left -= take) {
       const int tiles = ceil_div(left, 6);
       switch (take = ceil_div(left, tiles)) {
-        case 6: value_tile<6, kVStep>(t); break;
-        case 5: value_tile<5, kVStep>(t); break;
-        case 4: value_tile<4, kVStep>(t); break;
-        case 3: value_tile<3, kVStep>(t); break;
-        case 2: value_tile<2, kVStep>(t); break;
-        default: value_tile<1, kVStep>(t); break;
+        case 6: value_tile<6, kVStep, kRows>(t); break;
+        case 5: value_tile<5, kVStep, kRows>(t); break;
+        case 4: value_tile<4, kVStep, kRows>(t); break;
+        case 3: value_tile<3, kVStep, kRows>(t); break;
+        case 2: value_tile<2, kVStep, kRows>(t); break;
+        default: value_tile<1, kVStep, kRows>(t); break;
       }
       t.p += take;
       t.o += take * kORow;
@@ -194,14 +207,21 @@ struct VectorEngine {
 
   template <class R>
   static void values(const Block<E>& b) {
+    if constexpr (E::kPairs)
+      if (b.from_rows) return values_as<R, true>(b);
+    values_as<R, false>(b);
+  }
+  template <class R, bool kRows>
+  static void values_as(const Block<E>& b) {
     const int blocks = head_blocks(b.heads);
-    constexpr int kVStep = E::kPairs ? 64 : kPanel;
+    constexpr int kVStep = E::kPairs && !kRows ? 64 : kPanel;
     constexpr bool kScaled = E::kScaleInP && kFloatScales<R>;
     for (int g = 0; g < kValueDim / 64; ++g) {
-      const uint32_t* v = E::kPairs ? b.m.v + g * kPairGroup<E> : b.m.k + Panels<R, E>::group(0, g);
+      const uint32_t* v =
+          E::kPairs && !kRows ? b.m.v + g * kPairGroup<E> : b.m.k + Panels<R, E>::group(0, g);
       for (int hb = 0; hb < blocks; ++hb) {
         const int64_t plane = (kScaled ? g / 2 : 0) * blocks + hb;
-        value_heads<kVStep>(
+        value_heads<kVStep, kRows>(
             {b.m.p + plane * (E::kBlock / E::kPer) * 16, v, b.o + hb * 16 * kORow + g * 64,
              b.rescale >> hb & 1 ? b.m.state->factor + hb * 16 : nullptr, ceil_div(b.n, E::kPer),
              b.first},
