@@ -40,6 +40,10 @@ Isa detect() {
   std::memcpy(vendor + 4, &d, 4);
   std::memcpy(vendor + 8, &c, 4);
   r.intel = std::strcmp(vendor, "GenuineIntel") == 0;
+  if (std::strcmp(vendor, "AuthenticAMD") == 0 && __get_cpuid(1, &a, &b, &c, &d)) {
+    const unsigned family = (a >> 8 & 0xf) + (a >> 20 & 0xff);
+    r.zen5 = family >= 26;
+  }
   // __builtin_cpu_supports also checks that the operating system saves the registers.
   r.avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   r.avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

@@ -12,6 +12,7 @@ struct Isa {
   bool avx512_bf16 = false;
   bool amx_bf16 = false;  // tiles, bf16, and the operating system lets us use them
   bool neon = false;
+  bool zen5 = false;   // or a later AMD core
   bool intel = false;  // VDPBF16PS is slower than FMA on Intel's AMX generations
   std::string name;    // "AMD EPYC ..."
 };
