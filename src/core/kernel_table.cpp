@@ -70,8 +70,12 @@ thread_local char last[64] = "";
 
 const char* last_chosen() { return last; }
 
+// By hand: with cold caches a call waits for every line of code that it runs, and printf has many.
 void set_last_chosen(const char* name, const char* second) {
-  std::snprintf(last, sizeof(last), "%s%s%s", name, second ? " + " : "", second ? second : "");
+  size_t at = 0;
+  for (const char* part : {name, second ? " + " : "", second ? second : ""})
+    for (; *part != '\0' && at + 1 < sizeof(last); ++part) last[at++] = *part;
+  last[at] = '\0';
 }
 
 std::string_view request_of(const char* stage, std::span<const Candidate> candidates,

@@ -14,7 +14,7 @@ struct Isa {
   bool neon = false;
   bool intel = false;         // VDPBF16PS is slower than FMA on Intel's AMX generations
   int family = 0, model = 0;  // of x86 CPUs, with their extensions; 0: not known
-  bool zen5 = false;          // AMD's family 26 and later
+  bool zen5 = false;          // AMD's family 26, or a later one
   std::string name;           // "AMD EPYC ..."
 };
 

@@ -92,19 +92,27 @@ HWY_INLINE auto sum_lanes(D /*d*/, hn::VFromD<D> v) {
   }
 }
 
-// The sum of the products of a row's 128 n values with others, which other(values) gives, spread
-// over four lanes.
-template <class F>
-HWY_INLINE hn::Vec128<float> sum_products(const bf16* x, int64_t width, F&& other) {
+// The sums of the squares of a row's 128 n values and, if they are wanted, of the values, spread
+// over four lanes each.
+template <bool kValues>
+HWY_INLINE void sum_products(const bf16* x, int64_t width, float* squares, float* values) {
   const hn::Full512<float> df;
   const hn::Full512<uint16_t> dh;
-  hn::Vec512<float> sums[4] = {hn::Zero(df), hn::Zero(df), hn::Zero(df), hn::Zero(df)};
+  const auto ones = hn::Set(dh, uint16_t{0x3f80});
+  hn::Vec512<float> square[4] = {hn::Zero(df), hn::Zero(df), hn::Zero(df), hn::Zero(df)};
+  hn::Vec512<float> value[4] = {hn::Zero(df), hn::Zero(df), hn::Zero(df), hn::Zero(df)};
   for (int64_t i = 0; i < width; i += 128)
     for (int64_t j = 0; j < 4; ++j) {
       const auto v = hn::LoadU(dh, reinterpret_cast<const uint16_t*>(x + i + 32 * j));
-      sums[j] = add_products(sums[j], v, other(v));
+      square[j] = add_products(square[j], v, v);
+      if constexpr (kValues) value[j] = add_products(value[j], v, ones);
     }
-  return sum_lanes(df, hn::Add(hn::Add(sums[0], sums[1]), hn::Add(sums[2], sums[3])));
+  const auto store = [&](const hn::Vec512<float>* sums, float* to) WINNOW_INLINED {
+    const auto sum = hn::Add(hn::Add(sums[0], sums[1]), hn::Add(sums[2], sums[3]));
+    hn::Store(sum_lanes(df, sum), hn::Full128<float>(), to);
+  };
+  store(square, squares);
+  if constexpr (kValues) store(value, values);
 }
 
 // The sums of the lanes of four vectors that stand behind each other.
@@ -232,9 +240,9 @@ class RowNorm {
 
   // Whether normed_two() and finish_parts() serve rows of bf16 with these factors.
   bool in_parts(const Factors* factors, int64_t count) const {
-    bool any_nan = weights_have_nan_;
-    for (int64_t r = 0; r < count; ++r) any_nan = any_nan || std::isnan(factors[r].inverse);
-    return parted_ && can_flush_ && !any_nan;
+    float sum = 0;  // of what is not below 0: NaN where one of them is
+    for (int64_t r = 0; r < count; ++r) sum += factors[r].inverse;
+    return parted_ && can_flush_ && !weights_have_nan_ && !std::isnan(sum);
   }
 
   // Two vectors of a row from value i on, not yet rounded: values at even places, and at odd ones.
@@ -303,16 +311,14 @@ class RowNorm {
   template <class RowOf>
   HWY_INLINE void factors_by_products(int64_t count, RowOf&& row, Factors* out) const {
     const hn::Full128<float> d;
-    const hn::Full512<uint16_t> dh;
-    const auto ones = hn::Set(dh, uint16_t{0x3f80});
     HWY_ALIGN float values[4 * kGroup] = {};
     HWY_ALIGN float squares[4 * kGroup] = {};
-    const bool centred = norm_.kind == NormKind::kLayer;
-    for (int64_t r = 0; r < count; ++r) {
-      const auto own = [](auto v) WINNOW_INLINED { return v; };
-      hn::Store(sum_products(row(r), width_, own), d, squares + 4 * r);
-      const auto one = [&](auto) WINNOW_INLINED { return ones; };
-      if (centred) hn::Store(sum_products(row(r), width_, one), d, values + 4 * r);
+    if (norm_.kind == NormKind::kLayer) {
+      for (int64_t r = 0; r < count; ++r)
+        sum_products<true>(row(r), width_, squares + 4 * r, values + 4 * r);
+    } else {
+      for (int64_t r = 0; r < count; ++r)
+        sum_products<false>(row(r), width_, squares + 4 * r, nullptr);
     }
     const auto width = hn::Set(d, static_cast<float>(width_));
     for (int64_t r = 0; r < count; r += 4) {

@@ -110,25 +110,27 @@ HWY_INLINE bool has_nan(const float* cosines, const float* sines) {
   return !hn::AllFalse(df, hn::IsNaN(sum));
 }
 
-// The angles of a position inside the table, in place where they can be.
+// Where the angles of a position stand: by value, since GCC otherwise goes by way of memory.
 struct AnglesAt {
-  HWY_INLINE AnglesAt(const core::RopeParams& r, int64_t position) {
-    if (r.pair_stride != 1 || r.inverse) {
-      core::load_angles(r, position, copy);
-    } else {
-      cosines = r.table + position * r.position_stride;
-      sines = cosines + r.sine_stride;
-    }
-  }
-  core::Angles copy;
-  const float* cosines = copy.cosine;
-  const float* sines = copy.sine;
+  const float* cosines;
+  const float* sines;
 };
+
+// Those of a position inside the table, in place where they can be, else in `copy`.
+HWY_INLINE AnglesAt angles_at(const core::RopeParams& r, int64_t position, core::Angles& copy) {
+  if (r.pair_stride != 1 || r.inverse) {
+    core::load_angles(r, position, copy);
+    return {copy.cosine, copy.sine};
+  }
+  const float* cosines = r.table + position * r.position_stride;
+  return {cosines, cosines + r.sine_stride};
+}
 
 // The 64 values at x by a position inside the table.
 HWY_INLINE void rotate_at(const core::RopeParams& r, int64_t position, Rounding rounding,
                           const bf16* x, bf16* out) {
-  const AnglesAt angles(r, position);
+  core::Angles copy;
+  const AnglesAt angles = angles_at(r, position, copy);
   const bool any_nan = has_nan(angles.cosines, angles.sines);
   rotate_row(r.half, any_nan, rounding, angles.cosines, angles.sines, x, out);
 }
@@ -168,16 +170,24 @@ class TokenAngles {
 };
 
 #if WINNOW_FLUSHING_ROUNDING
-// Floats rounded to bf16 that stay floats; NaNs have a low half of zeros.
-HWY_INLINE hn::Vec512<float> rounded_floats(hn::Vec512<float> v) {
-  const hn::Full512<float> df;
-  const hn::Full512<uint32_t> du;
-  const auto u = hn::BitCast(du, v);
-  const auto odd = hn::TestBit(u, hn::Set(du, 0x10000u));
-  const auto up = hn::Add(u, hn::Set(du, 0x8000u));
-  const auto rounded = hn::IfThenElse(odd, up, hn::Add(u, hn::Set(du, 0x7fffu)));
-  return hn::BitCast(df, hn::And(rounded, hn::Set(du, 0xffff0000u)));
-}
+// Rounds floats to bf16 that stay floats; NaNs have a low half of zeros. Made once for many: its
+// constants stay in registers, where GCC would make them anew for every row.
+struct FloatRounding {
+  hn::Vec512<uint32_t> odd, half, below, upper;
+  HWY_INLINE FloatRounding() {
+    const hn::Full512<uint32_t> du;
+    odd = hn::Set(du, 0x10000u);
+    half = hn::Set(du, 0x8000u);
+    below = hn::Set(du, 0x7fffu);
+    upper = hn::Set(du, 0xffff0000u);
+    asm("" : "+v"(odd.raw), "+v"(half.raw), "+v"(below.raw), "+v"(upper.raw));
+  }
+  HWY_INLINE hn::Vec512<float> operator()(hn::Vec512<float> v) const {
+    const auto u = hn::BitCast(hn::Full512<uint32_t>(), v);
+    const auto rounded = hn::IfThenElse(hn::TestBit(u, odd), hn::Add(u, half), hn::Add(u, below));
+    return hn::BitCast(hn::Full512<float>(), hn::And(rounded, upper));
+  }
+};
 
 // 64 values, of which two(i) gives those from i on: 16 at even places and 16 at odd ones.
 template <Order kOrder, Rounding kRounding, class F>

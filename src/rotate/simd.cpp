@@ -30,15 +30,26 @@ bool past_caches(const Params& p) {
          p.out_head * size % hs::kLine == 0;
 }
 
-// A head as codes and scales. The rotated values lie in one tile, and its other half stays.
+// Asks for a head's values, counted as token * heads + head. Between stores past the caches nothing
+// else asks early enough.
+HWY_INLINE void prefetch_head(const Params& p, int64_t at) {
+  constexpr int64_t kValues = hs::kLine / static_cast<int64_t>(sizeof(bf16));
+  const bf16* x = p.x + at / p.heads * p.x_token + at % p.heads * p.x_head;
+  for (int64_t i = 0; i < p.width; i += kValues) __builtin_prefetch(x + i, 0, 2);
+}
+
+// A head as codes and scales. The rotated values are one half of a tile, whose other half stays.
 HWY_INLINE void quantize_head(const Params& p, const hs::TileQuantizer& quantizer,
                               const hs::TokenAngles& angles, hs::Rounding rounding, bool stream,
                               const bf16* x, int64_t t, int64_t h) {
   HWY_ALIGN uint8_t streamed[kTile];
   HWY_ALIGN bf16 row[kTile];
+  static_assert(kTile == 2 * kRopeDim);
   const int64_t begin = core::rope_begin(p.rope, p.width);
-  std::memcpy(row, x + begin / kTile * kTile, sizeof row);
-  angles.rotate(row + begin % kTile, row + begin % kTile, rounding);
+  const int64_t turned = begin % kTile;
+  const int64_t other = kRopeDim - turned;
+  angles.rotate(x + begin, row + turned, rounding);
+  hs::copy_64(x + begin - turned + other, row + other);
   auto* codes = reinterpret_cast<uint8_t*>(p.codes + t * p.out_token + h * p.out_head);
   float* scales = p.scales + t * p.scale_token + h * p.scale_head;
   for (int64_t tile = 0; tile < p.width / kTile; ++tile) {
@@ -56,12 +67,14 @@ void rotate_heads(const Params& p, int64_t first, int64_t last) {
   hs::TokenAngles angles(p.rope, p.positions, p.position_stride);
   const bool stream = past_caches(p);
   const hs::Rounding rounding = hs::rounding_of(false);
+  constexpr int64_t kAhead = 4;  // heads
   for (int64_t at = first; at < last; ++at) {
     const int64_t t = at / p.heads;
     const int64_t h = at % p.heads;
     if (!angles.load(t)) continue;
     const bf16* x = p.x + t * p.x_token + h * p.x_head;
     if (p.codes) {
+      if (at + kAhead < last) prefetch_head(p, at + kAhead);
       quantize_head(p, quantizer, angles, rounding, stream, x, t, h);
       continue;
     }

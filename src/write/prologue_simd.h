@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "cpu/isa.h"
 #include "cpu/prologue_simd.h"
 #include "cpu/stream_simd.h"
 #include "hwy/highway.h"
@@ -32,18 +33,43 @@ struct Block {
   int64_t offsets[kRows];
 };
 
-// Asks for what row r of the block behind will read, one row at a time and for L2: more lines than
-// L1 can wait for would stop the row at hand.
+// What rows that come later are asked for.
+struct Ahead {
+  int64_t last = 0;  // tokens below it
+  // More lines than L1 can wait for stop the row at hand, so most CPUs are asked for L2.
+  bool to_l1 = cpu::isa().zen5;
+};
+
+// Asks for what token t will read.
 template <class R>
-HWY_INLINE void prefetch_row(const Params& p, const Block& block, int64_t r) {
+HWY_INLINE void prefetch_row(const Params& p, bool to_l1, int64_t t) {
   constexpr int64_t kValues = hs::kLine / static_cast<int64_t>(sizeof(bf16));
-  if (r >= block.count) return;
-  const int64_t t = block.tokens[r];
   const bf16* row = p.kv + t * p.kv_stride;
-  for (int64_t i = 0; i < R::kNope; i += kValues) __builtin_prefetch(row + i, 0, 2);
   const bf16* rope = p.rope_part + t * p.rope_stride;
-  for (int64_t i = 0; i < R::kRope; i += kValues) __builtin_prefetch(rope + i, 0, 2);
-  if (p.rope.table) hs::prefetch_angles(p.rope, p.positions[t * p.position_stride]);
+  const auto ask = [&]<int kLocality>() WINNOW_INLINED {
+    for (int64_t i = 0; i < R::kNope; i += kValues) __builtin_prefetch(row + i, 0, kLocality);
+    for (int64_t i = 0; i < R::kRope; i += kValues) __builtin_prefetch(rope + i, 0, kLocality);
+  };
+  if (to_l1) ask.template operator()<3>();
+  else ask.template operator()<2>();
+  if (!p.rope.table) return;
+  const int64_t position = p.positions[t * p.position_stride];
+  if (in_table(p.rope, position)) hs::prefetch_angles(p.rope, position);
+}
+
+// Whether the factors of a block's norm are found before the codes of the block in front of it. An
+// index key's other steps are too short to hide that wait; long rows would be read too early.
+template <class R>
+constexpr bool kEarly = R::kDim == kIndexDim;
+
+// How far ahead of a row's prologue that is.
+template <class R>
+constexpr int64_t kAhead = kEarly<R> ? 2 * kRows : kRows;  // tokens
+
+template <class R>
+HWY_INLINE void prefetch_ahead(const Params& p, const Block& block, int64_t r, const Ahead& ahead) {
+  const int64_t t = block.tokens[r] + kAhead<R>;
+  if (t < ahead.last) prefetch_row<R>(p, ahead.to_l1, t);
 }
 
 // How the values behind a prologue that become codes stand.
@@ -79,12 +105,31 @@ bool rotates_codes(const Params& p) {
   return R::kQuantized && (R::kRope == 0 || p.rope.first);
 }
 
+// Whether a row stands in one piece: its norm then reads it in place and copies the rest.
+template <class R>
+bool in_one_piece(const Params& p) {
+  return R::kRope == 0 || (p.rope_part == p.kv + R::kNope && p.rope_stride == p.kv_stride);
+}
+
+using BlockFactors = hs::RowNorm::Factors[kRows];
+static_assert(kRows == hs::RowNorm::kGroup);
+
+// Factors of the norm of rows that are given, or copied (`rows`).
+template <class R>
+HWY_NOINLINE void find_factors(const Params& p, const hs::RowNorm& norm, const Block& block,
+                               const bf16* rows, BlockFactors& factors) {
+  const auto source = [&](int64_t r) WINNOW_INLINED -> const bf16* {
+    return rows ? rows + r * R::kDim : p.kv + block.tokens[r] * p.kv_stride;
+  };
+  norm.factors(block.count, source, factors);
+}
+
 #if WINNOW_FLUSHING_ROUNDING
 // Norm and RoPE in one pass: what is rotated stays in registers between them. Factors are finite.
 template <class R, class Source>
 HWY_INLINE void norm_and_rotate(const Params& p, const hs::RowNorm& norm, const hs::Coded& coded,
-                                const hs::RowNorm::Factors* factors, const Block& block,
-                                const Block& behind, Source&& source, bf16* rows) {
+                                const BlockFactors& factors, const Block& block, const Ahead& ahead,
+                                Source&& source, bf16* rows) {
   using enum hs::Rounding;
   constexpr bool kCoded = R::kQuantized && R::kRope == 0;
   constexpr hs::Order kRotated = kCoded ? kOrder<R> : hs::Order::kInTurn;
@@ -92,9 +137,11 @@ HWY_INLINE void norm_and_rotate(const Params& p, const hs::RowNorm& norm, const 
   // What is neither coded nor rotated.
   const int64_t begin = R::kQuantized ? coded.end : rotated == 0 ? kRopeDim : 0;
   const int64_t end = rotated == 0 ? p.norm_width : std::min(p.norm_width, rotated);
+  const hs::FloatRounding rounded;
+  core::Angles copy;
   norm.with_kind([&]<bool kCentred, bool kBiased>() WINNOW_INLINED {
     for (int64_t r = 0; r < block.count; ++r) {
-      prefetch_row<R>(p, behind, r);
+      prefetch_ahead<R>(p, block, r, ahead);
       const bf16* x = source(r);
       bf16* row = rows + r * R::kDim;
       const auto finish = [&]<hs::Rounding kRounding, hs::Order kOrderOf>(
@@ -104,11 +151,12 @@ HWY_INLINE void norm_and_rotate(const Params& p, const hs::RowNorm& norm, const 
       if constexpr (R::kQuantized)
         finish.template operator()<kFlushing, kOrder<R>>(coded.begin, coded.end);
       finish.template operator()<kChecked, hs::Order::kInTurn>(begin, end);
-      const hs::AnglesAt angles(p.rope, p.positions[block.tokens[r] * p.position_stride]);
+      const int64_t position = p.positions[block.tokens[r] * p.position_stride];
+      const hs::AnglesAt angles = hs::angles_at(p.rope, position, copy);
       const auto two = [&](int64_t i) WINNOW_INLINED {
         if (rotated >= p.norm_width) return hs::load_two(hn::Full512<float>(), x + rotated + i);
         const auto v = norm.normed_two<kCentred, kBiased>(factors[r], x, rotated + i);
-        return decltype(v){hs::rounded_floats(v.first), hs::rounded_floats(v.second)};
+        return decltype(v){rounded(v.first), rounded(v.second)};
       };
       hs::rotate_parts<kRotated, kCoded ? kFlushing : kChecked>(p.rope.half, angles, two,
                                                                 row + rotated);
@@ -117,27 +165,25 @@ HWY_INLINE void norm_and_rotate(const Params& p, const hs::RowNorm& norm, const 
 }
 #endif
 
-// The norm of rows that are given (`whole`: in one piece) or copied, while those behind are on
-// their way. Gives whether they are rotated as well.
+// The norm of rows that are given (`whole`: in one piece) or copied, by their factors. Gives
+// whether they are rotated as well.
 template <class R>
 HWY_NOINLINE bool norm_rows(const Params& p, const hs::RowNorm& norm, bool whole, hs::Coded coded,
-                            const Block& block, const Block& behind, bf16* rows) {
-  hs::RowNorm::Factors factors[kRows];
-  static_assert(kRows == hs::RowNorm::kGroup);
+                            const BlockFactors& factors, const Block& block, const Ahead& ahead,
+                            bf16* rows) {
   const auto source = [&](int64_t r) WINNOW_INLINED -> const bf16* {
     return whole ? p.kv + block.tokens[r] * p.kv_stride : rows + r * R::kDim;
   };
-  norm.factors(block.count, source, factors);
 #if WINNOW_FLUSHING_ROUNDING
   const bool usual = R::kRope == 0 || !p.rope.first;
   if (p.rope.table && usual && coded.flush == R::kQuantized &&
       norm.in_parts(factors, block.count)) {
-    norm_and_rotate<R>(p, norm, coded, factors, block, behind, source, rows);
+    norm_and_rotate<R>(p, norm, coded, factors, block, ahead, source, rows);
     return true;
   }
 #endif
   for (int64_t r = 0; r < block.count; ++r) {
-    prefetch_row<R>(p, behind, r);
+    prefetch_ahead<R>(p, block, r, ahead);
     bf16* row = rows + r * R::kDim;
     norm.finish<kOrder<R>>(factors[r], source(r), row, coded);
     if (whole && p.norm_width < R::kDim) hs::copy_64(source(r) + p.norm_width, row + p.norm_width);
@@ -165,22 +211,33 @@ HWY_NOINLINE void hadamard_rows(const Block& block, bf16* rows) {
   }
 }
 
-// Rows behind their prologue. `flush`: subnormal values that become codes may become zeros.
+// Begins the prologue of a block: finds the factors of rows in one piece.
 template <class R>
-HWY_INLINE void prepare(const Params& p, const hs::RowNorm& norm, bool flush, const Block& block,
-                        const Block& behind, bf16* rows) {
+HWY_INLINE void begin_rows(const Params& p, const hs::RowNorm& norm, const Block& block,
+                           BlockFactors& factors) {
+  if (p.norm.kind != NormKind::kNone && in_one_piece<R>(p))
+    find_factors<R>(p, norm, block, nullptr, factors);
+}
+
+// The rest of it: rows behind their prologue, which begin_rows() has begun, while those ahead
+// are on their way. `flush`: subnormal values that become codes may become zeros.
+template <class R>
+HWY_INLINE void finish_rows(const Params& p, const hs::RowNorm& norm, bool flush,
+                            const Block& block, const Ahead& ahead, BlockFactors& factors,
+                            bf16* rows) {
   const hs::Coded coded = p.hadamard ? hs::Coded() : hs::coded_of<R>(p.rope, flush);
-  // A row in one piece is read in place by its norm, which then copies the rest.
-  const bool whole =
-      R::kRope == 0 || (p.rope_part == p.kv + R::kNope && p.rope_stride == p.kv_stride);
+  const bool whole = in_one_piece<R>(p);
   const bool normed = p.norm.kind != NormKind::kNone;
   if (!whole || !normed) copy_rows<R>(p, block, rows);
   bool rotated = p.rope.table == nullptr;
   if (normed) {
-    rotated |= norm_rows<R>(p, norm, whole, coded, block, behind, rows);
+    if (!whole) find_factors<R>(p, norm, block, rows, factors);
+    rotated |= norm_rows<R>(p, norm, whole, coded, factors, block, ahead, rows);
   } else {
-    for (int64_t r = 0; r < block.count; ++r)
+    for (int64_t r = 0; r < block.count; ++r) {
+      prefetch_ahead<R>(p, block, r, ahead);
       part_values<R>(rows + r * R::kDim, coded.begin, coded.end);
+    }
   }
   if (!rotated) rotate_rows<R>(p, flush, block, rows);
   if constexpr (R::kDim == kIndexDim)

@@ -70,7 +70,9 @@ HWY_NOINLINE void rewrite_small(const Params& p, const hs::RowNorm& norm,
   Block one;
   one.count = 1;
   one.tokens[0] = block.tokens[r];
-  prepare<R>(p, norm, false, one, Block(), row);
+  BlockFactors factors;
+  begin_rows<R>(p, norm, one, factors);
+  finish_rows<R>(p, norm, false, one, Ahead(), factors, row);
   hs::TilePlans plans;
   hs::plan_record<R>(quantizer, row, plans);
   hs::write_record<R, kOrder<R>>(quantizer, plans, 0, row, row + R::kNope,
@@ -86,56 +88,66 @@ HWY_INLINE void prefetch_place(const Params& p, bool stream, const Block& block,
   else hs::prefetch_record<R>(next);
 }
 
-// The plans of a block's rows (kAll), or of one at a time. A record of several tiles has its own,
-// those of one tile share them.
-template <class R, bool kAll>
+// The plans of a block's rows behind their prologue. Records of several tiles have their own, those
+// of one tile share them.
+template <class R>
 class BlockPlans {
  public:
-  template <class RowOf>
-  HWY_INLINE void find(const hs::TileQuantizer& quantizer, int64_t count, RowOf&& row) {
+  HWY_INLINE void find(const hs::TileQuantizer& quantizer, int64_t count, const bf16* rows) {
     if constexpr (kShared) {
-      hs::largest_magnitudes<R::kTile, kRows>(
-          [&](int i) WINNOW_INLINED { return row(std::min<int64_t>(i, count - 1)); }, plans_[0]);
+      const auto row = [&](int i) WINNOW_INLINED {
+        return rows + std::min<int64_t>(i, count - 1) * R::kDim;
+      };
+      hs::largest_magnitudes<R::kTile, kRows>(row, plans_[0]);
       hs::plan_tiles<kRows>(quantizer, plans_[0]);
     } else if constexpr (R::kQuantized) {
-      for (int64_t r = 0; r < count; ++r) hs::plan_record<R>(quantizer, row(r), plans_[r]);
+      for (int64_t r = 0; r < count; ++r)
+        hs::plan_record<R>(quantizer, rows + r * R::kDim, plans_[r]);
     }
   }
-  hs::TilePlans& of(int64_t r) { return plans_[kCount == 1 ? 0 : r]; }
+  hs::TilePlans& of(int64_t r) { return plans_[kShared || !R::kQuantized ? 0 : r]; }
   static int first(int64_t r) { return kShared ? static_cast<int>(r) : 0; }
 
  private:
-  static constexpr bool kShared = kAll && std::is_same_v<R, IndexKeys>;
-  static constexpr int64_t kCount = kShared || !kAll || !R::kQuantized ? 1 : kRows;
-  hs::TilePlans plans_[kCount];
+  static constexpr bool kShared = std::is_same_v<R, IndexKeys>;
+  hs::TilePlans plans_[kShared || !R::kQuantized ? 1 : kRows];
 };
 
-// Stores the block, whose rows are given or behind their prologue (`rows`), while the memory of the
-// one behind it is on its way. Behind a prologue plans come first, for all rows: codes wait for
-// them. Rows that are given would be read from memory for that, so each goes by itself.
-template <class R, bool kPrologue>
-HWY_INLINE void write_rows(const Params& p, const hs::RowNorm& norm,
-                           const hs::TileQuantizer& quantizer, bool stream, bool flush,
-                           const Block& block, const Block& behind, const bf16* rows) {
-  constexpr hs::Order kRowOrder = kPrologue ? kOrder<R> : hs::Order::kInTurn;
-  const auto row = [&](int64_t r) WINNOW_INLINED {
-    return kPrologue ? rows + r * R::kDim : p.kv + block.tokens[r] * p.kv_stride;
-  };
-  BlockPlans<R, kPrologue> plans;
-  if constexpr (kPrologue) plans.find(quantizer, block.count, row);
-  const bool asked = kPrologue && p.norm.kind != NormKind::kNone;
+// Stores the block, whose rows are given, while the memory of the one behind it is on its way. Its
+// rows would be read from memory for plans of all of them, so each goes by itself.
+template <class R>
+HWY_INLINE void write_given(const Params& p, const hs::TileQuantizer& quantizer, bool stream,
+                            bool to_l1, const Block& block, const Block& behind) {
+  hs::TilePlans plans;
   for (int64_t r = 0; r < block.count; ++r) {
-    if (!asked) prefetch_row<R>(p, behind, r);
+    if (r < behind.count) prefetch_row<R>(p, to_l1, behind.tokens[r]);
     prefetch_place<R>(p, stream, behind, r);
-    const bf16* values = row(r);
-    const bf16* rope =
-        kPrologue ? values + R::kNope : p.rope_part + block.tokens[r] * p.rope_stride;
+    const bf16* values = p.kv + block.tokens[r] * p.kv_stride;
+    const bf16* rope = p.rope_part + block.tokens[r] * p.rope_stride;
+    const hs::RecordPlace<R> to = place_of<R>(p, block, r);
+    hs::plan_record<R>(quantizer, values, plans);
+    if (stream) hs::stream_record<R, hs::Order::kInTurn>(quantizer, plans, 0, values, rope, to);
+    else hs::write_record<R, hs::Order::kInTurn>(quantizer, plans, 0, values, rope, to);
+  }
+}
+
+// Stores the block, whose rows stand behind their prologue and whose tiles are planned, while the
+// memory of the one behind it is on its way.
+template <class R>
+HWY_INLINE void write_prepared(const Params& p, const hs::RowNorm& norm,
+                               const hs::TileQuantizer& quantizer, bool stream, bool flush,
+                               const Block& block, const Block& behind, BlockPlans<R>& plans,
+                               const bf16* rows) {
+  for (int64_t r = 0; r < block.count; ++r) {
+    prefetch_place<R>(p, stream, behind, r);
+    const bf16* values = rows + r * R::kDim;
     const hs::RecordPlace<R> to = place_of<R>(p, block, r);
     hs::TilePlans& own = plans.of(r);
-    if (!kPrologue) hs::plan_record<R>(quantizer, values, own);
-    if (stream) hs::stream_record<R, kRowOrder>(quantizer, own, plans.first(r), values, rope, to);
-    else hs::write_record<R, kRowOrder>(quantizer, own, plans.first(r), values, rope, to);
-    if constexpr (kPrologue && std::is_same_v<R, V32Fp8>) {
+    const int first = plans.first(r);
+    const bf16* rope = values + R::kNope;
+    if (stream) hs::stream_record<R, kOrder<R>>(quantizer, own, first, values, rope, to);
+    else hs::write_record<R, kOrder<R>>(quantizer, own, first, values, rope, to);
+    if constexpr (std::is_same_v<R, V32Fp8>) {
       constexpr uint16_t kSmall = (127 - 90) << 7;
       if (flush && *std::min_element(own.most, own.most + R::kTiles) < kSmall)
         rewrite_small(p, norm, quantizer, block, r);
@@ -144,30 +156,55 @@ HWY_INLINE void write_rows(const Params& p, const hs::RowNorm& norm,
 }
 
 template <class R>
-HWY_INLINE void write_block(const Params& p, const hs::RowNorm& norm,
-                            const hs::TileQuantizer& quantizer, bool stream, const Block& block,
-                            const Block& behind) {
-  if (!p.prologue) {
-    write_rows<R, false>(p, norm, quantizer, stream, false, block, behind, nullptr);
-    return;
+void write_given_tokens(const Params& p, bool stream, int64_t first, int64_t last) {
+  const hs::TileQuantizer quantizer(p.quantizer);
+  const bool to_l1 = Ahead().to_l1;
+  int64_t t = first;
+  for (Block block = next_block(p, t, last); block.count > 0;) {
+    const Block behind = next_block(p, t, last);
+    write_given<R>(p, quantizer, stream, to_l1, block, behind);
+    block = behind;
   }
-  HWY_ALIGN bf16 rows[kRows * R::kDim];
+}
+
+// Steps of two blocks in turn, so that none waits for the one before it: a step's last results take
+// as long as two or three of its rows, and the core does not look further ahead than that.
+template <class R>
+void write_prepared_tokens(const Params& p, bool stream, int64_t first, int64_t last) {
+  const hs::TileQuantizer quantizer(p.quantizer);
+  const hs::RowNorm norm(p.norm, p.norm_width);
   const bool flush = may_flush<R>(p);
-  prepare<R>(p, norm, flush, block, behind, rows);
-  write_rows<R, true>(p, norm, quantizer, stream, flush, block, behind, rows);
+  HWY_ALIGN bf16 rows[kRows * R::kDim];
+  BlockFactors factors;
+  BlockPlans<R> plans;
+  const Ahead ahead{.last = last};
+  for (int64_t t = first; t < std::min(first + kAhead<R>, last); ++t)
+    prefetch_row<R>(p, ahead.to_l1, t);
+  int64_t t = first;
+  Block blocks[3];  // in turn: the one at hand, the next, and the one whose places are asked for
+  for (Block& block : blocks) block = next_block(p, t, last);
+  for (int i = 0; i < 2; ++i)
+    for (int64_t r = 0; r < blocks[i].count; ++r) prefetch_place<R>(p, stream, blocks[i], r);
+  begin_rows<R>(p, norm, blocks[0], factors);
+  finish_rows<R>(p, norm, flush, blocks[0], ahead, factors, rows);
+  for (int at = 0; blocks[at].count > 0; at = at < 2 ? at + 1 : 0) {
+    Block& block = blocks[at];
+    const Block& next = blocks[at < 2 ? at + 1 : 0];
+    const Block& behind = blocks[at > 0 ? at - 1 : 2];
+    plans.find(quantizer, block.count, rows);
+    if (kEarly<R>) begin_rows<R>(p, norm, next, factors);
+    write_prepared<R>(p, norm, quantizer, stream, flush, block, behind, plans, rows);
+    block = next_block(p, t, last);
+    if (!kEarly<R>) begin_rows<R>(p, norm, next, factors);
+    finish_rows<R>(p, norm, flush, next, ahead, factors, rows);
+  }
 }
 
 template <class R>
 void write_tokens_of(const Params& p, int64_t first, int64_t last) {
-  const hs::RowNorm norm(p.norm, p.norm_width);
-  const hs::TileQuantizer quantizer(p.quantizer);
   const bool stream = hs::past_caches<R>(p.cache, p.tokens);
-  int64_t t = first;
-  for (Block block = next_block(p, t, last); block.count > 0;) {
-    const Block behind = next_block(p, t, last);
-    write_block<R>(p, norm, quantizer, stream, block, behind);
-    block = behind;
-  }
+  if (p.prologue) write_prepared_tokens<R>(p, stream, first, last);
+  else write_given_tokens<R>(p, stream, first, last);
   if (stream) hwy::FlushStream();
 }
 
