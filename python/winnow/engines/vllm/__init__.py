@@ -30,7 +30,7 @@ SWITCHES = (SWITCH, LAYERS_SWITCH)
 _log = logging.getLogger("vllm.winnow")
 
 # The first and the last minor version of vLLM whose classes winnow's were written against.
-_FIRST, _LAST = (0, 26), (0, 32)
+_FIRST, _LAST = (0, 26), (0, 33)
 # Before it vLLM's MLA layer asks for dense attention as well, which it has on GPUs only.
 _FIRST_CPU = (0, 32)
 
