@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # winnow inside serving engines: tests against their real classes, on any machine, without a GPU.
-#   [VLLM_VERSIONS="0.26.0 0.32.0"] [VLLM_TESTS=<unpacked source archive>] engines_test.sh [pytest's arguments]
+#   [VLLM_VERSIONS="0.26.0 0.33.0"] [VLLM_TESTS=<unpacked source archive>] engines_test.sh [pytest's arguments]
 # With vLLM's source archive, its own tests of V4.1's kernels run over winnow's verbs.
 # .venv-engines holds PyTorch's CPU build, winnow and what the engines import; beside them, a folder
 # for each version of an engine, of which PYTHONPATH chooses one. Their compiled parts need CUDA's
 # libraries and are left out.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-read -ra versions <<< "${VLLM_VERSIONS:-0.26.0 0.32.0}"
+read -ra versions <<< "${VLLM_VERSIONS:-0.26.0 0.33.0}"
 sglang=0.5.23
 venv=$PWD/.venv-engines
 tests=$PWD/python/tests/engines

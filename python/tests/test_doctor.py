@@ -26,6 +26,18 @@ def test_no_engine(no_engine, capsys):
     assert "vLLM: not installed" in out and "  cpu: " in out
 
 
+def test_engine_that_cannot_be_imported(capsys, monkeypatch, tmp_path):
+    """A line in the report, and the other engine's report follows."""
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text("import no_such_module_of_vllm")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    assert doctor.main([]) == 1
+    out = capsys.readouterr().out
+    said = "does not use winnow: vLLM cannot be imported: ModuleNotFoundError: No module named"
+    assert f"{said} 'no_such_module_of_vllm'" in out and "SGLang" in out
+
+
 def test_help():
     command = [sys.executable, "-m", "winnow.doctor", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

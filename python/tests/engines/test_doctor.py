@@ -39,6 +39,13 @@ def test_switched_off(capsys, monkeypatch):
     assert "does not use winnow: switched off by WINNOW_VLLM=0" in out
 
 
+@pytest.mark.parametrize("name", ["WINNOW_VLLM", "WINNOW_VLLM_LAYERS"])
+def test_switch_with_another_value(capsys, monkeypatch, name):
+    monkeypatch.setenv(name, "off")
+    out = said(capsys, ["--model", "deepseek_v32"], 1)
+    assert f"does not use winnow: {name}: expected 0 or 1, found off" in out
+
+
 def test_left_out(capsys, monkeypatch):
     monkeypatch.setenv("VLLM_PLUGINS", "another")
     assert "VLLM_PLUGINS=another leaves winnow out" in said(capsys, [], 1)
@@ -74,11 +81,20 @@ def test_no_kernels(capsys, monkeypatch):
 def test_sglang(capsys, monkeypatch):
     """Installed beside vLLM, and without a Hopper GPU not served."""
     monkeypatch.setattr(doctor, "_ENGINES", ("vllm", "sglang"))
+    monkeypatch.delenv("WINNOW_SGLANG", raising=False)
+    monkeypatch.delenv("SGLANG_PLUGINS", raising=False)
     out = said(capsys, [], 1)
     assert "vLLM" in out and "SGLang 0.5.23 does not use winnow: this build of winnow" in out
     assert "plugin: winnow.engines.sglang:register" in out
-    monkeypatch.setenv("WINNOW_SGLANG", "0")
-    assert "switched off by WINNOW_SGLANG=0" in said(capsys, [], 1)
+    for value, answer in (
+        ("0", "switched off by WINNOW_SGLANG=0"),
+        ("no", "WINNOW_SGLANG: expected 0 or 1, found no"),
+    ):
+        monkeypatch.setenv("WINNOW_SGLANG", value)
+        assert f"SGLang 0.5.23 does not use winnow: {answer}" in said(capsys, [], 1)
+    monkeypatch.delenv("WINNOW_SGLANG")
+    monkeypatch.setenv("SGLANG_PLUGINS", "another")
+    assert "SGLANG_PLUGINS=another leaves winnow out" in said(capsys, [], 1)
 
 
 def test_leaves_nothing_behind(capsys):

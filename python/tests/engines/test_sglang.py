@@ -227,5 +227,9 @@ def test_declines(monkeypatch, caplog):
     assert plugin.register() is False
     assert "SGLang 9.9.9 was never tried" in caplog.text
     caplog.clear()
+    monkeypatch.setenv("WINNOW_SGLANG", "off")
+    assert plugin.register() is False
+    assert "winnow: not used: WINNOW_SGLANG: expected 0 or 1, found off" in caplog.text
+    caplog.clear()
     monkeypatch.setenv("WINNOW_SGLANG", "0")
     assert plugin.register() is False and not caplog.text

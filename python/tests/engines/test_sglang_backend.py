@@ -7,12 +7,10 @@ import subprocess
 import sys
 
 import pytest
-import vllm
+from versions import since
 
-# These take minutes and have nothing to do with vLLM: beside one version of it is enough.
-pytestmark = pytest.mark.skipif(
-    not vllm.__version__.startswith("0.32."), reason="run beside vLLM 0.32 only"
-)
+# These take minutes and have nothing to do with vLLM: beside the newest version of it is enough.
+pytestmark = pytest.mark.skipif(not since(0, 33), reason="run beside the newest vLLM only")
 HERE = pathlib.Path(__file__).parent
 DECODE, ROWS = "flash_mla_with_kvcache", "flash_mla_sparse_fwd"
 

@@ -8,12 +8,11 @@ import sys
 
 import pytest
 import tiny_models
-import vllm
+from versions import since
 
 # Before it vLLM's MLA layer needs a GPU's dense attention as well.
 pytestmark = pytest.mark.skipif(
-    not vllm.__version__.startswith("0.32."),
-    reason="winnow serves vLLM's CPU platform from 0.32 on",
+    not since(0, 32), reason="winnow serves vLLM's CPU platform from 0.32 on"
 )
 HERE = pathlib.Path(__file__).parent
 # Fewer tokens a step than the prompts have, so that prefills come in chunks beside decodes.

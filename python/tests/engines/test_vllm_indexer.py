@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import vllm
 from batches import PADDING, QUERY, SEQUENCE, padded_metadata
+from versions import since
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.forward_context import set_forward_context
 
@@ -43,7 +43,7 @@ def test_replaced_and_restored(plugin, models):
 
     layers = importlib.import_module(LAYERS)
     assert layers.sparse_attn_indexer is indexer.sparse_attn_indexer
-    if vllm.__version__.startswith("0.32."):
+    if since(0, 32):
         # Who calls the function directly; 0.26's module needs compiled code to be imported.
         direct = importlib.import_module("vllm.models.deepseek_v32.attention")
         assert direct.sparse_attn_indexer is indexer.sparse_attn_indexer
@@ -62,6 +62,18 @@ def test_refused(models, config, lines):
     assert lines == [
         f"winnow: indexer not used for {NAME}: "
         "winnow does not merge the top-k of context-parallel ranks"
+    ]
+
+
+def test_other_scales(models, config, lines, monkeypatch):
+    """As on Blackwell since 0.33: records of as many bytes, which say something else."""
+    layers = importlib.import_module(LAYERS)
+    monkeypatch.setattr(layers, "mqa_logits_use_mx_scales", lambda: True, raising=False)
+    layer = cache_layer(models, config)
+    assert layer.get_attn_backend().__module__.startswith("vllm.")
+    assert lines == [
+        f"winnow: indexer not used for {NAME}: "
+        "winnow's index keys have an f32 scale, vLLM's have ue8m0 scales here"
     ]
 
 

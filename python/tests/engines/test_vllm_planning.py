@@ -5,16 +5,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import vllm
 from batches import ROUNDS, common_metadata, i32, lengths, same
+from versions import since
 from vllm.config import VllmConfig, set_current_vllm_config
 
 import winnow
 
 HEADS, TOPK, LONGEST = 64, 128, 1024
-# Compared with the newest version only: the older one shapes its metadata in another way.
-NEWEST = vllm.__version__.startswith("0.32.")
-pytestmark = pytest.mark.skipif(not NEWEST, reason="written against vLLM 0.32")
+# Older versions shape their metadata in another way.
+pytestmark = pytest.mark.skipif(not since(0, 32), reason="written against vLLM 0.32")
 
 
 @pytest.fixture(scope="module")

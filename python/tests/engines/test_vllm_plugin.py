@@ -81,11 +81,27 @@ def test_switch(plugin, monkeypatch, lines):
     assert not is_ours(chosen("fp8_ds_mla"))
 
 
-@pytest.mark.parametrize("version", ["0.25.1", "0.33.0", "1.0", "dev", ""])
+@pytest.mark.parametrize("name", ["WINNOW_VLLM", "WINNOW_VLLM_LAYERS"])
+@pytest.mark.parametrize("value", ["off", "false", "2", " 0"])
+def test_switch_with_another_value(plugin, monkeypatch, lines, name, value):
+    """Refused by name. Who writes "off" does not want winnow."""
+    monkeypatch.setenv(name, value)
+    assert plugin.register() is False
+    assert lines == [f"winnow: not used: {name}: expected 0 or 1, found {value}"]
+    assert not is_ours(chosen("fp8_ds_mla"))
+
+
+@pytest.mark.parametrize("value", ["", "1"])
+def test_switched_on(plugin, monkeypatch, lines, value):
+    monkeypatch.setenv("WINNOW_VLLM", value)
+    assert plugin.register() is True and not lines
+
+
+@pytest.mark.parametrize("version", ["0.25.1", "0.34.0", "1.0", "dev", ""])
 def test_unknown_version(plugin, monkeypatch, lines, version):
     monkeypatch.setattr(vllm, "__version__", version)
     assert plugin.register() is False
-    assert lines == [f"winnow: not used: vLLM {version} was never tried, only 0.26 to 0.32"]
+    assert lines == [f"winnow: not used: vLLM {version} was never tried, only 0.26 to 0.33"]
     assert not is_ours(chosen("fp8_ds_mla"))
 
 

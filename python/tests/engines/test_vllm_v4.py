@@ -3,15 +3,14 @@
 import numpy as np
 import pytest
 import torch
-import vllm
 from batches import ROUNDS, common_metadata, i32, lengths, same
+from versions import since
 
 import winnow
 
 WINDOW, TOPK, PAGES = 128, 512, 4000
-# Compared with the newest version only: the older one has other signatures.
-NEWEST = vllm.__version__.startswith("0.32.")
-pytestmark = pytest.mark.skipif(not NEWEST, reason="written against vLLM 0.32")
+# Older versions have other signatures.
+pytestmark = pytest.mark.skipif(not since(0, 32), reason="written against vLLM 0.32")
 
 
 @pytest.fixture(autouse=True)

@@ -7,16 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import vllm
 from batches import i32
+from versions import since
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.forward_context import set_forward_context
 
 import winnow
 
-pytestmark = pytest.mark.skipif(
-    not vllm.__version__.startswith("0.32."), reason="written against vLLM 0.32"
-)
+pytestmark = pytest.mark.skipif(not since(0, 32), reason="written against vLLM 0.32")
 V4 = "vllm.models.deepseek_v4"
 EPS = 1e-6
 # Requests by their first position and their tokens: decodes, drafts, chunks, a prompt.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import json
 import pathlib
 
@@ -20,6 +21,14 @@ class Report:
     @property
     def installed(self) -> bool:
         return bool(self.version)
+
+
+def version_of(package: str) -> str:
+    """The version of a package that is there, maybe as a folder that nobody installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "(unknown version)"
 
 
 # What the engines read of the published checkpoints' config.json.

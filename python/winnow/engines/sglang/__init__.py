@@ -12,12 +12,14 @@ import importlib
 import importlib.util
 import logging
 import math
-import os
 import re
 
+from winnow.engines import switches
 from winnow.engines.sglang import logits
 
 __all__ = ["register", "version_refused"]
+
+SWITCH = "WINNOW_SGLANG"
 
 _log = logging.getLogger("sglang.winnow")
 
@@ -41,10 +43,14 @@ def version_refused(version: str) -> str:
 
 def register() -> bool:
     """Called by SGLang. True if the hooks are registered."""
-    if os.environ.get("WINNOW_SGLANG") == "0" or importlib.util.find_spec("sglang") is None:
+    if importlib.util.find_spec("sglang") is None:
+        return False
+    refused = switches.refused(SWITCH)
+    if not refused and switches.asked(SWITCH) is False:
         return False
     try:
-        refused = version_refused(importlib.import_module("sglang").__version__)
+        if not refused:
+            refused = version_refused(importlib.import_module("sglang").__version__)
         if not refused:
             refused = _kernels_refused()
         if refused:

@@ -6,7 +6,7 @@ vLLM calls ``register`` at the start of each of its processes, through the entry
 Nothing here may stop vLLM. A version that was never tried is declined, whatever goes wrong while
 registering is undone, and whatever speaks against winnow when a model is loaded (another dtype,
 another GPU, a build of winnow without CUDA) gives that model vLLM's own class. Each of these is
-one line in vLLM's log.
+one line in vLLM's log. So is a switch with another value than 0 and 1.
 """
 
 from __future__ import annotations
@@ -14,19 +14,23 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
-import os
 import re
 import warnings
 
+from winnow.engines import switches
 from winnow.engines.hooks import Changes, when_imported
 
 __all__ = ["register", "version_refused"]
+
+# Whether winnow is used at all, and for what stands around V4's attention.
+SWITCH, LAYERS_SWITCH = "WINNOW_VLLM", "WINNOW_VLLM_LAYERS"
+SWITCHES = (SWITCH, LAYERS_SWITCH)
 
 # A child of vLLM's logger, so that its lines appear where vLLM's do.
 _log = logging.getLogger("vllm.winnow")
 
 # The first and the last minor version of vLLM whose classes winnow's were written against.
-_FIRST, _LAST = (0, 26), (0, 32)
+_FIRST, _LAST = (0, 26), (0, 33)
 # Before it vLLM's MLA layer asks for dense attention as well, which it has on GPUs only.
 _FIRST_CPU = (0, 32)
 
@@ -56,9 +60,15 @@ def version_refused(version: str) -> str:
 
 def register() -> bool:
     """Called by vLLM, several times as well. True if winnow stands behind its backends now."""
-    if os.environ.get("WINNOW_VLLM") == "0" or importlib.util.find_spec("vllm") is None:
+    if importlib.util.find_spec("vllm") is None:
         return False
     unregister()
+    refused = switches.refused(*SWITCHES)
+    if refused:
+        _log.warning("winnow: not used: %s", refused)
+        return False
+    if switches.asked(SWITCH) is False:
+        return False
     try:
         version = importlib.import_module("vllm").__version__
         refused = version_refused(version)
@@ -176,7 +186,7 @@ def _replace_v4_cache(attention, changes: Changes) -> None:
 
     layer = attention.DeepseekV4Attention
     methods = v4_layer.attention_methods(layer)
-    if os.environ.get("WINNOW_VLLM_LAYERS") == "1":
+    if switches.asked(LAYERS_SWITCH):
         methods |= v4_layer.window_methods(layer, v4.causal)
     for name, method in methods.items():
         changes.set(layer, name, method)
@@ -195,7 +205,7 @@ def _layers_refused() -> str:
 
     if not current_platform.is_cuda():
         return "another platform"
-    if os.environ.get("WINNOW_VLLM_LAYERS") == "0":
+    if switches.asked(LAYERS_SWITCH) is False:
         return "switched off"
     return refused()
 

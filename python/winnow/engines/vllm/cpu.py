@@ -22,7 +22,14 @@ class WinnowCpuSparseImpl(WinnowSparseImpl):
         self.supports_dense_mha_prefill = False
 
     def do_kv_cache_update(
-        self, kv_c_normed, k_pe, kv_cache, slot_mapping, kv_cache_dtype, k_scale
+        self,
+        kv_c_normed,
+        k_pe,
+        kv_cache,
+        slot_mapping,
+        kv_cache_dtype,
+        k_scale,
+        skip_scale=False,  # since 0.33; neither format has the scale
     ):
         if kv_cache.numel() == 0:
             return
@@ -79,6 +86,7 @@ def quantise_queries(x, group_size, eps=1e-10, column_major_scales=False, use_ue
 
 _their_backend = CpuPlatform.get_attn_backend_cls.__func__
 _their_check = CpuPlatform.check_and_update_config.__func__
+_their_update = CpuPlatform.update_block_size_for_backend.__func__
 
 
 def _is_sparse(vllm_config) -> bool:
@@ -114,7 +122,18 @@ def check_and_update_config(cls, vllm_config):
             cache.block_size = page
 
 
+@classmethod
+def update_block_size_for_backend(cls, vllm_config):
+    """Since 0.33 vLLM takes a page of 128 tokens here where all of a model's backends can, which
+    winnow's can. The page is the one that was chosen above."""
+    page = vllm_config.cache_config.block_size
+    _their_update(cls, vllm_config)
+    if _is_sparse(vllm_config):
+        vllm_config.cache_config.block_size = page
+
+
 METHODS = {
     "get_attn_backend_cls": get_attn_backend_cls,
     "check_and_update_config": check_and_update_config,
+    "update_block_size_for_backend": update_block_size_for_backend,
 }

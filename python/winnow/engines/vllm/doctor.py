@@ -8,8 +8,9 @@ import importlib.util
 import logging
 import os
 
+from winnow.engines import switches
 from winnow.engines import vllm as plugin
-from winnow.engines.report import Report, is_v4, why_not_sparse_mla
+from winnow.engines.report import Report, is_v4, version_of, why_not_sparse_mla
 
 _GROUP = "vllm.general_plugins"
 
@@ -18,15 +19,21 @@ def report(model: dict | None, kv_cache_dtype: str) -> Report:
     found = Report("vLLM")
     if importlib.util.find_spec("vllm") is None:
         return found
-    vllm = importlib.import_module("vllm")
-    found.version = vllm.__version__
-    switch = os.environ.get("WINNOW_VLLM")
+    try:
+        found.version = importlib.import_module("vllm").__version__
+    except Exception as error:
+        found.version = version_of("vllm")
+        found.refused = f"vLLM cannot be imported: {type(error).__name__}: {error}"
+        return found
     points = [p.value for p in importlib.metadata.entry_points(group=_GROUP, name="winnow")]
     found.facts.append(f"plugin: {points[0] if points else 'no entry point'}")
-    found.facts.append(f"WINNOW_VLLM: {'not set' if switch is None else switch}")
+    found.facts.append(switches.shown(plugin.SWITCH))
     allowed = os.environ.get("VLLM_PLUGINS")
-    if switch == "0":
-        found.refused = "switched off by WINNOW_VLLM=0"
+    wrong = switches.refused(*plugin.SWITCHES)
+    if wrong:
+        found.refused = wrong
+    elif switches.asked(plugin.SWITCH) is False:
+        found.refused = f"switched off by {plugin.SWITCH}=0"
     elif not points:
         found.refused = f"winnow is not installed as a package: no entry point {_GROUP}"
     elif allowed is not None and "winnow" not in allowed.split(","):
@@ -58,7 +65,7 @@ def _choice(model: dict | None, kv_cache_dtype: str, facts: list[str]) -> str:
         if refused:
             return refused
         if model is not None and is_v4(model):
-            facts.append(f"WINNOW_VLLM_LAYERS: {os.environ.get('WINNOW_VLLM_LAYERS', 'not set')}")
+            facts.append(switches.shown(plugin.LAYERS_SWITCH))
         if model is None or is_v4(model):
             # V4's layers choose no backend: they are winnow's where its kernels are.
             return importlib.import_module("winnow.engines.vllm.sparse_mla").refused()

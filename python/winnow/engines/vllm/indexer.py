@@ -43,6 +43,9 @@ def refused(head_dim: int) -> str:
         return "winnow does not merge the top-k of context-parallel ranks"
     if head_dim != _RECORD:
         return f"winnow's index keys have {_RECORD} bytes, not {head_dim}"
+    # Since 0.33, on GPUs whose products take no other.
+    if getattr(theirs, "mqa_logits_use_mx_scales", lambda: False)():
+        return "winnow's index keys have an f32 scale, vLLM's have ue8m0 scales here"
     return attention_refused()
 
 

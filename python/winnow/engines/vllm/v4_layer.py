@@ -46,14 +46,22 @@ def prepare_query_and_write(self, q, kv, positions, attn_metadata):
     return winnow.prepare_query(q, at, angles, norm="rms", eps=self.eps)
 
 
-def prepare_index_query(positions, index_q, cos_sin_cache, weights, softmax_scale, head_scale):
-    """The indexer's queries in e4m3, and their weights with the queries' scales in them."""
+def prepare_index_query(
+    positions,
+    index_q,
+    index_q_cos_sin_cache,
+    index_weights,
+    index_weights_softmax_scale,
+    index_weights_head_scale,
+):
+    """The indexer's queries in e4m3, and their weights with the queries' scales in them: vLLM's
+    function for it, with its parameters."""
     return winnow.index_query(
         index_q,
-        weights,
+        index_weights,
         int32(positions),
-        cos_sin_cache.view(-1, 2, 32),
-        factor=softmax_scale * head_scale,
+        index_q_cos_sin_cache.view(-1, 2, 32),
+        factor=index_weights_softmax_scale * index_weights_head_scale,
         scale=_KEY_SCALE,
     )
 
@@ -138,16 +146,27 @@ def index_query_function(theirs):
     """In place of vLLM's function for the indexer's queries."""
 
     def fused_indexer_q_rope_quant(
-        positions, index_q, cos_sin_cache, weights, softmax_scale, head_scale, **more
+        positions,
+        index_q,
+        index_q_cos_sin_cache,
+        index_weights,
+        index_weights_softmax_scale,
+        index_weights_head_scale,
+        *rest,
+        **more,
     ):
-        if any(more.values()):
-            # MXFP4 keys, and weights in another format for them.
-            return theirs(
-                positions, index_q, cos_sin_cache, weights, softmax_scale, head_scale, **more
-            )
-        return prepare_index_query(
-            positions, index_q, cos_sin_cache, weights, softmax_scale, head_scale
+        given = (
+            positions,
+            index_q,
+            index_q_cos_sin_cache,
+            index_weights,
+            index_weights_softmax_scale,
+            index_weights_head_scale,
         )
+        if any(rest) or any(more.values()):
+            # MXFP4 keys, and weights in another format for them.
+            return theirs(*given, *rest, **more)
+        return prepare_index_query(*given)
 
     return fused_indexer_q_rope_quant
 
