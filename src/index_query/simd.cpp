@@ -73,6 +73,13 @@ HWY_INLINE void store_block(const Params& p, const hs::TileQuantizer& quantizer,
   block.count = 0;
 }
 
+// Asks for a head, counted as token * heads + head.
+HWY_INLINE void prefetch_head(const Params& p, int64_t at) {
+  constexpr int64_t kValues = hs::kLine / static_cast<int64_t>(sizeof(bf16));
+  const bf16* q = p.q + at / p.heads * p.q_token + at % p.heads * p.q_head;
+  for (int64_t i = 0; i < kWidth; i += kValues) __builtin_prefetch(q + i, 0, 2);
+}
+
 // Heads [first, last) of all tokens, counted as token * heads + head.
 void prepare_heads(const Params& p, int64_t first, int64_t last) {
   const hs::TileQuantizer quantizer(p.quantizer);
@@ -83,7 +90,9 @@ void prepare_heads(const Params& p, int64_t first, int64_t last) {
   Block block;
   int64_t t = first / p.heads;
   int64_t h = first % p.heads;
+  constexpr int64_t kAhead = 2 * kRows;
   for (int64_t at = first; at < last; ++at) {
+    if (at + kAhead < last) prefetch_head(p, at + kAhead);
     if (angles.load(t)) {
       turn_head(p, angles, rounding, p.q + t * p.q_token + h * p.q_head,
                 block.rows + block.count * kWidth);

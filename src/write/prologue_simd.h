@@ -58,7 +58,7 @@ HWY_INLINE void prefetch_row(const Params& p, bool to_l1, int64_t t) {
 }
 
 // Whether the factors of a block's norm are found before the codes of the block in front of it. An
-// index key's other steps are too short to hide that wait; long rows would be read too early.
+// index key's other steps are too short to hide that wait. Long rows took longer with cold caches.
 template <class R>
 constexpr bool kEarly = R::kDim == kIndexDim;
 
