@@ -178,8 +178,8 @@ Call& Call::open_part(std::string_view name, std::string_view of, size_t i) {
   std::string prefix = what(name);
   if (dicts_.size() > 1) prefix.append("[").append(std::to_string(i)).append("]");
   prefix += '.';
-  parts_.push_back(std::make_unique<Call>(*signatures().at(of), std::move(dicts_[i]), *this,
-                                          std::move(prefix)));
+  parts_.push_back(
+      std::make_unique<Call>(*signatures().at(of), std::move(dicts_[i]), *this, std::move(prefix)));
   return *parts_.back();
 }
 
@@ -197,9 +197,7 @@ nb::handle Call::operator[](std::string_view name) const {
   throw std::logic_error(signature_.name + " has no argument " + std::string(name));
 }
 
-std::string Call::what(std::string_view name) const {
-  return prefix_ + std::string(name);
-}
+std::string Call::what(std::string_view name) const { return prefix_ + std::string(name); }
 
 void Call::fail(std::string_view name, const std::string& expected,
                 const std::string& found) const {

@@ -486,7 +486,10 @@ def test_norm_write(device):
     assert torch.equal(alone.data, theirs[0].data)
     copies = [wide[:, :1536].clone(), wide[:, 1536:2048].clone()]
     first, second = winnow.norm_write(
-        norm=[{"x": x, "norm": kind, "out": x} for x, kind in zip(copies, ["rms", "layer"])]
+        norm=[
+            {"x": x, "norm": kind, "out": x}
+            for x, kind in zip(copies, ["rms", "layer"], strict=True)
+        ]
     )
     assert first is copies[0] and second is copies[1]
     assert torch.equal(first, winnow.norm(wide[:, :1536]))
