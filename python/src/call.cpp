@@ -59,6 +59,12 @@ Scratch* kept_scratch(const Device& device, size_t bytes) {
   return s.taken ? nullptr : &s;
 }
 
+// The signatures of all functions, by name. They live as long as the process.
+std::map<std::string_view, const Signature*>& signatures() {
+  static auto* all = new std::map<std::string_view, const Signature*>();
+  return *all;
+}
+
 }  // namespace
 
 std::string utf8(nb::handle text) {
@@ -93,15 +99,37 @@ Signature::Signature(const char* text) {
   }
 }
 
-Call::Call(const Signature& signature, nb::handle args, nb::handle kwargs) : signature_(signature) {
+Call::Call(const Signature& signature, nb::handle args, nb::handle kwargs)
+    : signature_(signature), prefix_(signature.name + ": ") {
   const auto& s = signature_;
   const size_t given = static_cast<size_t>(PyTuple_GET_SIZE(args.ptr()));
   if (given > s.positional)
     type_error(s.name + "() takes " + std::to_string(s.positional) + " positional arguments but " +
                std::to_string(given) + " were given");
   for (size_t i = 0; i < given; ++i) values_[i] = PyTuple_GET_ITEM(args.ptr(), i);
+  take(kwargs);
+  check_required();
+}
+
+Call::Call(const Signature& signature, nb::object keywords, const Call& whole, std::string prefix)
+    : signature_(signature),
+      prefix_(std::move(prefix)),
+      keywords_(std::move(keywords)),
+      origin_(whole.origin_),
+      has_origin_(whole.has_origin_) {
+  take(keywords_);
+  // What the whole call has, or does without.
+  for (const std::string& name : signature_.parameters)
+    if ((name == "plan" || name == "kernel") && given(name))
+      fail(name, "none in a part of " + whole.signature_.name + "()", "one");
+  check_required();
+}
+
+void Call::take(nb::handle keywords) {
+  const auto& s = signature_;
   PyObject *key, *value;
-  for (Py_ssize_t at = 0; PyDict_Next(kwargs.ptr(), &at, &key, &value);) {
+  for (Py_ssize_t at = 0; PyDict_Next(keywords.ptr(), &at, &key, &value);) {
+    if (!PyUnicode_Check(key)) type_error(s.name + "() takes names of arguments that are str");
     size_t i = 0;
     while (i < s.keys.size() && s.keys[i].ptr() != key) ++i;
     if (i == s.keys.size())  // a keyword built at run time is not interned
@@ -113,9 +141,53 @@ Call::Call(const Signature& signature, nb::handle args, nb::handle kwargs) : sig
       type_error(s.name + "() got multiple values for argument '" + s.parameters[i] + "'");
     values_[i] = value;
   }
+}
+
+void Call::check_required() const {
+  const auto& s = signature_;
   for (size_t i = 0; i < s.required.size(); ++i)
     if (s.required[i] && !values_[i])
       type_error(s.name + "() misses the argument '" + s.parameters[i] + "'");
+}
+
+size_t Call::open_parts(std::string_view name, std::string_view of, size_t most) {
+  dicts_.clear();
+  const nb::handle h = (*this)[name];
+  if (!h.is_valid()) return 0;
+  const std::string of_it = "a dict of arguments of " + std::string(of) + "()";
+  const std::string expected =
+      most == 1 ? of_it : of_it + ", or a list of at most " + std::to_string(most);
+  const auto copy = [&](PyObject* item) {
+    if (!PyDict_Check(item)) wrong_type(name, expected.c_str());
+    dicts_.push_back(nb::steal(PyDict_Copy(item)));
+  };
+  const bool several = most > 1 && (PyList_Check(h.ptr()) || PyTuple_Check(h.ptr()));
+  if (!several) {
+    copy(h.ptr());
+    return 1;
+  }
+  const nb::object items = nb::steal(PySequence_Tuple(h.ptr()));
+  const size_t count = nb::len(items);
+  if (count > most) fail(name, expected, std::to_string(count));
+  for (size_t i = 0; i < count; ++i)
+    copy(PyTuple_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i)));
+  return count;
+}
+
+Call& Call::open_part(std::string_view name, std::string_view of, size_t i) {
+  std::string prefix = what(name);
+  if (dicts_.size() > 1) prefix.append("[").append(std::to_string(i)).append("]");
+  prefix += '.';
+  parts_.push_back(
+      std::make_unique<Call>(*signatures().at(of), std::move(dicts_[i]), *this, std::move(prefix)));
+  return *parts_.back();
+}
+
+void Call::close_part(Call& part) {
+  origin_ = part.origin_;
+  has_origin_ = part.has_origin_;
+  for (Output& output : part.outputs_) outputs_.push_back(std::move(output));
+  part.outputs_.clear();
 }
 
 nb::handle Call::operator[](std::string_view name) const {
@@ -125,9 +197,7 @@ nb::handle Call::operator[](std::string_view name) const {
   throw std::logic_error(signature_.name + " has no argument " + std::string(name));
 }
 
-std::string Call::what(std::string_view name) const {
-  return signature_.name + ": " + std::string(name);
-}
+std::string Call::what(std::string_view name) const { return prefix_ + std::string(name); }
 
 void Call::fail(std::string_view name, const std::string& expected,
                 const std::string& found) const {
@@ -375,6 +445,7 @@ void def(nb::module_& m, const char* text, Body body, const char* doc) {
   // Lives as long as the module, which is as long as the process.
   const auto* signature = new Signature(text);
   if (signature->parameters.size() > Call::kMost) throw std::logic_error(signature->name);
+  signatures().emplace(signature->name, signature);
   m.def(
       signature->name.c_str(),
       [signature, body](nb::args args, nb::kwargs kwargs) {

@@ -6,6 +6,7 @@
 #include <nanobind/nanobind.h>
 
 #include <initializer_list>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -63,6 +64,8 @@ class Call {
  public:
   static constexpr size_t kMost = 56;  // arguments of a function
   Call(const Signature& signature, nb::handle args, nb::handle kwargs);
+  // A part of `whole`, of which `prefix` ("norm_write: write[1].") names arguments in messages.
+  Call(const Signature& signature, nb::object keywords, const Call& whole, std::string prefix);
   ~Call();
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -111,6 +114,19 @@ class Call {
     without_gil(body);
   }
 
+  // For calls of several functions in one: `name` is a dict with arguments of the function `of`, or
+  // a sequence of at most `most` of them. `fill` takes each as a Call of its own, on this one's
+  // device, and its index; what the part writes belongs to this call's results.
+  template <class F>
+  void parts(std::string_view name, std::string_view of, size_t most, F&& fill) {
+    const size_t count = open_parts(name, of, most);
+    for (size_t i = 0; i < count; ++i) {
+      Call& part = open_part(name, of, i);
+      fill(part, i);
+      close_part(part);
+    }
+  }
+
   // The output, or a tuple of those that were made or given.
   nb::object result(std::initializer_list<std::string_view> names) const;
 
@@ -124,12 +140,19 @@ class Call {
     nb::object object;
   };
   std::string what(std::string_view name) const;
+  void take(nb::handle keywords);
+  void check_required() const;
+  size_t open_parts(std::string_view name, std::string_view of, size_t most);
+  Call& open_part(std::string_view name, std::string_view of, size_t i);
+  void close_part(Call& part);
   // Of an argument that is given.
   Array array(std::string_view name, As as = As::kItself);
   void same_device(std::string_view name, const Origin& origin);
 
   const Signature& signature_;
+  std::string prefix_;  // of arguments' names in messages: "attend: "
   PyObject* values_[kMost] = {};
+  nb::object keywords_;  // of a part: a copy, which no other thread can change
   Origin origin_;
   bool has_origin_ = false;
   std::string kernel_;
@@ -138,6 +161,8 @@ class Call {
   Scratch scratch_;
   Scratch* taken_ = nullptr;
   PyPlan* plan_ = nullptr;
+  std::vector<nb::object> dicts_;  // of the parts to come
+  std::vector<std::unique_ptr<Call>> parts_;
 };
 
 // A str in UTF-8. Throws for a lone surrogate.
@@ -154,6 +179,7 @@ void bind_model(nb::module_& m);
 void bind_planning(nb::module_& m);
 void bind_plan(nb::module_& m);
 void bind_layers(nb::module_& m);
+void bind_fused(nb::module_& m);
 void bind_write(nb::module_& m);
 void bind_score(nb::module_& m);
 void bind_ranks(nb::module_& m);

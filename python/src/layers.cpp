@@ -2,8 +2,6 @@
 #include "layers.h"
 
 #include "winnow/compress.h"
-#include "winnow/index_query.h"
-#include "winnow/prepare_query.h"
 
 namespace winnow::python {
 
@@ -56,13 +54,44 @@ SelectBlocks blocks_of(Call& c, int64_t tokens) {
   return b;
 }
 
+NormRows norm_rows(Call& c) {
+  NormRows rows;
+  rows.x = c.in("x");
+  rows.norm = norm_of(c, "weight", "rms");
+  rows.out = c.out("out", DType::kBf16, {rows.x.shape[0], rows.x.shape[1]});
+  return rows;
+}
+
+PrepareQueryArgs prepare_query_args(Call& c) {
+  PrepareQueryArgs a;
+  a.q = c.in("q");
+  a.positions = c.in("positions");
+  a.rope = rope_of(c, "table");
+  a.norm = norm_of(c, "norm_weight", "none");
+  a.out = c.out("out", DType::kBf16, {a.q.shape[0], a.q.shape[1], a.q.shape[2]});
+  return a;
+}
+
+IndexQueryArgs index_query_args(Call& c) {
+  IndexQueryArgs a;
+  a.q = c.in("q");
+  a.weights = c.in("weights");
+  a.positions = c.in("positions");
+  a.rope = rope_of(c, "table");
+  a.hadamard = c.flag("hadamard");
+  a.scale = scale_mode(c);
+  a.factor = static_cast<float>(c.number("factor", 1.0));
+  const auto& n = a.q.shape;
+  a.out = c.out("out", c.flag("bf16") ? DType::kBf16 : DType::kE4m3, {n[0], n[1], n[2]});
+  a.out_weights = c.out("out_weights", DType::kF32, {n[0], n[1]});
+  return a;
+}
+
 namespace {
 
 nb::object norm_(Call& c) {
   NormArgs a;
-  a.rows[0].x = c.in("x");
-  a.rows[0].norm = norm_of(c, "weight", "rms");
-  a.rows[0].out = c.out("out", DType::kBf16, {a.rows[0].x.shape[0], a.rows[0].x.shape[1]});
+  a.rows[0] = norm_rows(c);
   a.target = c.target();
   c.run([&] { norm(a); });
   return c.result({"out"});
@@ -98,29 +127,14 @@ nb::object rotate_(Call& c) {
 }
 
 nb::object prepare_query_(Call& c) {
-  PrepareQueryArgs a;
-  a.q = c.in("q");
-  a.positions = c.in("positions");
-  a.rope = rope_of(c, "table");
-  a.norm = norm_of(c, "norm_weight", "none");
-  a.out = c.out("out", DType::kBf16, {a.q.shape[0], a.q.shape[1], a.q.shape[2]});
+  PrepareQueryArgs a = prepare_query_args(c);
   a.target = c.target();
   c.run([&] { prepare_query(a); });
   return c.result({"out"});
 }
 
 nb::object index_query_(Call& c) {
-  IndexQueryArgs a;
-  a.q = c.in("q");
-  a.weights = c.in("weights");
-  a.positions = c.in("positions");
-  a.rope = rope_of(c, "table");
-  a.hadamard = c.flag("hadamard");
-  a.scale = scale_mode(c);
-  a.factor = static_cast<float>(c.number("factor", 1.0));
-  const auto& n = a.q.shape;
-  a.out = c.out("out", c.flag("bf16") ? DType::kBf16 : DType::kE4m3, {n[0], n[1], n[2]});
-  a.out_weights = c.out("out_weights", DType::kF32, {n[0], n[1]});
+  IndexQueryArgs a = index_query_args(c);
   a.target = c.target();
   c.run([&] { index_query(a); });
   return c.result({"out", "out_weights"});

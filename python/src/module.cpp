@@ -37,6 +37,7 @@ NB_MODULE(_winnow_bindings, m) {
   bind_plan(m);
   bind_layers(m);
   bind_write(m);
+  bind_fused(m);
   bind_score(m);
   bind_ranks(m);
   bind_attend(m);

@@ -5,9 +5,7 @@
 
 namespace winnow::python {
 
-namespace {
-
-nb::object write_(Call& c) {
+WriteArgs write_args(Call& c) {
   WriteArgs a;
   a.kv = c.in("kv");
   a.rope = c.in("rope");
@@ -20,6 +18,13 @@ nb::object write_(Call& c) {
   if (a.prologue.positions && !a.prologue.rope.table)
     c.fail("positions", "none without a table, by which they rotate", "an array");
   a.prologue.hadamard = c.flag("hadamard");
+  return a;
+}
+
+namespace {
+
+nb::object write_(Call& c) {
+  WriteArgs a = write_args(c);
   a.plan = c.plan();
   a.target = c.target();
   c.run([&] { write(a); });

@@ -85,6 +85,31 @@ def plan_for(tokens: int) -> winnow.Plan:
     return plan
 
 
+def of_parts(function):
+    """The function, which takes dicts, with their arguments one by one: "write.1.kv"."""
+
+    def call(**flat):
+        whole, parts = {}, {}
+        for key, value in flat.items():
+            name, _, rest = key.partition(".")
+            if not rest:
+                whole[name] = value
+                continue
+            number, _, inner = rest.partition(".")
+            parts.setdefault(name, {}).setdefault(number, {})[inner] = value
+        for name, dicts in parts.items():
+            listed = [dicts[number] for number in sorted(dicts)]
+            whole.setdefault(name, listed if len(listed) > 1 else listed[0])
+        return function(**whole)
+
+    call.__doc__ = function.__doc__
+    return call
+
+
+def numbered(name: str, *parts: dict) -> dict:
+    return {f"{name}.{i}.{k}": v for i, part in enumerate(parts) for k, v in part.items()}
+
+
 def calls() -> dict:
     """Name -> (function, keywords) of a good call of every public function."""
     every = operator_arguments()
@@ -142,6 +167,17 @@ def calls() -> dict:
         "index_q": torch.randint(0, 120, (3, 4, 128), dtype=torch.uint8), "scale": 0.1,
         "index_weights": torch.rand(3, 4), "lse": True,
     }  # fmt: skip
+    rows = [{"x": torch.randn(3, n).bfloat16(), "weight": torch.rand(n)} for n in (256, 128)]
+    index_rows = {"kv": torch.randn(3, 128).bfloat16(), "slots": slots, "norm": "layer"}
+    index_cache = winnow.Cache(torch.zeros(3, 8 * 132, dtype=torch.uint8), "index_keys", 8)
+    made["norm_write"] = of_parts(winnow.norm_write), {
+        **numbered("norm", *rows),
+        **numbered("write", plain("write_"), index_rows | {"cache": index_cache}),
+    }  # fmt: skip
+    made["prepare_queries"] = of_parts(winnow.prepare_queries), {
+        **numbered("query", plain("prepare_query")), **numbered("index", plain("index_query")),
+    }  # fmt: skip
+    made["norm_write of other things"] = winnow.norm_write, {"norm": rows, "write": None}
     made["cut"] = winnow.cut, {
         "ids": indices, "values": torch.rand(3, 5), "interleave": 2, "form": "auto", "counts": True,
         "positions": True,
@@ -220,6 +256,7 @@ WRITTEN = {
     "ops.write_": ["cache"],
     "pipeline": ["cache", "index_keys", "out", "workspace"],
     "attend with a plan": ["workspace"],
+    "norm_write": ["write.0.cache", "write.1.cache"],
     "compress": ["cache", "state", "latent"],
     "ops.compress_": ["cache", "state", "latent"],
 }
@@ -227,7 +264,7 @@ WRITTEN = {
 # the kernels' rounding, a plan's properties, and numbers that a NaN or an infinity is among.
 NOT_COMPARED = {"score_select", "pipeline", "Plan", "Cache", "attend with a plan"}
 # Nor are rows of tokens whose position is outside the table: they stay as they were.
-for verb in ("rotate", "prepare_query", "index_query"):
+for verb in ("rotate", "prepare_query", "index_query", "prepare_queries"):
     NOT_COMPARED |= {verb, f"ops.{verb}"}
 
 # Arguments without which parts of a new array are not written.

@@ -28,8 +28,9 @@ struct Shape {};  // every kernel takes every call
 using NormKernel = Kernel<Shape, Params>;
 std::span<const NormKernel> kernels();
 
-// The call as its kernels see it; throws Error if it is wrong.
-Params checked(const Check& check, const NormArgs& a);
+// The call as its kernels see it; throws Error if it is wrong, whose names of the second rows'
+// arguments are those of `check_second`.
+Params checked(const Check& check, const Check& check_second, const NormArgs& a);
 
 void reference(const Params& p) noexcept;
 void simd(const Params& p) noexcept;

@@ -21,19 +21,12 @@ std::span<const NormKernel> kernels() {
 
 namespace {
 
-// How messages name the parts of a call's two sets of rows.
-struct Names {
-  const char *x, *width, *out;
-};
-constexpr Names kNames[2] = {{"x", "x.shape[1]", "out"},
-                             {"rows[1].x", "rows[1].x.shape[1]", "rows[1].out"}};
-
-Rows checked_rows(const Check& check, const NormRows& rows, const Names& names) {
-  check.tensor(rows.x, names.x, DType::kBf16, {Check::kAny, Check::kAny});
+Rows checked_rows(const Check& check, const NormRows& rows) {
+  check.tensor(rows.x, "x", DType::kBf16, {Check::kAny, Check::kAny});
   const int64_t count = rows.x.shape[0];
   const int64_t width = rows.x.shape[1];
-  check.range(width, names.width, 1, INT32_MAX);
-  check.output_rows(rows.out, names.out, DType::kBf16, {count, width});
+  check.range(width, "x.shape[1]", 1, INT32_MAX);
+  check.output_rows(rows.out, "out", DType::kBf16, {count, width});
   check.that(rows.norm.kind != NormKind::kNone, "norm.kind", "kRms or kLayer", "kNone");
   Rows r;
   r.norm = core::checked_norm(check, rows.norm, width);
@@ -48,13 +41,13 @@ Rows checked_rows(const Check& check, const NormRows& rows, const Names& names) 
 
 }  // namespace
 
-Params checked(const Check& check, const NormArgs& a) {
+Params checked(const Check& check, const Check& check_second, const NormArgs& a) {
   Params p;
   const auto& [first, second] = a.rows;
-  p.rows[0] = checked_rows(check, first, kNames[0]);
-  if (second.x || second.out) p.rows[1] = checked_rows(check, second, kNames[1]);
-  check.apart({{first.out, kNames[0].out}, {second.out, kNames[1].out}},
-              {{first.x, kNames[0].x, &first.out}, {second.x, kNames[1].x, &second.out}});
+  p.rows[0] = checked_rows(check, first);
+  if (second.x || second.out) p.rows[1] = checked_rows(check_second, second);
+  check.apart({{first.out, "out"}, {second.out, "rows[1].out"}},
+              {{first.x, "x", &first.out}, {second.x, "rows[1].x", &second.out}});
   p.device = a.target.device;
   return p;
 }
@@ -63,7 +56,7 @@ Params checked(const Check& check, const NormArgs& a) {
 
 void norm(const NormArgs& args) try {
   using namespace internal::norm;
-  const Params params = checked(Check("norm"), args);
+  const Params params = checked(Check("norm"), Check("norm", "rows[1]."), args);
   run("norm", choose("norm", kernels(), Shape{}, args.target), params);
 } catch (const std::bad_alloc&) {
   out_of_memory("norm");

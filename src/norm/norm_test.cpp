@@ -203,6 +203,14 @@ TEST(NormErrors, NameTheArgument) {
   expect([](NormArgs& a, NormRows& r) { a.rows[1].out = r.out; }, {"rows[1].x", "nothing"});
   expect([](NormArgs& a, NormRows& r) { a.rows[1] = r; },
          {"norm: out: expected memory apart from rows[1].out"});
+  std::vector<bf16> second(3 * 16);
+  expect(
+      [&](NormArgs& a, NormRows& r) {
+        a.rows[1] = r;
+        a.rows[1].out.data = second.data();
+        a.rows[1].norm.weight.shape[0] = 8;
+      },
+      {"norm: rows[1].norm.weight", "16", "8"});
   const auto shifted = [](Tensor t, int64_t elements) {
     t.data = static_cast<bf16*>(t.data) + elements;
     t.shape[0] = 2;

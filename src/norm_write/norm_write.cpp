@@ -66,7 +66,8 @@ Params checked(const NormWriteArgs& a) {
   if (normed) {
     NormArgs part = a.norm;
     part.target = a.target;
-    p.norm = norm::checked(Check("norm_write", "norm."), part);
+    p.norm =
+        norm::checked(Check("norm_write", "norm."), Check("norm_write", "norm.rows[1]."), part);
   }
   for (int i = 0; i < 2; ++i) {
     WriteArgs part = a.write[i];
