@@ -105,7 +105,7 @@ def test_cupy(device):
         ),
         (
             NotImplementedError,
-            "attend: no kernel fits: .*'fastest' was asked for",
+            "attend: no kernel fits: unknown kernel 'fastest'; attend has: .*simd",
             {"kernel": "fastest"},
         ),
     ],
