@@ -117,8 +117,8 @@ static_assert(kRows == hs::RowNorm::kGroup);
 
 // Factors of the norm of rows that are given, or copied (`rows`).
 template <class R>
-HWY_NOINLINE void find_factors(const Params& p, const hs::RowNorm& norm, const Block& block,
-                               const bf16* rows, BlockFactors& factors) {
+HWY_NOINLINE void find_factors(const hs::RowNorm& norm, const Block& block, const bf16* rows,
+                               BlockFactors& factors) {
   const auto source = [&](int64_t r) WINNOW_INLINED -> const bf16* {
     return rows ? rows + r * R::kDim : block.rows[r];
   };
@@ -224,7 +224,7 @@ template <class R>
 HWY_INLINE void begin_rows(const Params& p, const hs::RowNorm& norm, const Block& block,
                            BlockFactors& factors) {
   if (p.norm.kind != NormKind::kNone && in_one_piece<R>(p))
-    find_factors<R>(p, norm, block, nullptr, factors);
+    find_factors<R>(norm, block, nullptr, factors);
 }
 
 // The rest of it: rows behind their prologue, which begin_rows() has begun, while those ahead
@@ -239,7 +239,7 @@ HWY_INLINE void finish_rows(const Params& p, const hs::RowNorm& norm, bool flush
   if (!whole || !normed) copy_rows<R>(p, block, rows);
   bool rotated = p.rope.table == nullptr;
   if (normed) {
-    if (!whole) find_factors<R>(p, norm, block, rows, factors);
+    if (!whole) find_factors<R>(norm, block, rows, factors);
     rotated |= norm_rows<R>(p, norm, whole, coded, factors, block, ahead, rows);
   } else {
     for (int64_t r = 0; r < block.count; ++r) {
