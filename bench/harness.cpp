@@ -141,7 +141,24 @@ std::vector<std::string> sets() {
   return out;
 }
 
+// Refuses a kernel that none of the stages has on the device, built or not.
+static void check_kernel(const Options& o, const std::vector<std::string>& stages) {
+  std::string names;
+  for (const KernelInfo& k : support()) {
+    if (k.device != o.device) continue;
+    if (std::find(stages.begin(), stages.end(), k.stage) == stages.end()) continue;
+    if (internal::core::detail::means(o.kernel, k.kernel)) return;
+    const std::string name = stages.size() == 1 ? k.kernel : k.stage + "=" + k.kernel;
+    names += (names.empty() ? "" : ", ") + name;
+  }
+  const std::string whose = stages.size() == 1 ? stages.front() + " has" : "there are";
+  throw Error(ErrorCode::kInvalidArgument, "bench: unknown kernel '" + o.kernel + "' on " +
+                                               o.device + "; " + whose + ": " + names);
+}
+
 std::vector<Result> run_suites(Runner& runner, const std::vector<std::string>& only) {
+  if (!runner.options().kernel.empty())
+    check_kernel(runner.options(), only.empty() ? stages() : only);
   for (int round = 0; round < runner.rounds(); ++round)
     for (const std::string& stage : only.empty() ? stages() : only) {
       runner.begin(stage, round);

@@ -22,7 +22,10 @@ inline std::vector<int64_t> token_counts(const Runner& runner, int64_t heads = 1
 // `verb(args)` over the problems that `make(sizes)` gives; `what` says the rest of a case's name.
 template <class Make, class Verb>
 void measure_tokens(Runner& runner, const std::string& what, int64_t heads, Make make, Verb verb) {
-  for (const int64_t tokens : token_counts(runner, heads)) {
+  std::vector<int64_t> counts = token_counts(runner, heads);
+  // A chunk of a serving engine's prefill: a CPU's cold start is a small part of it.
+  if (!runner.on_cuda() && heads == 1) counts.push_back(32768);
+  for (const int64_t tokens : counts) {
     const Sizes sizes{.heads = heads, .batch = tokens, .context = 8192, .device = runner.device()};
     Case c{.name = fmt::format("{} tokens {}", tokens, what)};
     c.batch = tokens;

@@ -53,11 +53,14 @@ TEST_F(Cli, BadUsageIsNamed) {
   expect("run --heads 129", {"--heads", "129"});
   expect("run --kernel nope", {"nope"});
   expect("write --format v4", {"--format", "v4_fp8", "index_keys"});
-  expect("attend --kernel nope", {"attend", "nope", "simd", "reference"});
+  expect("attend --kernel nope", {"attend", "unknown kernel 'nope'", "simd", "reference"});
+  expect("norm --kernel nope", {"norm", "unknown kernel 'nope'; norm has:", "simd, reference"});
   expect("attend --extra 5", {"--extra"});
   expect("bench nothing", {"nothing", "attend", "write"});
   expect("bench --set nothing", {"nothing", "default"});
   expect("bench locate --filter nothing", {"no case"});
+  expect("bench locate --kernel nope", {"unknown kernel 'nope'", "locate has: simd, reference"});
+  expect("bench locate select --kernel nope", {"unknown kernel 'nope'", "locate=simd"});
   expect("plan --query-lens 4 --seq-lens 2", {"plan", "seq_lens"});
   expect("plan --model v4 --mha", {"plan", "mha"});
   expect("verify", {"path", "See winnow verify --help."});

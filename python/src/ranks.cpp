@@ -65,12 +65,24 @@ Wire wire_of(const Call& c) {
 
 namespace {
 
+// What a call has of its plan, if it has one, it cannot be given as well.
+void check_of_plan(const Call& c, const Plan* plan, const char* name) {
+  if (plan && c.given(name)) c.fail(name, "nothing with a plan, which has its own", "a value");
+}
+
+int32_t ranks_in(const Plan* plan, const Communicator* comm) {
+  if (plan) comm = plan->options().parallel.comm;
+  return comm && comm->size() > 0 ? comm->size() : 1;
+}
+
 nb::object cut_(Call& c) {
   CutArgs a;
   const auto comm = ranks_of(c);
   a.comm = comm.get();
   a.ids = c.in("ids");
   a.values = c.in("values");
+  a.plan = c.plan();
+  check_of_plan(c, a.plan, "interleave");
   // Not given: ids are positions already.
   if (c.given("interleave"))
     a.shard = {comm ? comm->size() : 1, comm ? comm->rank() : 0, c.int32("interleave")};
@@ -83,6 +95,7 @@ nb::object cut_(Call& c) {
   if (c.wanted("counts")) a.counts = c.out("counts", DType::kI32, {tokens});
   if (c.wanted("positions")) a.positions = c.out("positions", DType::kI32, {tokens, width});
   a.target = c.target();
+  if (a.plan) a.workspace = c.scratch(cut_workspace_bytes(a));
   c.run([&] { cut(a); });
   return c.result({"out", "counts", "positions"});
 }
@@ -95,11 +108,14 @@ nb::object combine_(Call& c) {
   a.partial_out = c.in("partial_out");
   a.partial_lse = c.in("partial_lse");
   a.sink = c.in("sink");
-  const int32_t ranks = comm && comm->size() > 0 ? comm->size() : 1;
+  a.plan = c.plan();
+  check_of_plan(c, a.plan, "wire");
+  const int32_t ranks = ranks_in(a.plan, a.comm);
   const int64_t tokens = a.partial_out.shape[0], own = a.partial_out.shape[1] / ranks;
   a.out = c.out("out", DType::kBf16, {tokens, own, a.partial_out.shape[2]});
   if (c.wanted("lse")) a.lse = c.out("lse", DType::kF32, {tokens, own});
   a.target = c.target();
+  if (a.plan) a.workspace = c.scratch(combine_workspace_bytes(a));
   c.run([&] { combine(a); });
   return c.result({"out", "lse"});
 }
@@ -141,7 +157,7 @@ Returns bytes for pipeline(prefix=...). The next layer's may be gathered while t
       "def cut(ids: Array, values: Array, *, comm: object | None = None, interleave: int | None = "
       "None, form: str = 'auto', out: Array | None = None, counts: Array | bool = False, "
       "positions: "
-      "Array | bool = False, kernel: str | None = None) -> Array | tuple",
+      "Array | bool = False, plan: Plan | None = None, kernel: str | None = None) -> Array | tuple",
       cut_,
       R"(The top-k of a row over all ranks, from the top-k of each rank's part of it.
 
@@ -151,6 +167,8 @@ comm         a winnow.parallel.Communicator; None: one rank
 interleave   ids count the positions that this rank holds, consecutive ones so many at a time; not
              given: ids are positions of the row
 form         "gather", "owner" or "auto": how much travels; the result is the same
+plan         with spread="context" or "heads", refilled, instead of comm and interleave: its ranks have
+             agreed on the batch, so that nothing more is exchanged
 
 Returns those of ids that belong to the row's top-k, then -1; with counts=True how many, and with
 positions=True the whole top-k of the row, the same on every rank.)");
@@ -158,7 +176,7 @@ positions=True the whole top-k of the row, the same on every rank.)");
       "def combine(partial_out: Array, partial_lse: Array, *, comm: object | None = None, sink: "
       "Array | None = None, wire: str = 'f32', out: Array | None = None, lse: Array | bool = "
       "False, "
-      "kernel: str | None = None) -> Array | tuple",
+      "plan: Plan | None = None, kernel: str | None = None) -> Array | tuple",
       combine_,
       R"(Attention over parts of the context, one on each rank, to that over all of it.
 
@@ -166,6 +184,7 @@ partial_out  [tokens, heads, d_v] f32: all heads over this rank's part, without 
 partial_lse  [tokens, heads] f32; +inf and -inf both mean "empty"
 sink         [heads / ranks] f32 of this rank's heads, applied once, here
 wire         "f32", or "bf16": half the bytes, rounded once more
+plan         with spread="context", refilled, instead of comm and wire
 
 Returns out [tokens, heads / ranks, d_v] bf16 of this rank's heads; with lse=True lse as well.)");
 }

@@ -21,6 +21,7 @@ ScoreArgs score_inputs(Call& c) {
   a.key_rows = c.in("key_rows", As::kE4m3);
   a.key_scales = c.in("key_scales");
   a.plan = c.plan();
+  a.some_tokens = c.flag("some_tokens");
   a.target = c.target();
   return a;
 }
@@ -98,7 +99,9 @@ void bind_score(nb::module_& m) {
       "None = "
       "None, key_scales: Array | None = None, width: int | None = None, clean: bool = False, out: "
       "Array | "
-      "None = None, plan: Plan | None = None, kernel: str | None = None) -> Array",
+      "None = None, plan: Plan | None = None, some_tokens: bool = False, kernel: str | None = "
+      "None) "
+      "-> Array",
       score_,
       R"(The indexer's logits: s_k[j] * sum_h weights[t, h] * max(0, q[t, h] . k[j]).
 
@@ -111,6 +114,7 @@ key_rows     [keys, 128] e4m3 with key_scales [keys] f32; bf16 has no scales
 width        columns of the array that is made; all keys if not given
 clean        fills entries outside a token's range with -inf; else they are left as they are, which
              in a new array can be anything
+some_tokens  with a plan: q has some of its tokens, as a rank's share of the rows
 
 Returns logits [tokens, width] f32.)");
   def(m,
@@ -122,10 +126,12 @@ Returns logits [tokens, width] f32.)");
       "False, within: Array | None = None, block: int = 8, best: int = 0, out: Array | None = "
       "None, "
       "best_blocks: Array | None = None, values: Array | bool = False, plan: Plan | None = None, "
-      "workspace: Array | None = None, kernel: str | None = None) -> Array | tuple",
+      "some_tokens: bool = False, workspace: Array | None = None, kernel: str | None = None) -> "
+      "Array | tuple",
       score_select_,
       R"(score() and select() in one call, without the matrix of logits: ids [tokens, topk]
-int32. within, block, best and values as in select(); values on the CPU alone.)");
+int32. within, block, best and values as in select(), some_tokens as in score(); values on the CPU
+alone.)");
   def(m,
       "def select(logits: Array, topk: int | None = None, *, starts: Array | None = None, ends: "
       "Array | "

@@ -105,7 +105,7 @@ def test_cupy(device):
         ),
         (
             NotImplementedError,
-            "attend: no kernel fits: .*'fastest' was asked for",
+            "attend: no kernel fits: unknown kernel 'fastest'; attend has: .*simd",
             {"kernel": "fastest"},
         ),
     ],
@@ -267,6 +267,23 @@ def test_plan_and_pipeline(device):
         and workers[-1] == len(tiles)
         and splits[0] == 0
     )
+
+
+def test_some_tokens_of_a_plan():
+    """A rank scores its share of a batch's rows; without the flag that is a mistake."""
+    plan = winnow.Plan(heads=16, index_heads=2, topk=4, pages=2, page=8, max_tokens=4)
+    plan.refill([0, 4], [16])
+    weights, ends = torch.rand(4, 2), torch.tensor([13, 14, 15, 16], dtype=INT)
+    q = torch.randint(0, 120, (4, 2, 128), dtype=torch.uint8)
+    keys = {"key_rows": torch.randint(0, 120, (16, 128), dtype=torch.uint8)}
+    keys |= {"key_scales": torch.rand(16), "plan": plan}
+    whole = winnow.score(q, weights, ends, clean=True, **keys)
+    ids = winnow.score_select(q, weights, ends, 4, **keys)
+    own = q[1:3], weights[1:3], ends[1:3]
+    with pytest.raises(ValueError, match="score: plan: .* 2 tokens"):
+        winnow.score(*own, **keys)
+    assert torch.equal(winnow.score(*own, clean=True, some_tokens=True, **keys), whole[1:3])
+    assert torch.equal(winnow.score_select(*own, 4, some_tokens=True, **keys), ids[1:3])
 
 
 def test_planning():

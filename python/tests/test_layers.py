@@ -282,6 +282,32 @@ def test_rings_begin_anew():
     close(run(caches, layer, x, [(request, 261, 700)])[0], want[261:])
 
 
+@pytest.mark.parametrize("kinds", [("mla", "mla"), ("v4-4", "v4-128"), ("v4-0", "v4-4")])
+@pytest.mark.parametrize("past", [5, 300])
+def test_a_failed_step_keeps_the_past(kinds, past):
+    """One layer ran, or all of them, and then something failed: the next step has the same bits."""
+    layers = [layer_of(kind) for kind in kinds]
+    x, other = random(past + 40, 64, seed=1).bfloat16(), random(300, 64, seed=2).bfloat16()
+
+    def outputs(failed=0, ran=0):
+        caches = LayerCaches(layers, page=16)
+        request = caches.add()
+        for a, b in ((0, past), (past, past + 40)):
+            if a == past and failed:
+                step = caches.begin([(request, failed)])
+                for layer in layers[:ran]:
+                    layer(other[:failed], step)
+            step = caches.begin([(request, b - a)])
+            y = torch.cat([layer(x[a:b], step) for layer in layers])
+            caches.commit(step)
+        return y
+
+    want = outputs()
+    for failed in (1, 3, 10, 300):
+        for ran in (1, 2):
+            assert torch.equal(outputs(failed, ran), want), (failed, ran)
+
+
 def test_steps_are_used_once():
     """A step ends with commit(), or when a request of it changes: its pages may be another's."""
     layer = layer_of("v4-4")

@@ -34,6 +34,24 @@ def owned(rank, world, interleave, count):
     return positions[(positions // interleave) % world == rank]
 
 
+def plan_of(comm, interleave, tokens=TOKENS, length=400):
+    """Whose ranks have agreed on a batch of decodes."""
+    plan = winnow.Plan(
+        heads=HEADS,
+        topk=TOPK,
+        page=PAGE,
+        pages=tokens * (length // PAGE + 2),
+        max_context=length,
+        max_requests=tokens,
+        max_tokens=tokens,
+        comm=comm,
+        spread="context",
+        interleave=interleave,
+    )
+    plan.refill(list(range(tokens + 1)), [length] * tokens)
+    return plan
+
+
 def check_cut(comm, world):
     logits = (numbers(1, TOKENS, 400) * 2).round()  # ties
     want = winnow.select(logits, TOPK)
@@ -56,6 +74,15 @@ def check_cut(comm, world):
             for t in range(TOKENS):
                 mine_of_row = [p for p in want[t].tolist() if p >= 0 and p in set(mine.tolist())]
                 assert mine[kept[t, : counts[t]].long()].tolist() == mine_of_row
+        plan = plan_of(comm, interleave)
+        asked = dict(counts=True, positions=True)
+        again = winnow.cut(ids, values, plan=plan, **asked)
+        assert all(map(torch.equal, again, (kept, counts, positions)))
+        for other, name in (dict(comm=comm), "comm"), (dict(interleave=7), "interleave"):
+            with pytest.raises(ValueError, match=f"cut: {name}: expected no.* with a plan"):
+                winnow.cut(ids, values, plan=plan, **other)
+        with pytest.raises(ValueError, match=f"cut: plan: .* {TOKENS - 1} tokens"):
+            winnow.cut(ids[1:], values[1:], plan=plan)
 
 
 def check_combine(comm, world):
@@ -73,6 +100,16 @@ def check_combine(comm, world):
         lse=True,
     )
     assert torch.equal(out, want) and torch.equal(lse, want_lse)  # bit for bit
+    again = winnow.combine(
+        outs[comm.rank],
+        lses[comm.rank],
+        sink=sink[mine].contiguous(),
+        lse=True,
+        plan=plan_of(comm, 1),
+    )
+    assert torch.equal(again[0], want) and torch.equal(again[1], want_lse)
+    with pytest.raises(ValueError, match="combine: wire: expected nothing with a plan"):
+        winnow.combine(outs[comm.rank], lses[comm.rank], wire="f32", plan=plan_of(comm, 1))
 
 
 class Threads:

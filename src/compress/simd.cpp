@@ -187,7 +187,8 @@ HWY_INLINE void prefetch_token(const Params& p, int64_t token) {
   const std::byte* row = static_cast<const std::byte*>(p.rows) + token * p.row_stride * size;
   for (int64_t at = 0; at < p.width * size; at += kLine) __builtin_prefetch(row + at, 0, 2);
   const int64_t position = position_of(p, token);
-  if (p.rope.table && core::in_table(p.rope, position)) hs::prefetch_angles(p.rope, position);
+  if (p.rope.table && core::in_table(p.rope, position))
+    hs::prefetch_angles(p.rope, angles_row(p.rope, position));
 }
 
 // The sums of a Hadamard rotation could tell what was flushed.
@@ -225,7 +226,8 @@ void finish_entries(const Params& p, const hs::RowNorm& norm, Entries& e) {
     for (int64_t r = 0; r < e.count; ++r) {
       const int64_t position = position_of(p, e.tokens[r]) - p.ratio + 1;
       bf16* slice = row(r) + core::rope_begin(p.rope, p.width);
-      if (core::in_table(p.rope, position)) hs::rotate_at(p.rope, position, rounding, slice, slice);
+      if (core::in_table(p.rope, position))
+        hs::rotate_at(p.rope, angles_row(p.rope, position), rounding, slice, slice);
       else e.slots[r] = -1;
     }
   if (p.hadamard)

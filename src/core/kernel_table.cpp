@@ -106,6 +106,18 @@ bool fits(const Candidate& c, std::string_view forced, DeviceKind device) {
          (!c.slower || forced == k.name);
 }
 
+// That no kernel of the stage has the name that was asked for, and the names that there are; "" if
+// one has it.
+std::string unknown(const char* stage, std::span<const Candidate> candidates,
+                    std::string_view forced) {
+  std::string names;
+  for (const Candidate& c : candidates) {
+    if (forced.empty() || means(forced, c.entry->name)) return "";
+    names += cat(names.empty() ? "" : ", ", c.entry->name);
+  }
+  return cat(" unknown kernel '", forced, "'; ", stage, " has: ", names);
+}
+
 }  // namespace
 
 size_t choose(const char* stage, std::span<const Candidate> candidates, const Target& target,
@@ -120,7 +132,10 @@ size_t choose(const char* stage, std::span<const Candidate> candidates, const Ta
     for (const Candidate& c : candidates.first(chosen))
       skipped +=
           cat(skipped.empty() ? " " : "; ", c.entry->name, " (", why_not(c, forced, device), ")");
-    if (!found) throw Error(ErrorCode::kUnsupported, cat(stage, ": no kernel fits:", skipped));
+    if (!found) {
+      if (std::string u = unknown(stage, candidates, forced); !u.empty()) skipped = std::move(u);
+      throw Error(ErrorCode::kUnsupported, cat(stage, ": no kernel fits:", skipped));
+    }
     if (told)
       std::fprintf(stderr, "winnow: %s: chose %s%s%s\n", stage, candidates[chosen].entry->name,
                    skipped.empty() ? "" : "; passed over", skipped.c_str());

@@ -39,13 +39,20 @@ WINNOW_HD inline bool in_table(const RopeParams& r, int64_t position) {
   return position >= 0 && position < r.positions;
 }
 
-WINNOW_HD inline void load_angles(const RopeParams& r, int64_t position, Angles& out) {
-  const float* row = r.table + position * r.position_stride;
+// The row of the table of a position inside it.
+WINNOW_HD inline const float* angles_row(const RopeParams& r, int64_t position) {
+  return r.table + position * r.position_stride;
+}
+
+WINNOW_HD inline void load_angles(const RopeParams& r, const float* row, Angles& out) {
   for (int i = 0; i < kPairs; ++i) {
     const float sine = row[r.sine_stride + i * r.pair_stride];
     out.cosine[i] = row[i * r.pair_stride];
     out.sine[i] = r.inverse ? -sine : sine;
   }
+}
+WINNOW_HD inline void load_angles(const RopeParams& r, int64_t position, Angles& out) {
+  load_angles(r, angles_row(r, position), out);
 }
 
 // Where the rotated values of a row of `width` begin.

@@ -50,7 +50,7 @@ inline constexpr int64_t kMostRowsOfGroups = 16384;
 
 // The last wave in a second launch. No command is recorded for the single values; what they achieve
 // was measured with `winnow bench attend --set batches --device cuda --cache cold --kernel sm90` at
-// 849cc39 (docs/decode-sm90.md).
+// 849cc39 (docs/decode-sm90-speed.md).
 // us, what a second launch adds: after the decode kernel, and after the wide kernel, whose
 // successor's code is in no cache. 8205b1e.
 inline constexpr double kLaunchUsAfterDecode = 3;

@@ -92,10 +92,10 @@ HWY_INLINE auto sum_lanes(D /*d*/, hn::VFromD<D> v) {
   }
 }
 
-// The sums of the squares of a row's 128 n values and, if they are wanted, of the values, spread
-// over four lanes each.
+// The sums of the squares of a row's 128 n values and, if they are wanted, of the values: a vector
+// each.
 template <bool kValues>
-HWY_INLINE void sum_products(const bf16* x, int64_t width, float* squares, float* values) {
+HWY_INLINE Two<hn::Vec512<float>> sum_products(const bf16* x, int64_t width) {
   const hn::Full512<float> df;
   const hn::Full512<uint16_t> dh;
   const auto ones = hn::Set(dh, uint16_t{0x3f80});
@@ -107,26 +107,48 @@ HWY_INLINE void sum_products(const bf16* x, int64_t width, float* squares, float
       square[j] = add_products(square[j], v, v);
       if constexpr (kValues) value[j] = add_products(value[j], v, ones);
     }
-  const auto store = [&](const hn::Vec512<float>* sums, float* to) WINNOW_INLINED {
-    const auto sum = hn::Add(hn::Add(sums[0], sums[1]), hn::Add(sums[2], sums[3]));
-    hn::Store(sum_lanes(df, sum), hn::Full128<float>(), to);
+  const auto sum = [&](const hn::Vec512<float>* sums) WINNOW_INLINED {
+    return hn::Add(hn::Add(sums[0], sums[1]), hn::Add(sums[2], sums[3]));
   };
-  store(square, squares);
-  if constexpr (kValues) store(value, values);
+  return {sum(square), sum(value)};
 }
 
-// The sums of the lanes of four vectors that stand behind each other.
+// The sums of a row, spread over four lanes each: squares, then values.
+template <bool kValues>
+HWY_INLINE void store_sums(const Two<hn::Vec512<float>>& sums, float* to) {
+  const hn::Full512<float> df;
+  const hn::Full128<float> d;
+  hn::Store(sum_lanes(df, sums.first), d, to);
+  if constexpr (kValues) hn::Store(sum_lanes(df, sums.second), d, to + 4);
+}
+
+// The same of two rows whose values are wanted, with half of the shuffles: the same sums.
+HWY_INLINE void store_sums(const Two<hn::Vec512<float>>& first,
+                           const Two<hn::Vec512<float>>& second, float* to) {
+  const hn::Full512<float> df;
+  const auto halves = [&](const Two<hn::Vec512<float>>& row) WINNOW_INLINED {
+    return hn::Add(hn::ConcatLowerLower(df, row.second, row.first),
+                   hn::ConcatUpperUpper(df, row.second, row.first));
+  };
+  const auto a = halves(first).raw;
+  const auto b = halves(second).raw;
+  const hn::Vec512<float> even{_mm512_shuffle_f32x4(a, b, 0x88)};
+  const hn::Vec512<float> odd{_mm512_shuffle_f32x4(a, b, 0xdd)};
+  hn::Store(hn::Add(even, odd), df, to);
+}
+
+// The sums of the lanes of every second one of eight vectors that stand behind each other.
 HWY_INLINE hn::Vec128<float> sum_fours(const float* lanes) {
   const hn::Full128<float> d;
   const hn::Full128<uint64_t> dw;
   const auto two = [&](const float* from) WINNOW_INLINED {
     const auto a = hn::Load(d, from);
-    const auto b = hn::Load(d, from + 4);
+    const auto b = hn::Load(d, from + 8);
     const auto sums = hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
     return hn::BitCast(dw, sums);
   };
   const auto a = two(lanes);
-  const auto b = two(lanes + 8);
+  const auto b = two(lanes + 16);
   return hn::Add(hn::BitCast(d, hn::InterleaveLower(dw, a, b)),
                  hn::BitCast(d, hn::InterleaveUpper(dw, a, b)));
 }
@@ -170,13 +192,13 @@ class RowNorm {
   static constexpr int64_t kMostParted = 512;
 
   // The factors of rows [0, count) of a group, which row(r) gives. Square roots and divisions of
-  // all of them at once.
-  template <class RowOf>
+  // all of them at once. kWidth: the width, where the caller knows it.
+  template <int64_t kWidth = 0, class RowOf>
   HWY_INLINE void factors(int64_t count, RowOf&& row, Factors* out) const {
 #if WINNOW_FLUSHING_ROUNDING
     if constexpr (sizeof(*row(0)) == sizeof(bf16))
       if (by_products_ && norm_.kind != NormKind::kNone)
-        return factors_by_products(count, row, out);
+        return factors_by_products<kWidth>(count, row, out);
 #endif
     const hn::CappedTag<float, kGroup> d;
     const auto lanes = static_cast<int64_t>(hn::Lanes(d));
@@ -207,7 +229,7 @@ class RowNorm {
     if constexpr (sizeof(T) == sizeof(bf16)) {
       Factors out;
       if (by_products_) {
-        factors_by_products(
+        factors_by_products<0>(
             1, [&](int64_t) WINNOW_INLINED { return x; }, &out);
         return out;
       }
@@ -308,22 +330,25 @@ class RowNorm {
   // The factors of rows of 128 n values. The sum of squares in one pass, and what the mean has of
   // it taken off, where that is less than a quarter. Rows of tiny values, whose squares would count
   // as zeros, and others go by sums.
-  template <class RowOf>
+  template <int64_t kWidth, class RowOf>
   HWY_INLINE void factors_by_products(int64_t count, RowOf&& row, Factors* out) const {
     const hn::Full128<float> d;
-    HWY_ALIGN float values[4 * kGroup] = {};
-    HWY_ALIGN float squares[4 * kGroup] = {};
+    HWY_ALIGN float sums[8 * kGroup] = {};  // four of a row's squares, then four of its values
+    const int64_t length = kWidth > 0 ? kWidth : width_;
+    int64_t done = 0;
     if (norm_.kind == NormKind::kLayer) {
-      for (int64_t r = 0; r < count; ++r)
-        sum_products<true>(row(r), width_, squares + 4 * r, values + 4 * r);
+      for (; done + 2 <= count; done += 2)
+        store_sums(sum_products<true>(row(done), length), sum_products<true>(row(done + 1), length),
+                   sums + 8 * done);
+      if (done < count) store_sums<true>(sum_products<true>(row(done), length), sums + 8 * done);
     } else {
-      for (int64_t r = 0; r < count; ++r)
-        sum_products<false>(row(r), width_, squares + 4 * r, nullptr);
+      for (; done < count; ++done)
+        store_sums<false>(sum_products<false>(row(done), length), sums + 8 * done);
     }
-    const auto width = hn::Set(d, static_cast<float>(width_));
+    const auto width = hn::Set(d, static_cast<float>(length));
     for (int64_t r = 0; r < count; r += 4) {
-      const auto sum = sum_fours(squares + 4 * r);
-      const auto mean = hn::Div(sum_fours(values + 4 * r), width);
+      const auto sum = sum_fours(sums + 8 * r);
+      const auto mean = hn::Div(sum_fours(sums + 8 * r + 4), width);
       const auto square = hn::Div(sum, width);
       const auto off = hn::Mul(mean, mean);
       const auto root = hn::Sqrt(hn::Add(hn::Sub(square, off), hn::Set(d, norm_.eps)));

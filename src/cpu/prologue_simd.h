@@ -92,10 +92,9 @@ HWY_INLINE void load_angles(const core::RopeParams& r, int64_t position, core::A
   std::memcpy(out.sine, row + r.sine_stride, sizeof out.sine);
 }
 
-// Asks for the angles of a position inside the table.
-HWY_INLINE void prefetch_angles(const core::RopeParams& r, int64_t position) {
+// Asks for the angles of a row of the table.
+HWY_INLINE void prefetch_angles(const core::RopeParams& r, const float* row) {
   constexpr int64_t kFloats = 16;  // in a line
-  const float* row = r.table + position * r.position_stride;
   for (int64_t i = 0; i < core::kPairs; i += kFloats) {
     __builtin_prefetch(row + i * r.pair_stride);
     __builtin_prefetch(row + r.sine_stride + i * r.pair_stride);
@@ -116,21 +115,20 @@ struct AnglesAt {
   const float* sines;
 };
 
-// Those of a position inside the table, in place where they can be, else in `copy`.
-HWY_INLINE AnglesAt angles_at(const core::RopeParams& r, int64_t position, core::Angles& copy) {
-  if (r.pair_stride != 1 || r.inverse) {
-    core::load_angles(r, position, copy);
+// Those of a row of the table, in place where they can be, else in `copy`.
+HWY_INLINE AnglesAt angles_at(const core::RopeParams& r, const float* row, core::Angles& copy) {
+  if (HWY_UNLIKELY(r.pair_stride != 1 || r.inverse)) {
+    core::load_angles(r, row, copy);
     return {copy.cosine, copy.sine};
   }
-  const float* cosines = r.table + position * r.position_stride;
-  return {cosines, cosines + r.sine_stride};
+  return {row, row + r.sine_stride};
 }
 
-// The 64 values at x by a position inside the table.
-HWY_INLINE void rotate_at(const core::RopeParams& r, int64_t position, Rounding rounding,
+// The 64 values at x by a row of the table.
+HWY_INLINE void rotate_at(const core::RopeParams& r, const float* row, Rounding rounding,
                           const bf16* x, bf16* out) {
   core::Angles copy;
-  const AnglesAt angles = angles_at(r, position, copy);
+  const AnglesAt angles = angles_at(r, row, copy);
   const bool any_nan = has_nan(angles.cosines, angles.sines);
   rotate_row(r.half, any_nan, rounding, angles.cosines, angles.sines, x, out);
 }

@@ -25,6 +25,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 // Where a record goes: its row, and its scales, which are part of the row or stand by themselves.
 template <class R>
 struct RecordPlace {
+  RecordPlace(std::byte* record, std::byte* scales_of) : row(record), scales(scales_of) {}
   RecordPlace(std::byte* page, int64_t offset, int64_t page_size)
       : row(page + R::row(offset, page_size)) {
     if constexpr (R::kQuantized) scales = page + R::scales(offset, page_size);

@@ -10,6 +10,7 @@
 #include "core/kernel_table.h"
 #include "core/prologue.h"
 #include "core/quantizer.h"
+#include "model/v32.h"
 #include "winnow/write.h"
 
 namespace winnow::internal::write {
@@ -38,6 +39,9 @@ struct Params {
 };
 
 inline constexpr int kMaxDim = 576;  // values of the longest record
+
+// How many of a row's values its norm takes: all but V3.2's RoPE part.
+constexpr int64_t norm_width(int64_t dim) { return dim < V32::kDqk ? dim : V32::kNope; }
 
 struct GatherParams {
   Pages cache;

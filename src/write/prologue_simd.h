@@ -25,36 +25,37 @@ namespace hs = cpu::HWY_NAMESPACE;
 
 constexpr int64_t kRows = 8;  // that go through each step together
 
-// Tokens that are stored, and where.
+// Tokens that are stored, what they read, and where they go: found once, and used several times.
 struct Block {
   int64_t count = 0;
   int64_t tokens[kRows];
-  std::byte* pages[kRows];
-  int64_t offsets[kRows];
+  const bf16* rows[kRows];
+  const float* angles[kRows];  // with a table
+  std::byte* records[kRows];
+  std::byte* scales[kRows];  // of records that have some
 };
 
-// What rows that come later are asked for.
-struct Ahead {
-  int64_t last = 0;  // tokens below it
-  // More lines than L1 can wait for stop the row at hand, so most CPUs are asked for L2.
-  bool to_l1 = cpu::isa().zen5;
-};
+// More lines than L1 can wait for stop the row at hand, so most CPUs are asked for L2.
+inline bool asks_for_l1() { return cpu::isa().zen5; }
 
-// Asks for what token t will read.
+// Asks for what the block's row r will read. `rope`: a copy of the caller's own, which no store can
+// change.
 template <class R>
-HWY_INLINE void prefetch_row(const Params& p, bool to_l1, int64_t t) {
+HWY_INLINE void prefetch_row(const Params& p, const RopeParams& rope, bool to_l1,
+                             const Block& block, int64_t r) {
+  if (r >= block.count) return;
   constexpr int64_t kValues = hs::kLine / static_cast<int64_t>(sizeof(bf16));
-  const bf16* row = p.kv + t * p.kv_stride;
-  const bf16* rope = p.rope_part + t * p.rope_stride;
+  const bf16* row = block.rows[r];
   const auto ask = [&]<int kLocality>() WINNOW_INLINED {
     for (int64_t i = 0; i < R::kNope; i += kValues) __builtin_prefetch(row + i, 0, kLocality);
-    for (int64_t i = 0; i < R::kRope; i += kValues) __builtin_prefetch(rope + i, 0, kLocality);
+    if constexpr (R::kRope > 0) {
+      const bf16* part = p.rope_part + block.tokens[r] * p.rope_stride;
+      for (int64_t i = 0; i < R::kRope; i += kValues) __builtin_prefetch(part + i, 0, kLocality);
+    }
   };
-  if (to_l1) ask.template operator()<3>();
+  if (HWY_LIKELY(to_l1)) ask.template operator()<3>();
   else ask.template operator()<2>();
-  if (!p.rope.table) return;
-  const int64_t position = p.positions[t * p.position_stride];
-  if (in_table(p.rope, position)) hs::prefetch_angles(p.rope, position);
+  if (rope.table) hs::prefetch_angles(rope, block.angles[r]);
 }
 
 // Whether the factors of a block's norm are found before the codes of the block in front of it. An
@@ -62,15 +63,15 @@ HWY_INLINE void prefetch_row(const Params& p, bool to_l1, int64_t t) {
 template <class R>
 constexpr bool kEarly = R::kDim == kIndexDim;
 
-// How far ahead of a row's prologue that is.
+// How many blocks ahead of a row's prologue that is.
 template <class R>
-constexpr int64_t kAhead = kEarly<R> ? 2 * kRows : kRows;  // tokens
+constexpr int kAhead = kEarly<R> ? 2 : 1;
 
-template <class R>
-HWY_INLINE void prefetch_ahead(const Params& p, const Block& block, int64_t r, const Ahead& ahead) {
-  const int64_t t = block.tokens[r] + kAhead<R>;
-  if (t < ahead.last) prefetch_row<R>(p, ahead.to_l1, t);
-}
+// The block whose rows are asked for while those of another go through their prologue.
+struct Ahead {
+  const Block& block;
+  bool to_l1;
+};
 
 // How the values behind a prologue that become codes stand.
 template <class R>
@@ -92,7 +93,7 @@ template <class R>
 HWY_NOINLINE void copy_rows(const Params& p, const Block& block, bf16* rows) {
   for (int64_t r = 0; r < block.count; ++r) {
     bf16* row = rows + r * R::kDim;
-    std::memcpy(row, p.kv + block.tokens[r] * p.kv_stride, R::kNope * sizeof(bf16));
+    std::memcpy(row, block.rows[r], R::kNope * sizeof(bf16));
     if constexpr (R::kRope > 0)
       std::memcpy(row + R::kNope, p.rope_part + block.tokens[r] * p.rope_stride,
                   R::kRope * sizeof(bf16));
@@ -116,50 +117,52 @@ static_assert(kRows == hs::RowNorm::kGroup);
 
 // Factors of the norm of rows that are given, or copied (`rows`).
 template <class R>
-HWY_NOINLINE void find_factors(const Params& p, const hs::RowNorm& norm, const Block& block,
-                               const bf16* rows, BlockFactors& factors) {
+HWY_NOINLINE void find_factors(const hs::RowNorm& norm, const Block& block, const bf16* rows,
+                               BlockFactors& factors) {
   const auto source = [&](int64_t r) WINNOW_INLINED -> const bf16* {
-    return rows ? rows + r * R::kDim : p.kv + block.tokens[r] * p.kv_stride;
+    return rows ? rows + r * R::kDim : block.rows[r];
   };
-  norm.factors(block.count, source, factors);
+  norm.factors<norm_width(R::kDim)>(block.count, source, factors);
 }
 
 #if WINNOW_FLUSHING_ROUNDING
 // Norm and RoPE in one pass: what is rotated stays in registers between them. Factors are finite.
-template <class R, class Source>
-HWY_INLINE void norm_and_rotate(const Params& p, const hs::RowNorm& norm, const hs::Coded& coded,
+// All that the loop would ask in every row is known before it: taken branches cost an index key a
+// tenth of its time.
+template <class R, bool kFirst, bool kHalf, class Source>
+HWY_INLINE void norm_and_rotate(const Params& p, const hs::RowNorm& norm,
                                 const BlockFactors& factors, const Block& block, const Ahead& ahead,
                                 Source&& source, bf16* rows) {
   using enum hs::Rounding;
   constexpr bool kCoded = R::kQuantized && R::kRope == 0;
   constexpr hs::Order kRotated = kCoded ? kOrder<R> : hs::Order::kInTurn;
-  const int64_t rotated = rope_begin(p.rope, R::kDim);
-  // What is neither coded nor rotated.
-  const int64_t begin = R::kQuantized ? coded.end : rotated == 0 ? kRopeDim : 0;
-  const int64_t end = rotated == 0 ? p.norm_width : std::min(p.norm_width, rotated);
+  constexpr int64_t kWidth = norm_width(R::kDim);
+  constexpr int64_t kSlice = kFirst ? 0 : R::kDim - kRopeDim;  // what is rotated
+  constexpr int64_t kBegin = kFirst ? kRopeDim : 0,
+                    kEnd = kFirst ? kWidth : std::min(kWidth, kSlice);
+  constexpr int64_t kCodes = R::kQuantized ? std::min<int64_t>(R::kNope, kEnd) : kBegin;
   const hs::FloatRounding rounded;
+  const RopeParams rope = p.rope;
   core::Angles copy;
   norm.with_kind([&]<bool kCentred, bool kBiased>() WINNOW_INLINED {
     for (int64_t r = 0; r < block.count; ++r) {
-      prefetch_ahead<R>(p, block, r, ahead);
+      prefetch_row<R>(p, rope, ahead.to_l1, ahead.block, r);
       const bf16* x = source(r);
       bf16* row = rows + r * R::kDim;
-      const auto finish = [&]<hs::Rounding kRounding, hs::Order kOrderOf>(
-                              int64_t first, int64_t last) WINNOW_INLINED {
-        norm.finish_parts<kCentred, kBiased, kRounding, kOrderOf>(factors[r], x, first, last, row);
-      };
-      if constexpr (R::kQuantized)
-        finish.template operator()<kFlushing, kOrder<R>>(coded.begin, coded.end);
-      finish.template operator()<kChecked, hs::Order::kInTurn>(begin, end);
-      const int64_t position = p.positions[block.tokens[r] * p.position_stride];
-      const hs::AnglesAt angles = hs::angles_at(p.rope, position, copy);
+      norm.finish_parts<kCentred, kBiased, kFlushing, kOrder<R>>(factors[r], x, kBegin, kCodes,
+                                                                 row);
+      norm.finish_parts<kCentred, kBiased, kChecked, hs::Order::kInTurn>(factors[r], x, kCodes,
+                                                                         kEnd, row);
+      const hs::AnglesAt angles = hs::angles_at(rope, block.angles[r], copy);
       const auto two = [&](int64_t i) WINNOW_INLINED {
-        if (rotated >= p.norm_width) return hs::load_two(hn::Full512<float>(), x + rotated + i);
-        const auto v = norm.normed_two<kCentred, kBiased>(factors[r], x, rotated + i);
-        return decltype(v){rounded(v.first), rounded(v.second)};
+        if constexpr (kSlice >= kWidth) {
+          return hs::load_two(hn::Full512<float>(), x + kSlice + i);
+        } else {
+          const auto v = norm.normed_two<kCentred, kBiased>(factors[r], x, kSlice + i);
+          return decltype(v){rounded(v.first), rounded(v.second)};
+        }
       };
-      hs::rotate_parts<kRotated, kCoded ? kFlushing : kChecked>(p.rope.half, angles, two,
-                                                                row + rotated);
+      hs::rotate_parts<kRotated, kCoded ? kFlushing : kChecked>(kHalf, angles, two, row + kSlice);
     }
   });
 }
@@ -172,18 +175,24 @@ HWY_NOINLINE bool norm_rows(const Params& p, const hs::RowNorm& norm, bool whole
                             const BlockFactors& factors, const Block& block, const Ahead& ahead,
                             bf16* rows) {
   const auto source = [&](int64_t r) WINNOW_INLINED -> const bf16* {
-    return whole ? p.kv + block.tokens[r] * p.kv_stride : rows + r * R::kDim;
+    return R::kRope == 0 || whole ? block.rows[r] : rows + r * R::kDim;
   };
 #if WINNOW_FLUSHING_ROUNDING
   const bool usual = R::kRope == 0 || !p.rope.first;
   if (p.rope.table && usual && coded.flush == R::kQuantized &&
       norm.in_parts(factors, block.count)) {
-    norm_and_rotate<R>(p, norm, coded, factors, block, ahead, source, rows);
+    const auto run = [&]<bool kFirst>() WINNOW_INLINED {
+      if (p.rope.half)
+        norm_and_rotate<R, kFirst, true>(p, norm, factors, block, ahead, source, rows);
+      else norm_and_rotate<R, kFirst, false>(p, norm, factors, block, ahead, source, rows);
+    };
+    if (R::kRope == 0 && p.rope.first) run.template operator()<R::kRope == 0>();
+    else run.template operator()<false>();
     return true;
   }
 #endif
   for (int64_t r = 0; r < block.count; ++r) {
-    prefetch_ahead<R>(p, block, r, ahead);
+    prefetch_row<R>(p, p.rope, ahead.to_l1, ahead.block, r);
     bf16* row = rows + r * R::kDim;
     norm.finish<kOrder<R>>(factors[r], source(r), row, coded);
     if (whole && p.norm_width < R::kDim) hs::copy_64(source(r) + p.norm_width, row + p.norm_width);
@@ -197,8 +206,7 @@ HWY_NOINLINE void rotate_rows(const Params& p, bool flush, const Block& block, b
   const hs::Rounding rounding = hs::rounding_of(flush && coded);
   for (int64_t r = 0; r < block.count; ++r) {
     bf16* slice = rows + r * R::kDim + rope_begin(p.rope, R::kDim);
-    const int64_t position = p.positions[block.tokens[r] * p.position_stride];
-    hs::rotate_at(p.rope, position, rounding, slice, slice);
+    hs::rotate_at(p.rope, block.angles[r], rounding, slice, slice);
     if (coded && !p.hadamard) part_values<R>(slice, 0, kRopeDim);
   }
 }
@@ -216,7 +224,7 @@ template <class R>
 HWY_INLINE void begin_rows(const Params& p, const hs::RowNorm& norm, const Block& block,
                            BlockFactors& factors) {
   if (p.norm.kind != NormKind::kNone && in_one_piece<R>(p))
-    find_factors<R>(p, norm, block, nullptr, factors);
+    find_factors<R>(norm, block, nullptr, factors);
 }
 
 // The rest of it: rows behind their prologue, which begin_rows() has begun, while those ahead
@@ -231,11 +239,11 @@ HWY_INLINE void finish_rows(const Params& p, const hs::RowNorm& norm, bool flush
   if (!whole || !normed) copy_rows<R>(p, block, rows);
   bool rotated = p.rope.table == nullptr;
   if (normed) {
-    if (!whole) find_factors<R>(p, norm, block, rows, factors);
+    if (!whole) find_factors<R>(norm, block, rows, factors);
     rotated |= norm_rows<R>(p, norm, whole, coded, factors, block, ahead, rows);
   } else {
     for (int64_t r = 0; r < block.count; ++r) {
-      prefetch_ahead<R>(p, block, r, ahead);
+      prefetch_row<R>(p, p.rope, ahead.to_l1, ahead.block, r);
       part_values<R>(rows + r * R::kDim, coded.begin, coded.end);
     }
   }

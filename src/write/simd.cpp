@@ -33,24 +33,33 @@ namespace hn = hwy::HWY_NAMESPACE;
 namespace hs = cpu::HWY_NAMESPACE;
 
 // The next tokens from `t` on that have a slot and a position.
+template <class R>
 HWY_INLINE Block next_block(const Params& p, int64_t& t, int64_t last) {
   Block block;
   for (; t < last && block.count < kRows; ++t) {
     const int64_t slot = p.slots[t * p.slot_stride];
     if (slot < 0) continue;
-    if (p.rope.table && !in_table(p.rope, p.positions[t * p.position_stride])) continue;
+    const int64_t r = block.count;
+    block.angles[r] = nullptr;
+    if (p.rope.table) {
+      const int64_t position = p.positions[t * p.position_stride];
+      if (!in_table(p.rope, position)) continue;
+      block.angles[r] = angles_row(p.rope, position);
+    }
     std::byte* page = p.cache.data + slot / p.cache.page * p.cache.stride;
-    const int64_t offset = slot % p.cache.page;
-    block.tokens[block.count] = t;
-    block.pages[block.count] = page;
-    block.offsets[block.count++] = offset;
+    const hs::RecordPlace<R> place(page, slot % p.cache.page, p.cache.page);
+    block.tokens[r] = t;
+    block.rows[r] = p.kv + t * p.kv_stride;
+    block.records[r] = place.row;
+    block.scales[r] = place.scales;
+    block.count = r + 1;
   }
   return block;
 }
 
 template <class R>
-hs::RecordPlace<R> place_of(const Params& p, const Block& block, int64_t r) {
-  return hs::RecordPlace<R>(block.pages[r], block.offsets[r], p.cache.page);
+hs::RecordPlace<R> place_of(const Block& block, int64_t r) {
+  return {block.records[r], block.scales[r]};
 }
 
 // Whether subnormal values of a row may become zeros in its prologue. The sums of a Hadamard
@@ -70,20 +79,22 @@ HWY_NOINLINE void rewrite_small(const Params& p, const hs::RowNorm& norm,
   Block one;
   one.count = 1;
   one.tokens[0] = block.tokens[r];
+  one.rows[0] = block.rows[r];
+  one.angles[0] = block.angles[r];
+  const Block none{};
   BlockFactors factors;
   begin_rows<R>(p, norm, one, factors);
-  finish_rows<R>(p, norm, false, one, Ahead(), factors, row);
+  finish_rows<R>(p, norm, false, one, {none, false}, factors, row);
   hs::TilePlans plans;
   hs::plan_record<R>(quantizer, row, plans);
-  hs::write_record<R, kOrder<R>>(quantizer, plans, 0, row, row + R::kNope,
-                                 place_of<R>(p, block, r));
+  hs::write_record<R, kOrder<R>>(quantizer, plans, 0, row, row + R::kNope, place_of<R>(block, r));
 }
 
 // Asks for the memory of row r of the block behind: slots may be anywhere.
 template <class R>
-HWY_INLINE void prefetch_place(const Params& p, bool stream, const Block& block, int64_t r) {
+HWY_INLINE void prefetch_place(bool stream, const Block& block, int64_t r) {
   if (r >= block.count) return;
-  const hs::RecordPlace<R> next = place_of<R>(p, block, r);
+  const hs::RecordPlace<R> next = place_of<R>(block, r);
   if (stream) hs::prefetch_edges<R>(next);
   else hs::prefetch_record<R>(next);
 }
@@ -120,11 +131,11 @@ HWY_INLINE void write_given(const Params& p, const hs::TileQuantizer& quantizer,
                             bool to_l1, const Block& block, const Block& behind) {
   hs::TilePlans plans;
   for (int64_t r = 0; r < block.count; ++r) {
-    if (r < behind.count) prefetch_row<R>(p, to_l1, behind.tokens[r]);
-    prefetch_place<R>(p, stream, behind, r);
-    const bf16* values = p.kv + block.tokens[r] * p.kv_stride;
+    prefetch_row<R>(p, RopeParams(), to_l1, behind, r);
+    prefetch_place<R>(stream, behind, r);
+    const bf16* values = block.rows[r];
     const bf16* rope = p.rope_part + block.tokens[r] * p.rope_stride;
-    const hs::RecordPlace<R> to = place_of<R>(p, block, r);
+    const hs::RecordPlace<R> to = place_of<R>(block, r);
     hs::plan_record<R>(quantizer, values, plans);
     if (stream) hs::stream_record<R, hs::Order::kInTurn>(quantizer, plans, 0, values, rope, to);
     else hs::write_record<R, hs::Order::kInTurn>(quantizer, plans, 0, values, rope, to);
@@ -139,9 +150,9 @@ HWY_INLINE void write_prepared(const Params& p, const hs::RowNorm& norm,
                                const Block& block, const Block& behind, BlockPlans<R>& plans,
                                const bf16* rows) {
   for (int64_t r = 0; r < block.count; ++r) {
-    prefetch_place<R>(p, stream, behind, r);
+    prefetch_place<R>(stream, behind, r);
     const bf16* values = rows + r * R::kDim;
-    const hs::RecordPlace<R> to = place_of<R>(p, block, r);
+    const hs::RecordPlace<R> to = place_of<R>(block, r);
     hs::TilePlans& own = plans.of(r);
     const int first = plans.first(r);
     const bf16* rope = values + R::kNope;
@@ -158,10 +169,10 @@ HWY_INLINE void write_prepared(const Params& p, const hs::RowNorm& norm,
 template <class R>
 void write_given_tokens(const Params& p, bool stream, int64_t first, int64_t last) {
   const hs::TileQuantizer quantizer(p.quantizer);
-  const bool to_l1 = Ahead().to_l1;
+  const bool to_l1 = asks_for_l1();
   int64_t t = first;
-  for (Block block = next_block(p, t, last); block.count > 0;) {
-    const Block behind = next_block(p, t, last);
+  for (Block block = next_block<R>(p, t, last); block.count > 0;) {
+    const Block behind = next_block<R>(p, t, last);
     write_given<R>(p, quantizer, stream, to_l1, block, behind);
     block = behind;
   }
@@ -177,16 +188,19 @@ void write_prepared_tokens(const Params& p, bool stream, int64_t first, int64_t 
   HWY_ALIGN bf16 rows[kRows * R::kDim];
   BlockFactors factors;
   BlockPlans<R> plans;
-  const Ahead ahead{.last = last};
-  for (int64_t t = first; t < std::min(first + kAhead<R>, last); ++t)
-    prefetch_row<R>(p, ahead.to_l1, t);
+  const bool to_l1 = asks_for_l1();
   int64_t t = first;
   Block blocks[3];  // in turn: the one at hand, the next, and the one whose places are asked for
-  for (Block& block : blocks) block = next_block(p, t, last);
-  for (int i = 0; i < 2; ++i)
-    for (int64_t r = 0; r < blocks[i].count; ++r) prefetch_place<R>(p, stream, blocks[i], r);
+  for (int i = 0; i < 3; ++i) {
+    Block& block = blocks[i];
+    block = next_block<R>(p, t, last);
+    if (i < kAhead<R>)
+      for (int64_t r = 0; r < block.count; ++r) prefetch_row<R>(p, p.rope, to_l1, block, r);
+    if (i < 2)
+      for (int64_t r = 0; r < block.count; ++r) prefetch_place<R>(stream, block, r);
+  }
   begin_rows<R>(p, norm, blocks[0], factors);
-  finish_rows<R>(p, norm, flush, blocks[0], ahead, factors, rows);
+  finish_rows<R>(p, norm, flush, blocks[0], {blocks[kAhead<R>], to_l1}, factors, rows);
   for (int at = 0; blocks[at].count > 0; at = at < 2 ? at + 1 : 0) {
     Block& block = blocks[at];
     const Block& next = blocks[at < 2 ? at + 1 : 0];
@@ -194,9 +208,9 @@ void write_prepared_tokens(const Params& p, bool stream, int64_t first, int64_t 
     plans.find(quantizer, block.count, rows);
     if (kEarly<R>) begin_rows<R>(p, norm, next, factors);
     write_prepared<R>(p, norm, quantizer, stream, flush, block, behind, plans, rows);
-    block = next_block(p, t, last);
+    block = next_block<R>(p, t, last);
     if (!kEarly<R>) begin_rows<R>(p, norm, next, factors);
-    finish_rows<R>(p, norm, flush, next, ahead, factors, rows);
+    finish_rows<R>(p, norm, flush, next, {kEarly<R> ? block : behind, to_l1}, factors, rows);
   }
 }
 

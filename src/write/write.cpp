@@ -23,10 +23,10 @@ std::span<const WriteKernel> kernels() {
 
 namespace {
 
-// The steps before a row is stored. `dim` values, of which the norm takes all but V3.2's RoPE part.
+// The steps before a row of `dim` values is stored.
 void check_prologue(const Check& check, const WriteArgs& a, int64_t dim, Params& p) {
   const Prologue& prologue = a.prologue;
-  p.norm_width = dim < V32::kDqk ? dim : V32::kNope;
+  p.norm_width = norm_width(dim);
   p.norm = checked_norm(check, prologue.norm, p.norm_width);
   if (prologue.rope.table) {
     p.rope = checked_rope(check, prologue.rope);
