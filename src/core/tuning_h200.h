@@ -64,20 +64,21 @@ inline constexpr double kWideBlockUs = 1.6;
 // below a tenth is none where lists are not full: 1,024 new tokens of 2k would lose 4 %. 04f7754.
 inline constexpr double kWorthSecondLaunch = 0.9;
 
-// Even ranges, 64 heads a CTA: us of start, end, a change of token and adding up parts, where a
-// token has two groups of heads, which share the rows that are read, and where it has one; us of a
-// block. Then the part of another cut's cost by the model below which ranges are taken, which
-// leaves a gain of some 3 % by count; and what is measured for a CTA of 64 heads and all rows, as a
-// part of its cost by the model. And the blocks that a token must have: with 16 and fewer ranges
-// were slower. 7825f12 and newer builds in turns, 20 to 232 tokens, top-k 2,048
-// (docs/journal/decode-sm90.md, "even ranges in less code"; for the blocks "even ranges by
-// choice").
-inline constexpr double kEvenUs = 23;
-inline constexpr double kEvenUsOneGroup = 25.2;
-inline constexpr double kEvenBlockUs = 2.1;
-inline constexpr double kWorthEven = 0.775;
+// Tokens with helpers (Way::kHelped), 64 heads a CTA. Predicted from the constants of other forms,
+// not measured yet: us of start, end and adding up parts, where a token has two groups of heads,
+// which share the rows that are read, and where it has one; what a token's only main needs longer;
+// us of a block, and of a helper's step to its next part.
+inline constexpr double kHelpedUs = 17;
+inline constexpr double kHelpedUsOneGroup = 19;
+inline constexpr double kOneMainUs = 1;
+inline constexpr double kHelpedBlockUs = 2.05;
+inline constexpr double kNextPartUs = 3.4;
+// The part of another cut's cost by the model below which tokens are helped, which leaves a gain of
+// some 3 % by count; and what is measured for a CTA of 64 heads and all rows, as a part of its cost
+// by the model. And the blocks that a token must have.
+inline constexpr double kWorthHelp = 0.775;
 inline constexpr double kMeasuredOfModel = 0.86;
-inline constexpr int kEvenBlocks = 24;
+inline constexpr int kHelpedBlocks = 24;
 
 }  // namespace decode
 

@@ -348,7 +348,8 @@ __device__ __forceinline__ float reload_q(Smem<Row, kHeads>& smem, const Args& a
 // Asks the L2 for the next token's Q, long before it is read.
 template <class Row, Way kWay>
 __device__ __forceinline__ void prefetch_next_q(const Args& args, const Span& span) {
-  const int64_t token = int64_t{span.token} + (kWay == Way::kEven ? 1 : gridDim.y);
+  if (kWay == Way::kHelped && range_here() < args.main_ctas) return;
+  const int64_t token = int64_t{span.token} + (kWay == Way::kHelped ? 1 : gridDim.y);
   if (token >= args.tokens) return;
   const int thread = thread_here() & 127;
   const int line = thread & 7;
