@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
 #pragma unroll 1
     do weigh<Row, kHeads, kWay>(smem, args, span, warpgroup, progress);
     while (kMany && next_token<kWay>(smem, args, span));
-    if constexpr (kWay == Way::kHelped) merge_parts<Row, kHeads>(smem, args, span.token);
+    if constexpr (kWay == Way::kHelped) add_parts<Row, kHeads>(smem, args, span.token);
     if constexpr (kWay == Way::kCluster) merge<Row, kHeads>(smem, args, span, split_here(args));
   } else if (warpgroup < Config::kFirstCopyWarpgroup) {
     // Six warpgroups begin with fewer registers than score needs.
@@ -144,7 +144,10 @@ __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
         if (first_scorer()) prefetch_next_q<Row, kWay>(args, span);
         score<Row, kHeads>(smem, args, span, q_unit, progress);
         const bool had_blocks = span.blocks > 0;
-        if (!next_token<kWay>(smem, args, span)) return;
+        if (!next_token<kWay>(smem, args, span)) {
+          if constexpr (kWay == Way::kHelped) collect_parts<Row, kHeads>(smem, args, span);
+          return;
+        }
         if (span.blocks > 0) q_unit = reload_q(smem, args, span.token, span.head_begin);
         if (had_blocks) {
           mb_wait(statistics_reset(smem), phase);

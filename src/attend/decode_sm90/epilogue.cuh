@@ -144,25 +144,38 @@ struct Epilogue {
     mb_arrive(statistics_reset(smem));
   }
 
-  // The end of a part of a helped token. In a main, merge_parts() follows.
+  // The end of a part of a helped token. In a main, add_parts() follows.
   __device__ __forceinline__ void finish_part(int block_end) {
     const int range = range_here();
     const bool helps = range >= args.main_ctas;
+    const bool stores = helps || args.mains == 2;
     const int part = own_part(args, span.token);
-    // Whether this CTA adds up this warpgroup's columns.
-    const bool adds = !helps && (args.mains == 1 || warpgroup == (range & 1));
     if (const auto [head, exists] = kept_head(); exists) {
       const float sum = row_sum_of(head);
       smem.row_sum[head] = sum;
-      if (helps || args.mains == 2)
+      if (stores)
         statistics_of<kHeads>(args, part)[head] =
             make_float4(smem.reference[head], sum, smem.max_logit[head], 0.f);
       if (helps) reset_statistics(head, block_end);
     }
-    store_units<kHeads>(adds ? own_half(smem, warpgroup) : half_of<kHeads>(args, part, warpgroup),
-                        o);
+    // A main's score warpgroup may fetch sums to where rows were, and weigh the parts.
+    const auto announce = [&] {
+      if (!helps && thread_here() == 0) mb_arrive(&smem.peers_marked);
+    };
+    if (!stores) {
+      wait_for_peer();
+      announce();
+    }
+    // Whether this CTA adds up this warpgroup's columns.
+    const bool adds = !helps && (args.mains == 1 || warpgroup == (range & 1));
+    store_units<kHeads>(
+        adds ? own_half(smem, args, warpgroup) : half_of<kHeads>(args, part, warpgroup), o);
     if (helps) set_to_zero<kHeads>(o);
-    if (helps || args.mains == 2) raise_flag(args, part);
+    if (stores) {
+      wait_for_peer();
+      announce();
+      if (thread_here() == 0) raise_flag(args, part);
+    }
   }
 
   // Writes the output of a token that is not the CTA's only one.

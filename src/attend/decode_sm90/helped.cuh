@@ -3,8 +3,12 @@
 // A token has one main CTA or two, each with as many of its first blocks. The rest of it lies with
 // one helper or two; a helper has parts of several tokens, one after the other. Helpers store the
 // sums of every part in the workspace, then set its flag. Of two mains each adds up 256 columns: it
-// stores its sums of the other's columns, sets its flag, and adds the others' to its own. A single
-// main adds up all. By then the helpers' sums have usually been stored.
+// stores its sums of the other's columns and sets its flag. A single main adds up all.
+//
+// The main's score warpgroup waits for the flags, while weigh may still be at the last blocks. It
+// has bulk copies bring the others' sums, over Q as long as weigh needs the rest of shared memory,
+// and makes the weights of all parts. Weigh adds up what lies in shared memory by a short loop,
+// since code that runs once is in no cache.
 //
 // A main waits for helpers, which were launched before it, and for the other main, which runs at
 // the same time, since both form a cluster. Helpers wait for nobody. So the CTAs need not all run
@@ -73,154 +77,160 @@ __device__ __forceinline__ void set_to_zero(float (&o)[4][kHeads / 2]) {
   }
 }
 
-// Sets a part's flag, after the weigh warpgroups have stored its sums and statistics.
+// Sets a part's flag, when the weigh warpgroups have stored its sums and statistics.
 __device__ __forceinline__ void raise_flag(const Args& args, int part) {
-  bar<kWeighing, 256>();
-  if (thread_here() == 0) {
-    wait_for_previous();
-    fence_device();
-    asm volatile("st.relaxed.gpu.global.u32 [%0],%1;" ::"l"(flag_of(args, part)), "r"(1)
-                 : "memory");
-  }
+  wait_for_previous();
+  fence_device();
+  asm volatile("st.relaxed.gpu.global.u32 [%0],%1;" ::"l"(flag_of(args, part)), "r"(1) : "memory");
 }
 
-// Where a main's own sums are: in the ring, whose rows have all been read.
-template <class Row, int kHeads>
-__device__ __forceinline__ HalfUnits<kHeads>& own_half(Smem<Row, kHeads>& smem, int half) {
-  static_assert(sizeof smem.ring >= kHeads * 1024);
-  return reinterpret_cast<HalfUnits<kHeads>*>(smem.ring)[half];
-}
-
-// The parts of a main's token in the order in which they are added up: mains, then helpers.
-struct TokenParts {
-  int first_main, mains, first_helper, count;
-  __device__ __forceinline__ TokenParts(const Args& args, int token)
-      : first_main(token * args.mains), mains(args.mains) {
+// The parts of a main's token that other CTAs have: those of helpers, then that of the other main.
+struct OtherParts {
+  int first_helper, helpers, count;
+  __device__ __forceinline__ OtherParts(const Args& args, int token) {
     // The helpers of the rest's first and last block.
-    const unsigned helpers = args.helpers;
-    const unsigned first = ((token * args.rest_blocks + 1) * helpers - 1) /
+    const unsigned all = args.helpers;
+    const unsigned first = ((token * args.rest_blocks + 1) * all - 1) /
                            static_cast<unsigned>(args.tokens * args.rest_blocks);
-    const unsigned last = ((token + 1) * helpers - 1) / static_cast<unsigned>(args.tokens);
+    const unsigned last = ((token + 1) * all - 1) / static_cast<unsigned>(args.tokens);
     first_helper = helper_part(args, static_cast<int>(first), token);
-    count = mains + static_cast<int>(last - first) + 1;
+    helpers = static_cast<int>(last - first) + 1;
+    count = helpers + args.mains - 1;
   }
-  __device__ __forceinline__ int part(int k) const {
-    return k < mains ? first_main + k : first_helper + k - mains;
+  __device__ __forceinline__ int part(int i) const {
+    return i < helpers ? first_helper + i : range_here() ^ 1;
   }
 };
 
-// Waits until the lanes have seen the flags of all parts but the CTA's own.
-__device__ __forceinline__ void wait_for_parts(const Args& args, const TokenParts& parts) {
-  const int lane = thread_here() & 31;
-  if (lane < parts.count && parts.part(lane) != range_here()) {
-    wait_for_previous();
-    const uint32_t* flag = flag_of(args, parts.part(lane));
-    uint32_t there;
-    do asm volatile("ld.acquire.gpu.global.u32 %0,[%1];" : "=r"(there) : "l"(flag) : "memory");
-    while (there == 0);
-  }
-  __syncwarp();
+// Where the sums lie that a main adds up, as bytes after Q's begin: the others', one after the
+// other, and its own. The first ones of the others' (args.mains) lie over Q alone.
+template <int kHeads>
+__device__ __forceinline__ int part_bytes(const Args& args) {
+  return args.mains == 1 ? kHeads * 1024 : kHeads * 512;
+}
+constexpr int kOwnSums = 128 * 1024;
+template <class Row, int kHeads>
+__device__ __forceinline__ uint8_t* sums_at(Smem<Row, kHeads>& smem, int offset) {
+  using Memory = Smem<Row, kHeads>;
+  static_assert(offsetof(Memory, p) >= kHeads * 1024 && offsetof(Memory, ring) <= kOwnSums &&
+                offsetof(Memory, row_lambda) >= kOwnSums + kHeads * 1024);
+  return smem.q + offset;
+}
+// The units of a main's own sums of a half that it adds up.
+template <class Row, int kHeads>
+__device__ __forceinline__ HalfUnits<kHeads>& own_half(Smem<Row, kHeads>& smem, const Args& args,
+                                                       int half) {
+  const int place = args.mains == 1 ? half : 0;
+  return *reinterpret_cast<HalfUnits<kHeads>*>(sums_at(smem, kOwnSums + place * (kHeads * 512)));
 }
 
-// The weights of all parts of a head: the sums of part k times smem.warp_part[k] are the output.
+// Has the others' sums brought as their flags are seen; by one thread.
 template <class Row, int kHeads>
-__device__ __forceinline__ void weigh_parts(Smem<Row, kHeads>& smem, const Args& args,
-                                            const Span& span, int head, const TokenParts& parts) {
-  uint4 part[kMostTokenParts];
-#pragma unroll
-  for (int k = 0; k < kMostTokenParts; k++) {
-    if (k < parts.count && parts.part(k) != range_here())
-      part[k] = get(&statistics_of<kHeads>(args, parts.part(k))[head]);
-    else
-      part[k] = make_uint4(
-          __float_as_uint(smem.reference[head]),
-          k < parts.count ? __float_as_uint(smem.row_sum[head]) : 0,
-          __float_as_uint(smem.max_logit[head]), 0);
+__device__ __forceinline__ void bring_sums(Smem<Row, kHeads>& smem, const Args& args,
+                                           const OtherParts& others) {
+  const int bytes = part_bytes<kHeads>(args);
+  // Of two mains each takes one half, which the other main stores alone.
+  const int half = args.mains == 1 ? 0 : range_here() & 1;
+  mb_expect(&smem.statistics_full, others.count * bytes);
+  wait_for_previous();
+#pragma unroll 1
+  for (int i = 0; i < others.count; i++) {
+    const int part = others.part(i);
+    uint32_t there;
+    do asm volatile("ld.acquire.gpu.global.u32 %0,[%1];"
+                    : "=r"(there)
+                    : "l"(flag_of(args, part))
+                    : "memory");
+    while (there == 0);
+    if (i == args.mains) mb_wait(&smem.peers_marked, 0);
+    asm volatile("fence.proxy.async;" ::: "memory");
+    bulk_copy(s32(sums_at(smem, i * bytes)), half_of<kHeads>(args, part, half), bytes,
+              s32(&smem.statistics_full));
   }
+}
+
+// The end of a main's score warpgroup: the sums of part i + 1 times smem.warp_part[i + 1], and its
+// own times smem.warp_part[0], are the output.
+template <class Row, int kHeads>
+__device__ __forceinline__ void collect_parts(Smem<Row, kHeads>& smem, const Args& args,
+                                              const Span& span) {
+  using Config = ConfigOf<Row, kHeads>;
+  if (range_here() >= args.main_ctas) return;
+  const OtherParts others(args, span.token);
+  const int head = min(thread_here() & 127, kHeads - 1);
+  touch(args.lse, args.sink);
+  // All products with Q are done.
+  bar<kQueryReplaced, Config::kScoreThreads>();
+  if ((thread_here() & 127) == 0) bring_sums(smem, args, others);
+  bar<kQueryReplaced, Config::kScoreThreads>();
+  // Reference, row sum and largest logit of each part.
+  uint4 of_part[kMostTokenParts];
+#pragma unroll
+  for (int k = 1; k < kMostTokenParts; k++)
+    of_part[k] = k <= others.count ? get(&statistics_of<kHeads>(args, others.part(k - 1))[head])
+                                   : make_uint4(0, 0, __float_as_uint(-INFINITY), 0);
+  mb_wait(&smem.peers_marked, 0);
+  of_part[0] = make_uint4(__float_as_uint(smem.reference[head]),
+                          __float_as_uint(smem.row_sum[head]),
+                          __float_as_uint(smem.max_logit[head]), 0);
   float largest = -INFINITY;
   float max_logit = -INFINITY;
   float total = 0;
 #pragma unroll
   for (int k = 0; k < kMostTokenParts; k++) {
-    if (__uint_as_float(part[k].y) != 0) largest = fmaxf(largest, __uint_as_float(part[k].x));
-    max_logit = fmaxf(max_logit, __uint_as_float(part[k].z));
+    if (__uint_as_float(of_part[k].y) != 0)
+      largest = fmaxf(largest, __uint_as_float(of_part[k].x));
+    max_logit = fmaxf(max_logit, __uint_as_float(of_part[k].z));
   }
   float weight[kMostTokenParts];
 #pragma unroll
   for (int k = 0; k < kMostTokenParts; k++) {
-    const float sum = __uint_as_float(part[k].y);
-    weight[k] = sum != 0 ? ex2(__uint_as_float(part[k].x) - largest) : 0.f;
+    const float sum = __uint_as_float(of_part[k].y);
+    weight[k] = sum != 0 ? ex2(__uint_as_float(of_part[k].x) - largest) : 0.f;
     total = fmaf(sum, weight[k], total);
   }
-  const float factor = finish_head(args, span.token, span.head_begin + head, largest, total,
-                                   max_logit, parts.first_main == range_here());
+  // The first main writes lse and max_logit.
+  const bool write = (thread_here() & 127) < kHeads && (range_here() & (args.mains - 1)) == 0;
+  const float factor =
+      finish_head(args, span.token, span.head_begin + head, largest, total, max_logit, write);
 #pragma unroll
   for (int k = 0; k < kMostTokenParts; k++) smem.warp_part[k][head] = weight[k] * factor;
+  meet<kSplitsMerging, Config::kMathThreads>();
 }
 
-// Adds up the sums of 256 columns, this CTA's, which lie over the rows, and those of the other
-// parts, times their weights, and writes the output.
+// The end of a main's weigh warpgroups: adds up all parts' sums, of 256 columns where there are two
+// mains, and writes the output.
 template <class Row, int kHeads>
-__device__ __forceinline__ void add_parts(Smem<Row, kHeads>& smem, const Args& args,
-                                          const Span& span, const TokenParts& parts, int half) {
-  // Units that a thread takes together, every fourth one: first every second group of eight heads,
-  // then the next two tiles. Their addresses differ by constants and by rows.
-  constexpr int kAtOnce = 8;
-  static_assert(kHeads == 64);
-  const int thread = thread_here();
-  const int sender = thread & 63;
-  const int first_unit = thread / 64;
-  const auto units_of_part = [&](int k) -> const uint4* {
-    const int part = parts.part(k);
-    return &(part == range_here() ? own_half(smem, half)
-                                  : half_of<kHeads>(args, part, half))[first_unit][sender];
-  };
-  const float* weight = &smem.warp_part[0][8 * (first_unit / 2) + 2 * (sender & 3)];
-  uint4 next[kAtOnce];
-  const auto load = [&](int k) {
-    const uint4* from = units_of_part(k);
-#pragma unroll
-    for (int i = 0; i < kAtOnce; i++) next[i] = *(from + 4 * 64 * i);
-  };
-  float sum[kAtOnce][2][4] = {};
-  load(0);
-#pragma unroll 1
-  for (int k = 0; k < parts.count; k++, weight += kHeads) {
-    uint4 part[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; i++) part[i] = next[i];
-    if (k + 1 < parts.count) load(k + 1);
-#pragma unroll
-    for (int i = 0; i < kAtOnce; i++) {
-      const float2 by = *reinterpret_cast<const float2*>(weight + 16 * (i % 4));
-      add_part(sum[i][0], part[i].x, part[i].y, by);
-      add_part(sum[i][1], part[i].z, part[i].w, by);
-    }
-  }
-  const MergedOutput<Row, kHeads> output(half * (kHeads / 2) + first_unit, 2 * sender);
-  bf16* const to = output.address(args, span);
-#pragma unroll
-  for (int i = 0; i < kAtOnce; i++)
-#pragma unroll
-    for (int two = 0; two < 2; two++)
-      output.put(args, span, to, 16 * (i % 4), i / 4 * 2 + two, sum[i][two]);
-}
-
-// The end of a main CTA; run by the weigh warpgroups.
-template <class Row, int kHeads>
-__device__ __forceinline__ void merge_parts(Smem<Row, kHeads>& smem, const Args& args, int token) {
+__device__ __forceinline__ void add_parts(Smem<Row, kHeads>& smem, const Args& args, int token) {
   if (range_here() >= args.main_ctas) return;
   Span span = span_here<kHeads>(args);
   span.token = token;
-  const int thread = thread_here();
-  const TokenParts parts(args, token);
-  wait_for_parts(args, parts);
-  bar<kWeighing, 256>();
-  if (thread < kHeads) weigh_parts(smem, args, span, thread, parts);
-  bar<kWeighing, 256>();
-  const int rank = range_here() - parts.first_main;
+  const int count = OtherParts(args, token).count;
+  const int bytes = part_bytes<kHeads>(args);
+  const int sender = thread_here() & 63;
+  const int begin = args.mains == 1 ? 0 : (range_here() & 1) * (kHeads / 2);
+  touch(args.out, reinterpret_cast<const void*>(args.out_head_stride));
+  meet<kSplitsMerging, ConfigOf<Row, kHeads>::kMathThreads>();
+  mb_wait(&smem.statistics_full, 0);
+#pragma unroll 2
+  for (int i = thread_here() / 64; i < bytes / 1024; i += 4) {
+    const MergedOutput<Row, kHeads> output(begin + i, 2 * sender);
+    const float* weight = &smem.warp_part[0][output.head];
+    float sum[2][4] = {};
+    int from = kOwnSums + i * 1024 + sender * 16;
 #pragma unroll 1
-  for (int half = rank; half < 2; half += parts.mains) add_parts(smem, args, span, parts, half);
+    for (int k = 0;; k++, weight += kHeads) {
+      const uint4 part = *reinterpret_cast<const uint4*>(sums_at(smem, from));
+      const float2 by = *reinterpret_cast<const float2*>(weight);
+      add_part(sum[0], part.x, part.y, by);
+      add_part(sum[1], part.z, part.w, by);
+      if (k == count) break;
+      from = k * bytes + i * 1024 + sender * 16;
+    }
+    bf16* const to = output.address(args, span);
+    output.put(args, span, to, 0, 0, sum[0]);
+    output.put(args, span, to, 0, 1, sum[1]);
+  }
 }
 
 }  // namespace winnow::internal::attend::decode_sm90

@@ -246,8 +246,8 @@ enum NamedBarrier : int {
   // The score threads (kScoreThreads), when a later token's Q replaces the last one, and before the
   // weights of the splits are written over Q.
   kQueryReplaced = 2,
-  // All weigh and score threads (kMathThreads), where splits merge: in a cluster before Q, P and
-  // rows are overwritten by the peers' sums; in both ways when the splits' weights are there.
+  // All weigh and score threads (kMathThreads), where splits or parts merge: in a cluster before Q,
+  // P and rows are overwritten by the peers' sums; always when the weights are there.
   kSplitsMerging = 3,
   // The two weigh warpgroups (256 threads), once a block when P is there, and wherever they
   // exchange maxima, sums or parts of the output.
@@ -382,12 +382,17 @@ struct BarrierTable {
       {kInbox, 1, kMany ? kHeads : 1,
        "the first weigh thread, with the bytes of the units; or the keeper of each head",
        "weigh in a cluster; score where a CTA has several tokens"},
-      {kStatisticsFull, 1, 1, "the first weigh thread, with the bytes of all splits' statistics",
-       "the first score warpgroup"},
+      // Two meanings: of a cluster's splits; or a main's parts that other CTAs have.
+      {kStatisticsFull, 1, 1,
+       "the first weigh thread, with the bytes of all splits' statistics; or the first score "
+       "thread, with the bytes of the others' sums",
+       "the first score warpgroup; or weigh"},
       {kSlotsMarked, 1, 10, "each weigh warp, and two warps that copied",
        "weigh, and the warp that tells the other splits"},
-      {kPeersMarked, 1, 1, "the warp that has heard of all other splits",
-       "weigh and the first score warpgroup"},
+      // Two meanings: all splits' slots are marked; or a main's rows are read, and its row sums made.
+      {kPeersMarked, 1, 1,
+       "the warp that has heard of all other splits; or the first weigh thread",
+       "weigh and the first score warpgroup; or the latter alone"},
       {kBlocksCounted, 1, 1, "the first copying thread", "score and weigh"},
   };
   // The first barrier of a group; of kBarrierGroups, how many there are.
