@@ -72,7 +72,7 @@ inline constexpr double kHelpedUs = 17;
 inline constexpr double kHelpedUsOneGroup = 19;
 inline constexpr double kOneMainUs = 1;
 inline constexpr double kHelpedBlockUs = 2.05;
-inline constexpr double kNextPartUs = 3.4;
+inline constexpr double kNextPartUs = 5.2;
 // The part of another cut's cost by the model below which tokens are helped, which leaves a gain of
 // some 3 % by count; and what is measured for a CTA of 64 heads and all rows, as a part of its cost
 // by the model. And the blocks that a token must have.

@@ -212,24 +212,35 @@ __device__ __forceinline__ void add_parts(Smem<Row, kHeads>& smem, const Args& a
   touch(args.out, reinterpret_cast<const void*>(args.out_head_stride));
   meet<kSplitsMerging, ConfigOf<Row, kHeads>::kMathThreads>();
   mb_wait(&smem.statistics_full, 0);
-#pragma unroll 2
-  for (int i = thread_here() / 64; i < bytes / 1024; i += 4) {
-    const MergedOutput<Row, kHeads> output(begin + i, 2 * sender);
-    const float* weight = &smem.warp_part[0][output.head];
-    float sum[2][4] = {};
-    int from = kOwnSums + i * 1024 + sender * 16;
+  // Two units at once; the second one's heads are 16 further.
+  const int first_unit = thread_here() / 64;
 #pragma unroll 1
-    for (int k = 0;; k++, weight += kHeads) {
-      const uint4 part = *reinterpret_cast<const uint4*>(sums_at(smem, from));
-      const float2 by = *reinterpret_cast<const float2*>(weight);
-      add_part(sum[0], part.x, part.y, by);
-      add_part(sum[1], part.z, part.w, by);
-      if (k == count) break;
-      from = k * bytes + i * 1024 + sender * 16;
-    }
+  for (int i = first_unit; i < bytes / 1024; i += 8) {
+    const MergedOutput<Row, kHeads> output(begin + i, 2 * sender);
+    const int place = i * 1024 + sender * 16;
+    uint4 part[kMostTokenParts][2] = {};
+#pragma unroll
+    for (int k = 0; k < kMostTokenParts; k++)
+      if (k <= count) {
+        const int from = (k == 0 ? kOwnSums : (k - 1) * bytes) + place;
+        part[k][0] = *reinterpret_cast<const uint4*>(sums_at(smem, from));
+        part[k][1] = *reinterpret_cast<const uint4*>(sums_at(smem, from + 4 * 1024));
+      }
+    float sum[2][2][4] = {};
+#pragma unroll
+    for (int k = 0; k < kMostTokenParts; k++)
+#pragma unroll
+      for (int u = 0; u < 2; u++) {
+        const float2 by =
+            *reinterpret_cast<const float2*>(&smem.warp_part[k][output.head + 16 * u]);
+        add_part(sum[u][0], part[k][u].x, part[k][u].y, by);
+        add_part(sum[u][1], part[k][u].z, part[k][u].w, by);
+      }
     bf16* const to = output.address(args, span);
-    output.put(args, span, to, 0, 0, sum[0]);
-    output.put(args, span, to, 0, 1, sum[1]);
+#pragma unroll
+    for (int u = 0; u < 2; u++)
+#pragma unroll
+      for (int tile = 0; tile < 2; tile++) output.put(args, span, to, 16 * u, tile, sum[u][tile]);
   }
 }
 
