@@ -75,7 +75,10 @@ __device__ __forceinline__ void score_tokens(Smem<Row, kHeads>& smem, const Args
     if (first_scorer()) prefetch_next_q<Row, kWay>(args, span);
     score<Row, kHeads>(smem, args, span, q_unit, progress);
     had_blocks = span.blocks > 0;
-    if (!next_token<kWay>(smem, args, span)) return;
+    if (!next_token<kWay>(smem, args, span)) {
+      if constexpr (kWay == Way::kHelped) collect_parts<Row, kHeads>(smem, args, span);
+      return;
+    }
     load = span.blocks > 0;
   }
 }
