@@ -89,12 +89,11 @@ struct OtherParts {
   int first_helper, helpers, count;
   __device__ __forceinline__ OtherParts(const Args& args, int token) {
     // The helpers of the rest's first and last block.
-    const unsigned all = args.helpers;
-    const unsigned first = ((token * args.rest_blocks + 1) * all - 1) /
-                           static_cast<unsigned>(args.tokens * args.rest_blocks);
-    const unsigned last = ((token + 1) * all - 1) / static_cast<unsigned>(args.tokens);
-    first_helper = helper_part(args, static_cast<int>(first), token);
-    helpers = static_cast<int>(last - first) + 1;
+    const int first =
+        over_tokens(args, over_rest_blocks(args, (token * args.rest_blocks + 1) * args.helpers - 1));
+    const int last = over_tokens(args, (token + 1) * args.helpers - 1);
+    first_helper = helper_part(args, first, token);
+    helpers = last - first + 1;
     count = helpers + args.mains - 1;
   }
   __device__ __forceinline__ int part(int i) const {
@@ -161,7 +160,10 @@ __device__ __forceinline__ void collect_parts(Smem<Row, kHeads>& smem, const Arg
   touch(args.lse, args.sink);
   // All products with Q are done.
   bar<kQueryReplaced, Config::kScoreThreads>();
-  if ((thread_here() & 127) == 0) bring_sums(smem, args, others);
+  if ((thread_here() & 127) == 0) {
+    smem.other_parts = others.count;
+    bring_sums(smem, args, others);
+  }
   bar<kQueryReplaced, Config::kScoreThreads>();
   // Reference, row sum and largest logit of each part.
   uint4 of_part[kMostTokenParts];
@@ -205,12 +207,12 @@ __device__ __forceinline__ void add_parts(Smem<Row, kHeads>& smem, const Args& a
   if (range_here() >= args.main_ctas) return;
   Span span = span_here<kHeads>(args);
   span.token = token;
-  const int count = OtherParts(args, token).count;
   const int bytes = part_bytes<kHeads>(args);
   const int sender = thread_here() & 63;
   const int begin = args.mains == 1 ? 0 : (range_here() & 1) * (kHeads / 2);
   touch(args.out, reinterpret_cast<const void*>(args.out_head_stride));
   meet<kSplitsMerging, ConfigOf<Row, kHeads>::kMathThreads>();
+  const int count = smem.other_parts;
   mb_wait(&smem.statistics_full, 0);
   // Two units at once; the second one's heads are 16 further.
   const int first_unit = thread_here() / 64;

@@ -248,6 +248,7 @@ void launch_helped(const Params& params, const HelpedCut& cut) {
                    .rest_reciprocal = reciprocal(rest_blocks),
                    .helpers = cut.helpers,
                    .helper_reciprocal = reciprocal(cut.helpers),
+                   .tokens_reciprocal = reciprocal(params.tokens),
                    .first_stored = cut.mains == 1 ? main_ctas : 0}};
   launch_v32_fp8(args, {64, main_ctas + cut.helpers}, stream);
 }

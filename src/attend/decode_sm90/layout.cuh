@@ -91,6 +91,8 @@ struct HelpedTokens {
   // CTAs that help, for each group of heads, and 2^30 over them, rounded up.
   int helpers;
   uint32_t helper_reciprocal;
+  // 2^30 over the tokens, rounded up.
+  uint32_t tokens_reciprocal;
   // The first part whose sums are stored (place_of_part()).
   int first_stored;
 };
@@ -138,8 +140,8 @@ constexpr bool takes_helpers(CacheFormat format, int heads) {
 // tokens modulo this.
 constexpr int kMostTokenParts = 4;
 constexpr int kMostHelperParts = 4;
-// Blocks of a list that is cut so, at most: over_token_blocks() divides their square.
-constexpr int kMostHelpedBlocks = 1024;
+// Blocks of a list that is cut so, at most: so that all quotients are exact.
+constexpr int kMostHelpedBlocks = 256;
 // The workspace of helped tokens: a flag for each part, statistics of its heads, then sums.
 constexpr int kMostParts = 256;
 constexpr size_t kPartFlagBytes = kMostParts * sizeof(uint32_t);
@@ -158,12 +160,15 @@ __device__ __forceinline__ unsigned over_splits(const Args& args, unsigned n) {
 __device__ __forceinline__ int over_token_blocks(const Args& args, int n) {
   return static_cast<int>(uint64_t{static_cast<uint32_t>(n)} * args.token_reciprocal >> 30);
 }
-// n / rest_blocks and n / helpers, exact below 2^20 and 2^22.
+// n / rest_blocks, n / helpers and n / tokens, exact below 2^22, 2^22 and 2^20.
 __device__ __forceinline__ int over_rest_blocks(const Args& args, int n) {
   return static_cast<int>(uint64_t{static_cast<uint32_t>(n)} * args.rest_reciprocal >> 30);
 }
 __device__ __forceinline__ int over_helpers(const Args& args, int n) {
   return static_cast<int>(uint64_t{static_cast<uint32_t>(n)} * args.helper_reciprocal >> 30);
+}
+__device__ __forceinline__ int over_tokens(const Args& args, int n) {
+  return static_cast<int>(uint64_t{static_cast<uint32_t>(n)} * args.tokens_reciprocal >> 30);
 }
 
 // Sizes of a CTA of kHeads heads. Warpgroups 0 and 1 weigh, then come the score warpgroups, then
@@ -331,6 +336,8 @@ struct alignas(1024) Smem {
   int blocks;
   // First and last position of a helper's later parts, by their tokens modulo kMostHelperParts.
   int2 later_part[kMostHelperParts];
+  // Parts of a main's token that other CTAs have.
+  int other_parts;
 };
 
 // A group of equal mbarriers: how many there are, how many arrivals complete a phase, and whose.
