@@ -191,9 +191,9 @@ __device__ __forceinline__ bool next_token(Smem<Row, kHeads>& smem, const Args& 
   using Config = ConfigOf<Row, kHeads>;
   if constexpr (kWay == Way::kHelped) {
     if (range_here() < args.main_ctas) return false;
-    span.token++;
-    const Part part = later_part(args, span.token);
+    const Part part = later_part(args, span.token + 1);
     if (part.first == part.last) return false;
+    span.token++;
     const int2 cut = smem.later_part[span.token % kMostHelperParts];
     span.begin = cut.x;
     span.end = cut.y;
