@@ -227,8 +227,10 @@ struct Epilogue {
     send_output<0, Staging::kEights>(Staging(smem, kv_stage), args, span.token);
   }
 
-  // Writes the output of the CTA's only token.
+  // Writes the output of the CTA's only token. The tokens behind a full wave may begin meanwhile: a
+  // launch that begins earlier finds less of its code in the caches.
   __device__ __forceinline__ void finish_alone() {
+    let_next_start();
     const auto [head, exists] = kept_head();
     // With weights as e4m3 no register is left to keep it over the loop of blocks.
     const Span here = Row::kCodes ? span_here<kHeads>(args) : span;

@@ -213,9 +213,10 @@ HelpedCut helped_cut(const Shape& shape) {
       const int help = ceil_div(tokens * (token_blocks - mains * blocks), helpers);
       const double us =
           (groups == 1 ? tuned::kHelpedUsOneGroup : tuned::kHelpedUs) +
-          (mains == 1 ? tuned::kOneMainUs : 0) +
-          std::max(blocks * tuned::kHelpedBlockUs,
-                   help * tuned::kHelpedBlockUs + (parts - 1) * tuned::kNextPartUs);
+          (mains == 2 ? tuned::kTwoMainsUs : 0) +
+          std::max(blocks * tuned::kHelpedBlockUs, help * tuned::kHelpedBlockUs +
+                                                       tuned::kHandOverUs +
+                                                       (parts - 1) * tuned::kNextPartUs);
       if (us < best.us) best = {groups, token_blocks, mains, blocks, helpers, us};
     }
   }
@@ -228,11 +229,15 @@ __global__ void __launch_bounds__(kMostParts) clear_flags(uint32_t* flags) {
   flags[threadIdx.x] = 0;
 }
 
-void launch_helped(const Params& params, const HelpedCut& cut) {
-  const cudaStream_t stream = cuda::stream_of(params.device);
-  std::byte* const parts = exchange_memory(params).first;
-  clear_flags<<<1, kMostParts, 0, stream>>>(reinterpret_cast<uint32_t*>(parts));
+void clear_flags_of(const Params& params) {
+  clear_flags<<<1, kMostParts, 0, cuda::stream_of(params.device)>>>(
+      reinterpret_cast<uint32_t*>(exchange_memory(params).first));
   keep_error(cudaGetLastError());
+}
+
+// Behind clear_flags_of(), and beside the kernel before it on the stream.
+void launch_helped(const Params& params, const HelpedCut& cut) {
+  std::byte* const parts = exchange_memory(params).first;
   const auto reciprocal = [](int n) { return ceil_div(1u << 30, static_cast<uint32_t>(n)); };
   const int main_ctas = cut.mains * params.tokens;
   const int rest_blocks = cut.token_blocks - cut.mains * cut.main_blocks;
@@ -250,7 +255,7 @@ void launch_helped(const Params& params, const HelpedCut& cut) {
                    .helper_reciprocal = reciprocal(cut.helpers),
                    .tokens_reciprocal = reciprocal(params.tokens),
                    .first_stored = cut.mains == 1 ? main_ctas : 0}};
-  launch_v32_fp8(args, {64, main_ctas + cut.helpers}, stream);
+  launch_v32_fp8(args, {64, main_ctas + cut.helpers}, cuda::stream_of(params.device));
 }
 
 // Which way a launch takes, and what it costs by the model of cheapest_cut(), which counts more
@@ -258,22 +263,19 @@ void launch_helped(const Params& params, const HelpedCut& cut) {
 struct Choice {
   Cut cut;
   HelpedCut helped;
-  bool is_helped;
-  double cost;
+  bool is_helped = false;
+  double cost = 0;
 };
 Choice choose(const Shape& shape, size_t memory) {
   Choice choice{cheapest_cut(shape, memory), helped_cut(shape), false, 0};
-  choice.is_helped = choice.helped.us < tuned::kWorthHelp * choice.cut.cost;
+  const double worth = choice.cut.splits > 1 ? tuned::kWorthHelpOfSplits : tuned::kWorthHelp;
+  choice.is_helped = choice.helped.us < worth * choice.cut.cost;
   choice.cost = choice.is_helped ? choice.helped.us / tuned::kMeasuredOfModel : choice.cut.cost;
   return choice;
 }
 
-// Launches a call in the way that it chooses.
-void launch_chosen(const Params& params) {
-  if (params.tokens == 0) return;
-  const Choice choice = choose(shape_of(params), exchange_memory(params).second);
-  if (choice.is_helped) launch_helped(params, choice.helped);
-  else launch_cut(params, choice.cut);
+Choice choose(const Params& params) {
+  return choose(shape_of(params), exchange_memory(params).second);
 }
 
 }  // namespace
@@ -305,9 +307,18 @@ int32_t first_launch(const Shape& shape, bool wide) {
 }
 
 void run(const Params& params) noexcept {
+  if (params.tokens == 0) return;
   const int32_t first = first_launch(shape_of(params), false);
-  launch_chosen(tokens_of(params, 0, first));
-  launch_chosen(tokens_of(params, first, params.tokens - first));
+  const Params begin = tokens_of(params, 0, first);
+  const Params rest = tokens_of(params, first, params.tokens - first);
+  const Choice of_begin = choose(begin);
+  const Choice of_rest = rest.tokens > 0 ? choose(rest) : Choice{};
+  // Flags are cleared before both launches, since the second one begins beside the first.
+  if (of_begin.is_helped || of_rest.is_helped) clear_flags_of(params);
+  if (of_begin.is_helped) launch_helped(begin, of_begin.helped);
+  else launch_cut(begin, of_begin.cut);
+  if (of_rest.is_helped) launch_helped(rest, of_rest.helped);
+  else if (rest.tokens > 0) launch_cut(rest, of_rest.cut);
 }
 
 const char* fits(const Shape& shape) { return shape.heads > 128 ? "more than 128 heads" : nullptr; }
