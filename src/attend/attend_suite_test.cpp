@@ -50,13 +50,17 @@ const Suite kSuites[] = {
     {"v4_bf16_h64", CacheFormat::kV4Bf16, 64},
     {"v4_bf16_h128", CacheFormat::kV4Bf16, 128},
     {"v32_fp8_h64", CacheFormat::kV32Fp8, 64},
-    // Work that is cut evenly across tokens.
-    {"v32_fp8_h128_even", CacheFormat::kV32Fp8, 128, 36, 1600},
-    {"v32_fp8_h128_even_long", CacheFormat::kV32Fp8, 128, 38, 1600, false, true},
-    {"v32_fp8_h64_even", CacheFormat::kV32Fp8, 64, 68, 2048, true},
-    {"v32_fp8_h128_even_wide", CacheFormat::kV32Fp8, 128, 40, 2048, true, true},
-    // A full wave, then what is after it in even ranges.
-    {"v32_fp8_h128_even_behind", CacheFormat::kV32Fp8, 128, 100, 2048},
+    // Tokens whose CTA, or whose two, are helped by others: by one or two helpers, which have two
+    // parts or more.
+    {"v32_fp8_h128_helped", CacheFormat::kV32Fp8, 128, 36, 1600},
+    {"v32_fp8_h128_helped_long", CacheFormat::kV32Fp8, 128, 38, 1600, false, true},
+    {"v32_fp8_h64_helped", CacheFormat::kV32Fp8, 64, 68, 2048, true},
+    {"v32_fp8_h128_helped_wide", CacheFormat::kV32Fp8, 128, 48, 2048, true, true},
+    {"v32_fp8_h128_two_mains", CacheFormat::kV32Fp8, 128, 24, 2048},
+    {"v32_fp8_h100_two_mains", CacheFormat::kV32Fp8, 100, 28, 2048, true, true},
+    {"v32_fp8_h64_two_mains", CacheFormat::kV32Fp8, 64, 50, 1600, true},
+    // A full wave, then what is after it with helpers.
+    {"v32_fp8_h128_helped_behind", CacheFormat::kV32Fp8, 128, 100, 2048},
     {"v4_fp8_h64", CacheFormat::kV4Fp8, 64},
     {"v4_fp8_h20", CacheFormat::kV4Fp8, 20},
     {.name = "v4_fp8_h128_few", .format = CacheFormat::kV4Fp8, .heads = 128, .few_keys = true},

@@ -64,20 +64,25 @@ inline constexpr double kWideBlockUs = 1.6;
 // below a tenth is none where lists are not full: 1,024 new tokens of 2k would lose 4 %. 04f7754.
 inline constexpr double kWorthSecondLaunch = 0.9;
 
-// Even ranges, 64 heads a CTA: us of start, end, a change of token and adding up parts, where a
-// token has two groups of heads, which share the rows that are read, and where it has one; us of a
-// block. Then the part of another cut's cost by the model below which ranges are taken, which
-// leaves a gain of some 3 % by count; and what is measured for a CTA of 64 heads and all rows, as a
-// part of its cost by the model. And the blocks that a token must have: with 16 and fewer ranges
-// were slower. 7825f12 and newer builds in turns, 20 to 232 tokens, top-k 2,048
-// (docs/journal/decode-sm90.md, "even ranges in less code"; for the blocks "even ranges by
-// choice").
-inline constexpr double kEvenUs = 23;
-inline constexpr double kEvenUsOneGroup = 25.2;
-inline constexpr double kEvenBlockUs = 2.1;
-inline constexpr double kWorthEven = 0.775;
+// Tokens with helpers (Way::kHelped), 64 heads a CTA, us. Start, end and adding up parts, where a
+// token has two groups of heads, which share the rows that are read, and where it has one; what two
+// mains need longer than one; a block; a helper's hand-over, and its step to a next part. Fitted to
+// four cuts each of 22 to 50 tokens of 128 heads and 44 to 96 of 64, top-k 2,048, builds in turns
+// (docs/journal/decode-sm90.md, "helpers").
+inline constexpr double kHelpedUs = 15.1;
+inline constexpr double kHelpedUsOneGroup = 17.7;
+inline constexpr double kTwoMainsUs = 1.2;
+inline constexpr double kHelpedBlockUs = 2.15;
+inline constexpr double kHandOverUs = 5.2;
+inline constexpr double kNextPartUs = 3.5;
+// The part of another cut's cost by the model below which tokens are helped: of splits, which leaves
+// a gain of some 3 %, and of whole tokens, some 5 % with full lists, since short ones lose. And what
+// is measured for a CTA of 64 heads and all rows, as a part of its cost by the model; and the blocks
+// that a token must have: with 16 and fewer even ranges, the form before this one, were slower.
+inline constexpr double kWorthHelpOfSplits = 0.95;
+inline constexpr double kWorthHelp = 0.79;
 inline constexpr double kMeasuredOfModel = 0.86;
-inline constexpr int kEvenBlocks = 24;
+inline constexpr int kHelpedBlocks = 24;
 
 }  // namespace decode
 

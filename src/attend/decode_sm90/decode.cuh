@@ -75,7 +75,10 @@ __device__ __forceinline__ void score_tokens(Smem<Row, kHeads>& smem, const Args
     if (first_scorer()) prefetch_next_q<Row, kWay>(args, span);
     score<Row, kHeads>(smem, args, span, q_unit, progress);
     had_blocks = span.blocks > 0;
-    if (!next_token<kWay>(smem, args, span)) return;
+    if (!next_token<kWay>(smem, args, span)) {
+      if constexpr (kWay == Way::kHelped) collect_parts<Row, kHeads>(smem, args, span);
+      return;
+    }
     load = span.blocks > 0;
   }
 }
@@ -93,7 +96,6 @@ __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
   if (blockIdx.z && token_here() >= args.tokens) return;
   // The first indices are requested at once.
   Span ahead{};
-  Span next{};
   int index = -1;
   int list = 0;
   int last = 0;
@@ -102,11 +104,8 @@ __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
     cut<Config, kWay>(args, ahead);
     index = first_index<Config, Crew>(args, ahead, list);
     if constexpr (!kMany) last = last_index(args, ahead);
-    if constexpr (kWay == Way::kEven) {
-      // While the indices are on their way.
-      next = ahead;
-      if (copy_warp<Crew>() == 0 && enter_second_token(args, next)) cut<Config, kWay>(args, next);
-    }
+    if constexpr (kWay == Way::kHelped)
+      if (copy_warp<Crew>() == 0) cut_later_parts(smem, args, ahead.token);
   }
   if (kWay >= Way::kCluster && warpgroup == 1) prefetch_q<kHeads>(args);
   initialize<Row, kHeads, kWay>(smem);
@@ -126,7 +125,7 @@ __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
 #pragma unroll 1
     do weigh<Row, kHeads, kWay>(smem, args, span, warpgroup, progress);
     while (kMany && next_token<kWay>(smem, args, span));
-    if constexpr (kWay == Way::kEven) merge_parts<Row, kHeads>(smem, args, span.token);
+    if constexpr (kWay == Way::kHelped) add_parts<Row, kHeads>(smem, args, span.token);
     if constexpr (kWay == Way::kCluster) merge<Row, kHeads>(smem, args, span, split_here(args));
   } else if (warpgroup < Config::kFirstCopyWarpgroup) {
     // Six warpgroups begin with fewer registers than score needs.
@@ -148,7 +147,10 @@ __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
         if (first_scorer()) prefetch_next_q<Row, kWay>(args, span);
         score<Row, kHeads>(smem, args, span, q_unit, progress);
         const bool had_blocks = span.blocks > 0;
-        if (!next_token<kWay>(smem, args, span)) return;
+        if (!next_token<kWay>(smem, args, span)) {
+          if constexpr (kWay == Way::kHelped) collect_parts<Row, kHeads>(smem, args, span);
+          return;
+        }
         if (span.blocks > 0) q_unit = reload_q(smem, args, span.token, span.head_begin);
         if (had_blocks) {
           mb_wait(statistics_reset(smem), phase);
@@ -175,8 +177,6 @@ __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
       if constexpr (!kMany) trim<Config>(args, ahead, last);
       if (thread_here() == 128 * Config::kFirstCopyWarpgroup) {
         smem.blocks = ahead.blocks;
-        smem.next_blocks = next.blocks;
-        smem.next_end = next.end;
         mb_arrive(&smem.blocks_counted);
       }
     }
@@ -213,33 +213,39 @@ cudaError_t prepare() {
   return cudaSuccess;
 }
 
-// A launch in clusters of `cluster` CTAs; with 0, all CTAs run at once or none.
 template <class Row, int kHeads, Way kWay>
 struct Launch {
   cudaLaunchConfig_t config;
-  cudaLaunchAttribute attribute[1];
+  cudaLaunchAttribute attribute[2];
   cudaError_t ready = prepare<Row, kHeads, kWay>();
 
-  Launch(dim3 grid, unsigned cluster, cudaStream_t stream)
+  Launch(dim3 grid, cudaStream_t stream)
       : config(launch_config(grid, CrewOf<Row, kHeads, kWay>::kThreads, sizeof(Smem<Row, kHeads>),
                              stream)) {
     config.attrs = attribute;
-    config.numAttrs = cluster != 1 ? 1 : 0;
-    if (cluster == 0) {
-      attribute[0].id = cudaLaunchAttributeCooperative;
-      attribute[0].val.cooperative = 1;
-    } else {
-      attribute[0].id = cudaLaunchAttributeClusterDimension;
-      attribute[0].val.clusterDim.x = cluster;
-      attribute[0].val.clusterDim.y = 1;
-      attribute[0].val.clusterDim.z = 1;
-    }
+    config.numAttrs = 0;
+  }
+  // All CTAs run at once or none.
+  void at_once() { add(cudaLaunchAttributeCooperative).cooperative = 1; }
+  // CTAs form clusters.
+  void in_clusters(unsigned x, unsigned y) {
+    if (x * y == 1) return;
+    cudaLaunchAttributeValue& value = add(cudaLaunchAttributeClusterDimension);
+    value.clusterDim.x = x;
+    value.clusterDim.y = y;
+    value.clusterDim.z = 1;
   }
   // Lets it begin beside the kernel before it on the stream.
   void overlap() {
-    attribute[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute[0].val.programmaticStreamSerializationAllowed = 1;
-    config.numAttrs = 1;
+    add(cudaLaunchAttributeProgrammaticStreamSerialization)
+        .programmaticStreamSerializationAllowed = 1;
+  }
+
+ private:
+  cudaLaunchAttributeValue& add(cudaLaunchAttributeID id) {
+    cudaLaunchAttribute& next = attribute[config.numAttrs++];
+    next.id = id;
+    return next.val;
   }
 };
 
@@ -248,9 +254,15 @@ cudaError_t launch(const Args& args, unsigned tokens, cudaStream_t stream) {
   const auto splits = static_cast<unsigned>(args.splits);
   const dim3 grid(splits * static_cast<unsigned>(args.groups), std::min<unsigned>(tokens, kTokensY),
                   ceil_div(tokens, kTokensY));
-  Launch<Row, kHeads, kWay> launch(grid, kWay == Way::kExchange ? 0 : splits, stream);
+  Launch<Row, kHeads, kWay> launch(grid, stream);
   if (launch.ready) return launch.ready;
-  if constexpr (kWay == Way::kEven) launch.overlap();
+  if constexpr (kWay == Way::kExchange) launch.at_once();
+  if constexpr (kWay == Way::kCluster) launch.in_clusters(splits, 1);
+  if constexpr (kWay == Way::kHelped) {
+    // The mains of a token wait for each other.
+    launch.in_clusters(1, static_cast<unsigned>(args.mains));
+    launch.overlap();
+  }
   return cudaLaunchKernelEx(&launch.config, decode<Row, kHeads, kWay>, args);
 }
 
@@ -261,8 +273,9 @@ cudaError_t launch_way(const Args& args, int tokens_at_once, cudaStream_t stream
   if constexpr (takes_many_tokens(Row::Stored::kFormat, kHeads, false))
     if (tokens_at_once < args.tokens)
       return launch<Row, kHeads, Way::kMany>(args, tokens_at_once, stream);
-  if constexpr (takes_even_ranges(Row::Stored::kFormat, kHeads) && !Row::kCodes)
-    if (args.token_blocks > 0) return launch<Row, kHeads, Way::kEven>(args, tokens_at_once, stream);
+  if constexpr (takes_helpers(Row::Stored::kFormat, kHeads) && !Row::kCodes)
+    if (args.token_blocks > 0)
+      return launch<Row, kHeads, Way::kHelped>(args, tokens_at_once, stream);
   if (args.exchange) return launch<Row, kHeads, Way::kExchange>(args, args.tokens, stream);
   if (args.splits > 1) return launch<Row, kHeads, Way::kCluster>(args, args.tokens, stream);
   return launch<Row, kHeads, Way::kAlone>(args, args.tokens, stream);

@@ -2,7 +2,7 @@
 // statistics, and the output or the hand-over to the other splits.
 #pragma once
 
-#include "attend/decode_sm90/even.cuh"
+#include "attend/decode_sm90/helped.cuh"
 
 namespace winnow::internal::attend::decode_sm90 {
 
@@ -118,7 +118,7 @@ struct Epilogue {
     progress.kv_stage = kv_stage;
     progress.block = block_end;
     if constexpr (kWay == Way::kMany) finish_one_of_many(kv_stage, block_end);
-    else if constexpr (kWay == Way::kEven) finish_part(block_end);
+    else if constexpr (kWay == Way::kHelped) finish_part(block_end);
     else if constexpr (kWay == Way::kAlone) finish_alone();
     else send_to_cluster();
   }
@@ -144,23 +144,38 @@ struct Epilogue {
     mb_arrive(statistics_reset(smem));
   }
 
-  // The end of a token's part in this CTA's range. merge_parts() follows where it begins the token.
+  // The end of a part of a helped token. In a main, add_parts() follows.
   __device__ __forceinline__ void finish_part(int block_end) {
-    const bool begins = range_begin(args, range_here()) <= span.token * args.token_blocks;
-    EvenPart<kHeads>& part = part_of_range<kHeads>(args, range_here());
+    const int range = range_here();
+    const bool helps = range >= args.main_ctas;
+    const bool stores = helps || args.mains == 2;
+    const int part = own_part(args, span.token);
     if (const auto [head, exists] = kept_head(); exists) {
       const float sum = row_sum_of(head);
-      if (begins) {
-        smem.row_sum[head] = sum;
-      } else {
-        part.statistics[head] = make_float4(smem.reference[head], sum, smem.max_logit[head], 0.f);
-        reset_statistics(head, block_end);
-      }
+      smem.row_sum[head] = sum;
+      if (stores)
+        statistics_of<kHeads>(args, part)[head] =
+            make_float4(smem.reference[head], sum, smem.max_logit[head], 0.f);
+      if (helps) reset_statistics(head, block_end);
     }
-    store_units<kHeads>(begins ? own_units(smem) : part.units, o);
-    if (begins) return;
-    set_to_zero<kHeads>(o);
-    raise_flag(args);
+    // A main's score warpgroup may fetch sums to where rows were, and weigh the parts.
+    const auto announce = [&] {
+      if (!helps && thread_here() == 0) mb_arrive(&smem.peers_marked);
+    };
+    if (!stores) {
+      wait_for_peer();
+      announce();
+    }
+    // Whether this CTA adds up this warpgroup's columns.
+    const bool adds = !helps && (args.mains == 1 || warpgroup == (range & 1));
+    store_units<kHeads>(
+        adds ? own_half(smem, args, warpgroup) : half_of<kHeads>(args, part, warpgroup), o);
+    if (helps) set_to_zero<kHeads>(o);
+    if (stores) {
+      wait_for_peer();
+      announce();
+      if (thread_here() == 0) raise_flag(args, part);
+    }
   }
 
   // Writes the output of a token that is not the CTA's only one.
@@ -212,8 +227,10 @@ struct Epilogue {
     send_output<0, Staging::kEights>(Staging(smem, kv_stage), args, span.token);
   }
 
-  // Writes the output of the CTA's only token.
+  // Writes the output of the CTA's only token. The tokens behind a full wave may begin meanwhile: a
+  // launch that begins earlier finds less of its code in the caches.
   __device__ __forceinline__ void finish_alone() {
+    let_next_start();
     const auto [head, exists] = kept_head();
     // With weights as e4m3 no register is left to keep it over the loop of blocks.
     const Span here = Row::kCodes ? span_here<kHeads>(args) : span;

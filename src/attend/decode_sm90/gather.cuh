@@ -321,14 +321,13 @@ __device__ __forceinline__ void look_ahead(Smem<Row, kHeads>& smem, const Args& 
   constexpr bool kApart = Crew::kCopyWarps == 8;
   const int lane = thread_here() & 31;
   const int own = kMany ? own_blocks(span) : 2;
-  if constexpr (kWay == Way::kEven) mb_wait(&smem.blocks_counted, 0);
-  // Blocks of the tokens before span's, and with it. A range that begins in the middle of a token
-  // has fewer.
-  int blocks_before = kWay == Way::kEven ? -(span.begin / Config::kBlock) : 0;
+  // Blocks of the tokens before span's, and with it.
+  int blocks_before = 0;
   int block_end = span.blocks;
-  // A lane's k-th position in a block. Of several tokens a CTA has all rows.
+  // A lane's k-th position in a block. Of several tokens a CTA has all rows, unless it helps.
   const auto position = [&](int block, int k) {
-    return (kMany ? 0 : span.begin) + (block - blocks_before) * Config::kBlock + lane + 32 * k;
+    return (kWay == Way::kMany ? 0 : span.begin) + (block - blocks_before) * Config::kBlock + lane +
+           32 * k;
   };
   // The token's lists, both by position.
   const int32_t* first;

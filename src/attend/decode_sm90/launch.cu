@@ -6,6 +6,7 @@
 #include <atomic>
 #include <climits>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 #include "core/arithmetic.h"
@@ -168,86 +169,113 @@ void launch_cut(const Params& params, const Cut& cut) {
   }
 }
 
-// Even ranges of a call's blocks (Way::kEven): 64 heads a CTA, a range for each of its groups of
-// heads and each multiprocessor.
-struct EvenCut {
+// A call whose tokens are helped (Way::kHelped): 64 heads a CTA, as many CTAs for each of its groups
+// of heads as run at once.
+struct HelpedCut {
   int groups = 1;
-  int ranges = 0;
-  // Blocks of a token.
+  // Blocks of a token, its mains, the blocks of each, and helpers for each group of heads.
   int token_blocks = 0;
-  // In microseconds as they are measured; without ranges more than any cut.
+  int mains = 1;
+  int main_blocks = 0;
+  int helpers = 0;
+  // In microseconds as they are measured; where no cut is possible more than any other.
   double us = 1e30;
 };
 
-EvenCut even_cut(const Shape& shape) {
-  EvenCut cut;
+// The most parts that a helper of the rests of `tokens` has: it takes tokens / helpers of them.
+int most_parts(int tokens, int helpers) {
+  const int more = tokens % helpers;
+  return ceil_div(tokens, helpers) + (more > std::gcd(tokens, helpers) ? 1 : 0);
+}
+
+HelpedCut helped_cut(const Shape& shape) {
+  HelpedCut best;
   const int groups = ceil_div(shape.heads, 64);
-  const int heads = cta_heads_for(ceil_div(shape.heads, groups));
-  if (of_codes(shape) || !takes_even_ranges(format_of(shape), heads) || shape.list_count > 1 ||
-      shape.fixed_split || shape.f32_out || shape.likely_width > 0)
-    return cut;
-  const int ctas = std::min(cuda::multiprocessors(shape.device), kMostCtas) / groups * groups;
-  const size_t bytes = kEvenFlagBytes + ctas * even_part_bytes(heads) + kExchangeAlign;
-  const int64_t ranges = ctas / groups;
-  const int64_t token_blocks = blocks_of(shape);
-  const int64_t blocks = shape.tokens * token_blocks;
-  const int64_t share = blocks / ranges;
-  const int64_t longest = ceil_div(blocks, ranges);
-  // A token reaches into kMaxLaterParts later ranges at most. A range of a token's blocks or more
-  // gains little, and loses where the lists turn out to be short.
-  if (longest >= token_blocks || shape.workspace < bytes || token_blocks < tuned::kEvenBlocks ||
-      token_blocks > kMostEvenBlocks || share * kMaxLaterParts < token_blocks - 1)
-    return cut;
-  cut.groups = groups;
-  cut.ranges = static_cast<int>(ranges);
-  cut.token_blocks = static_cast<int>(token_blocks);
-  cut.us = (groups == 1 ? tuned::kEvenUsOneGroup : tuned::kEvenUs) +
-           static_cast<double>(longest) * tuned::kEvenBlockUs;
-  return cut;
+  const int token_blocks = blocks_of(shape);
+  if (of_codes(shape) || !takes_helpers(format_of(shape), cta_heads_for(ceil_div(shape.heads, groups))) ||
+      shape.list_count > 1 || shape.fixed_split || shape.f32_out || shape.likely_width > 0 ||
+      token_blocks < tuned::kHelpedBlocks || token_blocks > kMostHelpedBlocks)
+    return best;
+  const int ranges = std::min(cuda::multiprocessors(shape.device), kMostCtas) / groups & ~1;
+  if (shape.tokens >= ranges ||
+      shape.workspace < helped_bytes(64, 2 * ranges * groups) + kExchangeAlign)
+    return best;
+  const int tokens = static_cast<int>(shape.tokens);
+  // The blocks of each CTA if all had as many.
+  const int share = ceil_div(tokens * token_blocks, ranges);
+  for (int mains = 1; mains <= 2 && mains * tokens < ranges; ++mains) {
+    const int helpers = ranges - mains * tokens;
+    // Of a token's rest two helpers have something at most.
+    if (helpers < 2 || helpers > tokens) continue;
+    const int parts = most_parts(tokens, helpers);
+    if (parts > kMostHelperParts) continue;
+    for (int blocks = share; blocks < share + 4 && mains * blocks < token_blocks; ++blocks) {
+      const int help = ceil_div(tokens * (token_blocks - mains * blocks), helpers);
+      const double us =
+          (groups == 1 ? tuned::kHelpedUsOneGroup : tuned::kHelpedUs) +
+          (mains == 2 ? tuned::kTwoMainsUs : 0) +
+          std::max(blocks * tuned::kHelpedBlockUs, help * tuned::kHelpedBlockUs +
+                                                       tuned::kHandOverUs +
+                                                       (parts - 1) * tuned::kNextPartUs);
+      if (us < best.us) best = {groups, token_blocks, mains, blocks, helpers, us};
+    }
+  }
+  return best;
 }
 
-// Sets the flags of even ranges to 0, while the kernel that uses them begins.
-__global__ void __launch_bounds__(kMostCtas) clear_flags(uint32_t* flags, int count) {
+// Sets the flags of all parts to 0, while the kernel that uses them begins.
+__global__ void __launch_bounds__(kMostParts) clear_flags(uint32_t* flags) {
   let_next_start();
-  if (const int i = static_cast<int>(threadIdx.x); i < count) flags[i] = 0;
+  flags[threadIdx.x] = 0;
 }
 
-void launch_even(const Params& params, const EvenCut& cut) {
-  const cudaStream_t stream = cuda::stream_of(params.device);
-  std::byte* const parts = exchange_memory(params).first;
-  const int blocks = params.tokens * cut.token_blocks;
-  clear_flags<<<1, kMostCtas, 0, stream>>>(reinterpret_cast<uint32_t*>(parts),
-                                           cut.ranges * cut.groups);
+void clear_flags_of(const Params& params) {
+  clear_flags<<<1, kMostParts, 0, cuda::stream_of(params.device)>>>(
+      reinterpret_cast<uint32_t*>(exchange_memory(params).first));
   keep_error(cudaGetLastError());
+}
+
+// Behind clear_flags_of(), and beside the kernel before it on the stream.
+void launch_helped(const Params& params, const HelpedCut& cut) {
+  std::byte* const parts = exchange_memory(params).first;
+  const auto reciprocal = [](int n) { return ceil_div(1u << 30, static_cast<uint32_t>(n)); };
+  const int main_ctas = cut.mains * params.tokens;
+  const int rest_blocks = cut.token_blocks - cut.mains * cut.main_blocks;
   const Args args{{1, 0x80000000u, parts},
                   device_params_of(params, cut.groups),
                   wide_output_of(params),
-                  {blocks / cut.ranges, blocks % cut.ranges, cut.token_blocks,
-                   ceil_div(1u << 30, static_cast<uint32_t>(cut.token_blocks))}};
-  launch_v32_fp8(args, {64, cut.ranges}, stream);
+                  {.token_blocks = cut.token_blocks,
+                   .token_reciprocal = reciprocal(cut.token_blocks),
+                   .mains = cut.mains,
+                   .main_ctas = main_ctas,
+                   .main_blocks = cut.main_blocks,
+                   .rest_blocks = rest_blocks,
+                   .rest_reciprocal = reciprocal(rest_blocks),
+                   .helpers = cut.helpers,
+                   .helper_reciprocal = reciprocal(cut.helpers),
+                   .tokens_reciprocal = reciprocal(params.tokens),
+                   .first_stored = cut.mains == 1 ? main_ctas : 0}};
+  launch_v32_fp8(args, {64, main_ctas + cut.helpers}, cuda::stream_of(params.device));
 }
 
 // Which way a launch takes, and what it costs by the model of cheapest_cut(), which counts more
 // than is measured.
 struct Choice {
   Cut cut;
-  EvenCut even;
-  bool is_even;
-  double cost;
+  HelpedCut helped;
+  bool is_helped = false;
+  double cost = 0;
 };
 Choice choose(const Shape& shape, size_t memory) {
-  Choice choice{cheapest_cut(shape, memory), even_cut(shape), false, 0};
-  choice.is_even = choice.even.us < tuned::kWorthEven * choice.cut.cost;
-  choice.cost = choice.is_even ? choice.even.us / tuned::kMeasuredOfModel : choice.cut.cost;
+  Choice choice{cheapest_cut(shape, memory), helped_cut(shape), false, 0};
+  const double worth = choice.cut.splits > 1 ? tuned::kWorthHelpOfSplits : tuned::kWorthHelp;
+  choice.is_helped = choice.helped.us < worth * choice.cut.cost;
+  choice.cost = choice.is_helped ? choice.helped.us / tuned::kMeasuredOfModel : choice.cut.cost;
   return choice;
 }
 
-// Launches a call in the way that it chooses.
-void launch_chosen(const Params& params) {
-  if (params.tokens == 0) return;
-  const Choice choice = choose(shape_of(params), exchange_memory(params).second);
-  if (choice.is_even) launch_even(params, choice.even);
-  else launch_cut(params, choice.cut);
+Choice choose(const Params& params) {
+  return choose(shape_of(params), exchange_memory(params).second);
 }
 
 }  // namespace
@@ -267,7 +295,7 @@ int32_t first_launch(const Shape& shape, bool wide) {
   const double wave_us =
       wide ? tuned::kWideTokenUs + blocks * tuned::kWideBlockUs : cta_us(shape, heads, blocks);
   const Choice all = wide ? Choice{.cost = (waves + 1) * wave_us} : choose(shape, memory);
-  const bool many = !wide && !all.is_even && all.cut.splits == 1 &&
+  const bool many = !wide && !all.is_helped && all.cut.splits == 1 &&
                     takes_many_tokens(format_of(shape), heads, shape.tables);
   const double launch_us = wide ? tuned::kLaunchUsAfterWide : tuned::kLaunchUsAfterDecode;
   // What the remaining tokens cost in the same launch, and in one of their own.
@@ -279,9 +307,18 @@ int32_t first_launch(const Shape& shape, bool wide) {
 }
 
 void run(const Params& params) noexcept {
+  if (params.tokens == 0) return;
   const int32_t first = first_launch(shape_of(params), false);
-  launch_chosen(tokens_of(params, 0, first));
-  launch_chosen(tokens_of(params, first, params.tokens - first));
+  const Params begin = tokens_of(params, 0, first);
+  const Params rest = tokens_of(params, first, params.tokens - first);
+  const Choice of_begin = choose(begin);
+  const Choice of_rest = rest.tokens > 0 ? choose(rest) : Choice{};
+  // Flags are cleared before both launches, since the second one begins beside the first.
+  if (of_begin.is_helped || of_rest.is_helped) clear_flags_of(params);
+  if (of_begin.is_helped) launch_helped(begin, of_begin.helped);
+  else launch_cut(begin, of_begin.cut);
+  if (of_rest.is_helped) launch_helped(rest, of_rest.helped);
+  else if (rest.tokens > 0) launch_cut(rest, of_rest.cut);
 }
 
 const char* fits(const Shape& shape) { return shape.heads > 128 ? "more than 128 heads" : nullptr; }

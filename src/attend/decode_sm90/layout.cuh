@@ -74,17 +74,29 @@ struct WideOutput {
   // 2^16 / heads of a block, rounded up; 0: one block. Exact for up to 128 heads.
   uint32_t block_reciprocal;
 };
-// Work that is cut evenly across tokens (Way::kEven): the blocks of all tokens, one token after the
-// other, are dealt out in ranges, `share` blocks each and one more to the first `longer` ranges. A
-// range has fewer blocks than a token, so it has parts of one token or of two, and none as a whole.
-struct EvenRanges {
-  int share;
-  int longer;
-  // Blocks of a token whose lists are full, and 2^30 over them, rounded up: over_token_blocks().
+// Tokens whose own CTAs are helped by others (Way::kHelped, helped.cuh). Blocks are counted in full
+// lists.
+struct HelpedTokens {
+  // Blocks of a token, and 2^30 over them, rounded up: over_token_blocks(). 0: another way.
   int token_blocks;
   uint32_t token_reciprocal;
+  // A token's own CTAs, 1 or 2, those of all tokens, and the blocks of each.
+  int mains;
+  int main_ctas;
+  int main_blocks;
+  // Blocks of a token that are left to helpers, and 2^30 over them, rounded up. The rests of all
+  // tokens, one after the other, are dealt out evenly.
+  int rest_blocks;
+  uint32_t rest_reciprocal;
+  // CTAs that help, for each group of heads, and 2^30 over them, rounded up.
+  int helpers;
+  uint32_t helper_reciprocal;
+  // 2^30 over the tokens, rounded up.
+  uint32_t tokens_reciprocal;
+  // The first part whose sums are stored (place_of_part()).
+  int first_stored;
 };
-struct Args : Splits, DeviceParams, WideOutput, EvenRanges {};
+struct Args : Splits, DeviceParams, WideOutput, HelpedTokens {};
 
 __device__ __forceinline__ int64_t block_of(const Args& args, int head) {
   return static_cast<uint32_t>(head) * args.block_reciprocal >> 16;
@@ -95,13 +107,13 @@ __device__ __forceinline__ float* f32_row(const Args& args, int token, int head)
          block_of(args, head) * args.out_block_gap;
 }
 
-// What a CTA takes: one token, one token after the other, a split of a token's lists, or a range of
-// blocks that may begin and end in the middle of a token. The splits of a token form a cluster or
-// meet in the workspace. Each way is a kernel of its own, because the first 64 KB of code come with
+// What a CTA takes: one token, one token after the other, a split of a token's lists, or a part of
+// one token or of several (helped.cuh). The splits of a token form a cluster or meet in the
+// workspace. Each way is a kernel of its own, because the first 64 KB of code come with
 // a launch and what lies beyond takes 0.3 us a KB where another kernel has run in between.
-enum class Way { kAlone, kMany, kCluster, kExchange, kEven };
+enum class Way { kAlone, kMany, kCluster, kExchange, kHelped };
 // Whether a CTA goes from token to token.
-constexpr bool walks(Way way) { return way == Way::kMany || way == Way::kEven; }
+constexpr bool walks(Way way) { return way == Way::kMany || way == Way::kHelped; }
 
 // Whether CTAs of `heads` heads may take several tokens, one after the other. That is one more
 // kernel to compile, so only where it gains 2 % or more. 64 heads of V3.2 gain nothing. With 64
@@ -119,19 +131,23 @@ constexpr size_t exchange_bytes(int heads, int splits) {
          static_cast<size_t>(heads) * (sizeof(float4) * kMaxExchanged + splits * 1024);
 }
 
-// Whether CTAs of `heads` heads may take even ranges. One more kernel to compile, so only where
+// Whether tokens of CTAs of `heads` heads may be helped. One more kernel to compile, so only where
 // tokens of many heads leave much of a wave idle.
-constexpr bool takes_even_ranges(CacheFormat format, int heads) {
+constexpr bool takes_helpers(CacheFormat format, int heads) {
   return format == CacheFormat::kV32Fp8 && heads == 64;
 }
-// Ranges after a CTA's own that the last token of its range may reach into, at most.
-constexpr int kMaxLaterParts = 2;
-// Blocks of a list that is cut so, at most: over_token_blocks() divides their square.
-constexpr int kMostEvenBlocks = 1024;
-// The workspace of even ranges: a flag for each, then a part for each.
-constexpr size_t kEvenFlagBytes = 1024;
-constexpr size_t even_part_bytes(int heads) {
-  return static_cast<size_t>(heads) * (1024 + sizeof(float4));
+// Parts of a token at most: two mains' and two helpers'. And of a helper, which knows them by their
+// tokens modulo this.
+constexpr int kMostTokenParts = 4;
+constexpr int kMostHelperParts = 4;
+// Blocks of a list that is cut so, at most: so that all quotients are exact.
+constexpr int kMostHelpedBlocks = 256;
+// The workspace of helped tokens: a flag for each part, statistics of its heads, then sums.
+constexpr int kMostParts = 256;
+constexpr size_t kPartFlagBytes = kMostParts * sizeof(uint32_t);
+constexpr size_t helped_bytes(int heads, int stored_halves) {
+  return kPartFlagBytes + static_cast<size_t>(heads) * (kMostParts * sizeof(float4) +
+                                                        static_cast<size_t>(stored_halves) * 512);
 }
 
 // n / splits. Exact below 2^27. Up to 2^29 it may be one more than the whole part, but not where n
@@ -143,6 +159,16 @@ __device__ __forceinline__ unsigned over_splits(const Args& args, unsigned n) {
 // n / token_blocks, exact below 2^20.
 __device__ __forceinline__ int over_token_blocks(const Args& args, int n) {
   return static_cast<int>(uint64_t{static_cast<uint32_t>(n)} * args.token_reciprocal >> 30);
+}
+// n / rest_blocks, n / helpers and n / tokens, exact below 2^22, 2^22 and 2^20.
+__device__ __forceinline__ int over_rest_blocks(const Args& args, int n) {
+  return static_cast<int>(uint64_t{static_cast<uint32_t>(n)} * args.rest_reciprocal >> 30);
+}
+__device__ __forceinline__ int over_helpers(const Args& args, int n) {
+  return static_cast<int>(uint64_t{static_cast<uint32_t>(n)} * args.helper_reciprocal >> 30);
+}
+__device__ __forceinline__ int over_tokens(const Args& args, int n) {
+  return static_cast<int>(uint64_t{static_cast<uint32_t>(n)} * args.tokens_reciprocal >> 30);
 }
 
 // Sizes of a CTA of kHeads heads. Warpgroups 0 and 1 weigh, then come the score warpgroups, then
@@ -208,7 +234,7 @@ struct CrewOf {
   static constexpr int kCopyWarps = kHeads <= 16 && Row::kFp8 && kWay == Way::kMany ? 8 : 4;
   static constexpr int kCopiers = kCopyWarps == 8 ? 6 : 3;
   static constexpr int kThreads = Config::kMathThreads + 32 * kCopyWarps;
-  static constexpr bool kTwoLists = kWay != Way::kEven;
+  static constexpr bool kTwoLists = kWay != Way::kHelped;
   static constexpr bool kBlockTables =
       kWay != Way::kMany || takes_many_tokens(Row::Stored::kFormat, kHeads, true);
   static constexpr bool kWide = Config::kScoreWarpgroups == 1 && Row::kFp8;
@@ -225,8 +251,8 @@ enum NamedBarrier : int {
   // The score threads (kScoreThreads), when a later token's Q replaces the last one, and before the
   // weights of the splits are written over Q.
   kQueryReplaced = 2,
-  // All weigh and score threads (kMathThreads), where splits merge: in a cluster before Q, P and
-  // rows are overwritten by the peers' sums; in both ways when the splits' weights are there.
+  // All weigh and score threads (kMathThreads), where splits or parts merge: in a cluster before Q,
+  // P and rows are overwritten by the peers' sums; always when the weights are there.
   kSplitsMerging = 3,
   // The two weigh warpgroups (256 threads), once a block when P is there, and wherever they
   // exchange maxima, sums or parts of the output.
@@ -305,11 +331,13 @@ struct alignas(1024) Smem {
   uint32_t outgrown[2];
   // The same as q_max of a later token's Q, by warp.
   uint32_t q_max_of_warp[4 * Config::kScoreWarpgroups];
-  // Blocks of a CTA's only token, found by the copying warps for all roles. Of even ranges those of
-  // the first part, and those of the second one with its last position.
+  // Blocks of a CTA's only token, or of a helper's first part, found by the copying warps for all
+  // roles.
   int blocks;
-  int next_blocks;
-  int next_end;
+  // First and last position of a helper's later parts, by their tokens modulo kMostHelperParts.
+  int2 later_part[kMostHelperParts];
+  // Parts of a main's token that other CTAs have.
+  int other_parts;
 };
 
 // A group of equal mbarriers: how many there are, how many arrivals complete a phase, and whose.
@@ -361,14 +389,18 @@ struct BarrierTable {
       {kInbox, 1, kMany ? kHeads : 1,
        "the first weigh thread, with the bytes of the units; or the keeper of each head",
        "weigh in a cluster; score where a CTA has several tokens"},
-      {kStatisticsFull, 1, 1, "the first weigh thread, with the bytes of all splits' statistics",
-       "the first score warpgroup"},
+      // Two meanings: of a cluster's splits; or a main's parts that other CTAs have.
+      {kStatisticsFull, 1, 1,
+       "the first weigh thread, with the bytes of all splits' statistics; or the first score "
+       "thread, with the bytes of the others' sums",
+       "the first score warpgroup; or weigh"},
       {kSlotsMarked, 1, 10, "each weigh warp, and two warps that copied",
        "weigh, and the warp that tells the other splits"},
-      {kPeersMarked, 1, 1, "the warp that has heard of all other splits",
-       "weigh and the first score warpgroup"},
-      {kBlocksCounted, 1, 1, "the first copying thread",
-       "score and weigh; with even ranges also the warp that finds rows"},
+      // Two meanings: all splits' slots are marked; or a main's rows are read, and its row sums made.
+      {kPeersMarked, 1, 1,
+       "the warp that has heard of all other splits; or the first weigh thread",
+       "weigh and the first score warpgroup; or the latter alone"},
+      {kBlocksCounted, 1, 1, "the first copying thread", "score and weigh"},
   };
   // The first barrier of a group; of kBarrierGroups, how many there are.
   static constexpr int begin(int group) {

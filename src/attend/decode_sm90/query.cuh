@@ -332,7 +332,7 @@ struct QueryReload {
 // sooner, but that takes 7 to 12 KB of code, for which a CTA waits longer at a token's end.
 template <class Row, int kHeads, Way kWay>
 constexpr bool kScoreLoadsQuery =
-    Row::kFp8 && !Row::kCodes && kHeads == 64 && (kWay == Way::kExchange || kWay == Way::kMany);
+    Row::kFp8 && !Row::kCodes && kHeads == 64 && (kWay == Way::kExchange || kWay == Way::kMany || kWay == Way::kHelped);
 
 // Replaces Q by a later token's, and returns what the products with it are to be multiplied by.
 template <class Row, int kHeads>
@@ -348,7 +348,8 @@ __device__ __forceinline__ float reload_q(Smem<Row, kHeads>& smem, const Args& a
 // Asks the L2 for the next token's Q, long before it is read.
 template <class Row, Way kWay>
 __device__ __forceinline__ void prefetch_next_q(const Args& args, const Span& span) {
-  const int64_t token = int64_t{span.token} + (kWay == Way::kEven ? 1 : gridDim.y);
+  if (kWay == Way::kHelped && range_here() < args.main_ctas) return;
+  const int64_t token = int64_t{span.token} + (kWay == Way::kHelped ? 1 : gridDim.y);
   if (token >= args.tokens) return;
   const int thread = thread_here() & 127;
   const int line = thread & 7;

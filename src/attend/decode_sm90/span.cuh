@@ -1,4 +1,4 @@
-// Decode on Hopper: the part of the work that a CTA takes, a token or a range of blocks.
+// Decode on Hopper: the part of the work that a CTA takes.
 #pragma once
 
 #include "attend/decode_sm90/layout.cuh"
@@ -24,22 +24,47 @@ __device__ __forceinline__ int token_here() {
 __device__ __forceinline__ int split_here(const Args& args) {
   return static_cast<int>(blockIdx.x - over_splits(args, blockIdx.x) * args.splits);
 }
-// Ranges are taken from the last one on, so that a CTA waits only for others that began before it
-// (even.cuh). Read where it is used: weigh has no register for what follows from it.
+// Of helped tokens the mains come first, those of a token side by side, then the helpers. They are
+// taken from the last one on, since mains wait for helpers (helped.cuh). Read where it is used:
+// weigh has no register for what follows from it.
 __device__ __forceinline__ int range_here() {
   int block, blocks;
   asm volatile("mov.u32 %0,%%ctaid.y;\nmov.u32 %1,%%nctaid.y;" : "=r"(block), "=r"(blocks));
   return blocks - 1 - block;
 }
-// The first block of a range, counted over all tokens.
-__device__ __forceinline__ int range_begin(const Args& args, int range) {
-  return range * args.share + min(range, args.longer);
+// The first block of a helper's share, counted over the rests of all tokens.
+__device__ __forceinline__ int rest_begin(const Args& args, int helper) {
+  return over_helpers(args, helper * (args.tokens * args.rest_blocks));
+}
+// A part of a token: its blocks [first, last) if its list is full.
+struct Part {
+  int token, first, last;
+};
+// What a CTA begins with.
+__device__ __forceinline__ Part first_part(const Args& args) {
+  const int range = range_here();
+  const int own_blocks = args.token_blocks - args.rest_blocks;
+  if (range < args.main_ctas) {
+    const int rank = range & (args.mains - 1);
+    return {range >> (args.mains - 1), rank * args.main_blocks, (rank + 1) * args.main_blocks};
+  }
+  const int begin = rest_begin(args, range - args.main_ctas);
+  const int end = rest_begin(args, range - args.main_ctas + 1);
+  const int token = over_rest_blocks(args, begin);
+  const int first = own_blocks + begin - token * args.rest_blocks;
+  return {token, first, min(first + (end - begin), args.token_blocks)};
+}
+// A helper's part of a later token, empty where it has none.
+__device__ __forceinline__ Part later_part(const Args& args, int token) {
+  const int own_blocks = args.token_blocks - args.rest_blocks;
+  const int left =
+      rest_begin(args, range_here() - args.main_ctas + 1) - token * args.rest_blocks;
+  return {token, own_blocks, own_blocks + min(max(left, 0), args.rest_blocks)};
 }
 template <int kHeads, Way kWay = Way::kAlone>
 __device__ __forceinline__ Span span_here(const Args& args) {
   Span span{};
-  span.token =
-      kWay == Way::kEven ? over_token_blocks(args, range_begin(args, range_here())) : token_here();
+  span.token = kWay == Way::kHelped ? first_part(args).token : token_here();
   span.head_begin = static_cast<int>(over_splits(args, blockIdx.x)) * kHeads;
   span.head_count = min(args.heads - span.head_begin, kHeads);
   return span;
@@ -66,37 +91,66 @@ __device__ __forceinline__ void cut_list(const Args& args, Span& span) {
   span.end = min(span.positions, span.begin + span.blocks * Config::kBlock);
 }
 
-// The part of the token's list, of which there is one, that lies in this CTA's range. Ranges are
-// counted in blocks of full lists; of a shorter list each takes the same share as of a full one, so
-// that short lists are dealt out as evenly.
+// Positions [x, y) of a part of a list that has `positions`. Of a list that is not full a part has
+// the same share as of a full one, so that short lists are dealt out as evenly.
 template <class Config>
-__device__ __forceinline__ void cut_range(const Args& args, Span& span) {
-  const int range = range_here();
-  const int before = span.token * args.token_blocks;
-  const int first = max(range_begin(args, range) - before, 0);
-  const int last = min(range_begin(args, range + 1) - before, args.token_blocks);
+__device__ __forceinline__ int2 positions_of(const Args& args, const Part& part, int positions) {
+  const int blocks = ceil_div(positions, Config::kBlock);
+  int begin = part.first;
+  int end = part.last;
+  if (blocks < args.token_blocks) {
+    begin = over_token_blocks(args, begin * blocks);
+    end = over_token_blocks(args, end * blocks);
+  }
+  return make_int2(min(begin * Config::kBlock, positions), min(end * Config::kBlock, positions));
+}
+__device__ __forceinline__ const int32_t* indices_of(const Args& args, int token) {
+  return args.lists[0].indices + token * args.lists[0].index_stride;
+}
+// What a CTA begins with of the token's list, of which there is one.
+template <class Config>
+__device__ __forceinline__ void cut_first_part(const Args& args, Span& span) {
   const ListView& list = args.lists[0];
   int positions = columns(list, span.token);
   if (!list.lengths && positions > 0) {
-    const int32_t* const row = list.indices + span.token * list.index_stride;
+    const int32_t* const row = indices_of(args, span.token);
     if (__builtin_expect(__ldg(row + positions - 1) < 0, 0))
       positions = length_without_padding(row, positions, thread_here() & 31);
   }
   span.first_list_end = span.positions = positions;
-  const int blocks = ceil_div(positions, Config::kBlock);
-  int begin = first;
-  int end = last;
-  if (blocks < args.token_blocks) {
-    begin = over_token_blocks(args, first * blocks);
-    end = over_token_blocks(args, last * blocks);
+  const int2 cut = positions_of<Config>(args, first_part(args), positions);
+  span.begin = cut.x;
+  span.end = cut.y;
+  span.blocks = ceil_div(cut.y - cut.x, Config::kBlock);
+}
+// A helper's later parts, for all roles: a warp finds them while its first indices are on their
+// way, a token a lane.
+template <class Row, int kHeads>
+__device__ __forceinline__ void cut_later_parts(Smem<Row, kHeads>& smem, const Args& args,
+                                                int first_token) {
+  if (range_here() < args.main_ctas) return;
+  const int lane = thread_here() & 31;
+  const int token = first_token + 1 + lane;
+  const Part part = later_part(args, token);
+  const bool exists = lane + 1 < kMostHelperParts && part.last > part.first;
+  const ListView& list = args.lists[0];
+  int positions = exists ? columns(list, token) : 0;
+  int last = 0;
+  if (!list.lengths && positions > 0) last = __ldg(indices_of(args, token) + positions - 1);
+#pragma unroll 1
+  for (uint32_t padded = __ballot_sync(~0u, last < 0); padded; padded &= padded - 1) {
+    const int from = __ffs(static_cast<int>(padded)) - 1;
+    const int length = length_without_padding(indices_of(args, first_token + 1 + from),
+                                              __shfl_sync(~0u, positions, from), lane);
+    if (lane == from) positions = length;
   }
-  span.begin = min(begin * Config::kBlock, positions);
-  span.end = min(end * Config::kBlock, positions);
-  span.blocks = end - begin;
+  if (exists)
+    smem.later_part[token % kMostHelperParts] =
+        positions_of<ConfigOf<Row, kHeads>>(args, part, positions);
 }
 template <class Config, Way kWay>
 __device__ __forceinline__ void cut(const Args& args, Span& span) {
-  if constexpr (kWay == Way::kEven) cut_range<Config>(args, span);
+  if constexpr (kWay == Way::kHelped) cut_first_part<Config>(args, span);
   else cut_list<Config, kWay != Way::kMany || Config::kScoreWarpgroups == 2>(args, span);
 }
 
@@ -130,27 +184,24 @@ __device__ __forceinline__ void count_blocks(Smem<Row, kHeads>& smem, const Args
   }
 }
 
-// Proceeds to the second token of a range, whose part of the list is not known yet; false if there
-// is none.
-__device__ __forceinline__ bool enter_second_token(const Args& args, Span& span) {
-  if (range_begin(args, range_here() + 1) <= (span.token + 1) * args.token_blocks) return false;
-  span.token++;
-  return true;
-}
 // The next token of a CTA that has several; false after its last one. Every role proceeds on its
 // own: rows, blocks and the phases of barriers are counted over all tokens.
 template <Way kWay, class Row, int kHeads>
 __device__ __forceinline__ bool next_token(Smem<Row, kHeads>& smem, const Args& args, Span& span) {
-  if constexpr (kWay == Way::kEven) {
-    if (!enter_second_token(args, span)) return false;
-    // The copying warps stored both together with the blocks of the first part.
-    span.begin = 0;
-    span.end = smem.next_end;
-    span.blocks = __reduce_max_sync(~0u, smem.next_blocks);
+  using Config = ConfigOf<Row, kHeads>;
+  if constexpr (kWay == Way::kHelped) {
+    if (range_here() < args.main_ctas) return false;
+    const Part part = later_part(args, span.token + 1);
+    if (part.first == part.last) return false;
+    span.token++;
+    const int2 cut = smem.later_part[span.token % kMostHelperParts];
+    span.begin = cut.x;
+    span.end = cut.y;
+    span.blocks = __reduce_max_sync(~0u, ceil_div(cut.y - cut.x, Config::kBlock));
   } else {
     if (args.tokens - span.token <= static_cast<int>(gridDim.y)) return false;
     span.token += static_cast<int>(gridDim.y);
-    cut<ConfigOf<Row, kHeads>, kWay>(args, span);
+    cut<Config, kWay>(args, span);
   }
   return true;
 }

@@ -10,7 +10,8 @@ void launch_v32_fp8(const Args& args, Share share, cudaStream_t stream) {
 int clusters_at_once(int size) {
   using Row = RowTraits<V32Fp8>;
   const auto ctas = static_cast<unsigned>(size);
-  const Launch<Row, 64, Way::kCluster> launch(ctas, ctas, nullptr);
+  Launch<Row, 64, Way::kCluster> launch(ctas, nullptr);
+  launch.in_clusters(ctas, 1);
   int count = 0;
   if (launch.ready ||
       cudaOccupancyMaxActiveClusters(&count, decode<Row, 64, Way::kCluster>, &launch.config))
