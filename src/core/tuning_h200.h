@@ -75,10 +75,11 @@ inline constexpr double kTwoMainsUs = 1.2;
 inline constexpr double kHelpedBlockUs = 2.15;
 inline constexpr double kHandOverUs = 5.2;
 inline constexpr double kNextPartUs = 3.5;
-// The part of another cut's cost by the model below which tokens are helped: of splits, which leaves
-// a gain of some 3 %, and of whole tokens, some 5 % with full lists, since short ones lose. And what
-// is measured for a CTA of 64 heads and all rows, as a part of its cost by the model; and the blocks
-// that a token must have: with 16 and fewer even ranges, the form before this one, were slower.
+// The part of another cut's cost by the model below which tokens are helped: of splits, which
+// leaves a gain of some 3 %, and of whole tokens, some 5 % with full lists, since short ones lose.
+// And what is measured for a CTA of 64 heads and all rows, as a part of its cost by the model; and
+// the blocks that a token must have: with 16 and fewer even ranges, the form before this one, were
+// slower.
 inline constexpr double kWorthHelpOfSplits = 0.95;
 inline constexpr double kWorthHelp = 0.79;
 inline constexpr double kMeasuredOfModel = 0.86;

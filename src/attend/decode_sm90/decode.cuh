@@ -237,8 +237,8 @@ struct Launch {
   }
   // Lets it begin beside the kernel before it on the stream.
   void overlap() {
-    add(cudaLaunchAttributeProgrammaticStreamSerialization)
-        .programmaticStreamSerializationAllowed = 1;
+    add(cudaLaunchAttributeProgrammaticStreamSerialization).programmaticStreamSerializationAllowed =
+        1;
   }
 
  private:

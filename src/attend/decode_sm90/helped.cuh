@@ -89,8 +89,8 @@ struct OtherParts {
   int first_helper, helpers, count;
   __device__ __forceinline__ OtherParts(const Args& args, int token) {
     // The helpers of the rest's first and last block.
-    const int first =
-        over_tokens(args, over_rest_blocks(args, (token * args.rest_blocks + 1) * args.helpers - 1));
+    const int first = over_tokens(
+        args, over_rest_blocks(args, (token * args.rest_blocks + 1) * args.helpers - 1));
     const int last = over_tokens(args, (token + 1) * args.helpers - 1);
     first_helper = helper_part(args, first, token);
     helpers = last - first + 1;
@@ -136,10 +136,11 @@ __device__ __forceinline__ void bring_sums(Smem<Row, kHeads>& smem, const Args& 
   for (int i = 0; i < others.count; i++) {
     const int part = others.part(i);
     uint32_t there;
-    do asm volatile("ld.acquire.gpu.global.u32 %0,[%1];"
-                    : "=r"(there)
-                    : "l"(flag_of(args, part))
-                    : "memory");
+    do
+      asm volatile("ld.acquire.gpu.global.u32 %0,[%1];"
+                   : "=r"(there)
+                   : "l"(flag_of(args, part))
+                   : "memory");
     while (there == 0);
     if (i == args.mains) mb_wait(&smem.peers_marked, 0);
     asm volatile("fence.proxy.async;" ::: "memory");
@@ -172,16 +173,15 @@ __device__ __forceinline__ void collect_parts(Smem<Row, kHeads>& smem, const Arg
     of_part[k] = k <= others.count ? get(&statistics_of<kHeads>(args, others.part(k - 1))[head])
                                    : make_uint4(0, 0, __float_as_uint(-INFINITY), 0);
   mb_wait(&smem.peers_marked, 0);
-  of_part[0] = make_uint4(__float_as_uint(smem.reference[head]),
-                          __float_as_uint(smem.row_sum[head]),
-                          __float_as_uint(smem.max_logit[head]), 0);
+  of_part[0] =
+      make_uint4(__float_as_uint(smem.reference[head]), __float_as_uint(smem.row_sum[head]),
+                 __float_as_uint(smem.max_logit[head]), 0);
   float largest = -INFINITY;
   float max_logit = -INFINITY;
   float total = 0;
 #pragma unroll
   for (int k = 0; k < kMostTokenParts; k++) {
-    if (__uint_as_float(of_part[k].y) != 0)
-      largest = fmaxf(largest, __uint_as_float(of_part[k].x));
+    if (__uint_as_float(of_part[k].y) != 0) largest = fmaxf(largest, __uint_as_float(of_part[k].x));
     max_logit = fmaxf(max_logit, __uint_as_float(of_part[k].z));
   }
   float weight[kMostTokenParts];

@@ -169,8 +169,8 @@ void launch_cut(const Params& params, const Cut& cut) {
   }
 }
 
-// A call whose tokens are helped (Way::kHelped): 64 heads a CTA, as many CTAs for each of its groups
-// of heads as run at once.
+// A call whose tokens are helped (Way::kHelped): 64 heads a CTA, as many CTAs for each of its
+// groups of heads as run at once.
 struct HelpedCut {
   int groups = 1;
   // Blocks of a token, its mains, the blocks of each, and helpers for each group of heads.
@@ -192,7 +192,8 @@ HelpedCut helped_cut(const Shape& shape) {
   HelpedCut best;
   const int groups = ceil_div(shape.heads, 64);
   const int token_blocks = blocks_of(shape);
-  if (of_codes(shape) || !takes_helpers(format_of(shape), cta_heads_for(ceil_div(shape.heads, groups))) ||
+  if (of_codes(shape) ||
+      !takes_helpers(format_of(shape), cta_heads_for(ceil_div(shape.heads, groups))) ||
       shape.list_count > 1 || shape.fixed_split || shape.f32_out || shape.likely_width > 0 ||
       token_blocks < tuned::kHelpedBlocks || token_blocks > kMostHelpedBlocks)
     return best;
@@ -211,12 +212,11 @@ HelpedCut helped_cut(const Shape& shape) {
     if (parts > kMostHelperParts) continue;
     for (int blocks = share; blocks < share + 4 && mains * blocks < token_blocks; ++blocks) {
       const int help = ceil_div(tokens * (token_blocks - mains * blocks), helpers);
-      const double us =
-          (groups == 1 ? tuned::kHelpedUsOneGroup : tuned::kHelpedUs) +
-          (mains == 2 ? tuned::kTwoMainsUs : 0) +
-          std::max(blocks * tuned::kHelpedBlockUs, help * tuned::kHelpedBlockUs +
-                                                       tuned::kHandOverUs +
-                                                       (parts - 1) * tuned::kNextPartUs);
+      const double us = (groups == 1 ? tuned::kHelpedUsOneGroup : tuned::kHelpedUs) +
+                        (mains == 2 ? tuned::kTwoMainsUs : 0) +
+                        std::max(blocks * tuned::kHelpedBlockUs,
+                                 help * tuned::kHelpedBlockUs + tuned::kHandOverUs +
+                                     (parts - 1) * tuned::kNextPartUs);
       if (us < best.us) best = {groups, token_blocks, mains, blocks, helpers, us};
     }
   }

@@ -396,9 +396,9 @@ struct BarrierTable {
        "the first score warpgroup; or weigh"},
       {kSlotsMarked, 1, 10, "each weigh warp, and two warps that copied",
        "weigh, and the warp that tells the other splits"},
-      // Two meanings: all splits' slots are marked; or a main's rows are read, and its row sums made.
-      {kPeersMarked, 1, 1,
-       "the warp that has heard of all other splits; or the first weigh thread",
+      // Two meanings: all splits' slots are marked; or a main's rows are read, and its row sums
+      // made.
+      {kPeersMarked, 1, 1, "the warp that has heard of all other splits; or the first weigh thread",
        "weigh and the first score warpgroup; or the latter alone"},
       {kBlocksCounted, 1, 1, "the first copying thread", "score and weigh"},
   };

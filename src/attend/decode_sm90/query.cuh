@@ -332,7 +332,8 @@ struct QueryReload {
 // sooner, but that takes 7 to 12 KB of code, for which a CTA waits longer at a token's end.
 template <class Row, int kHeads, Way kWay>
 constexpr bool kScoreLoadsQuery =
-    Row::kFp8 && !Row::kCodes && kHeads == 64 && (kWay == Way::kExchange || kWay == Way::kMany || kWay == Way::kHelped);
+    Row::kFp8 && !Row::kCodes && kHeads == 64 &&
+    (kWay == Way::kExchange || kWay == Way::kMany || kWay == Way::kHelped);
 
 // Replaces Q by a later token's, and returns what the products with it are to be multiplied by.
 template <class Row, int kHeads>

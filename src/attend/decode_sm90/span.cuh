@@ -57,8 +57,7 @@ __device__ __forceinline__ Part first_part(const Args& args) {
 // A helper's part of a later token, empty where it has none.
 __device__ __forceinline__ Part later_part(const Args& args, int token) {
   const int own_blocks = args.token_blocks - args.rest_blocks;
-  const int left =
-      rest_begin(args, range_here() - args.main_ctas + 1) - token * args.rest_blocks;
+  const int left = rest_begin(args, range_here() - args.main_ctas + 1) - token * args.rest_blocks;
   return {token, own_blocks, own_blocks + min(max(left, 0), args.rest_blocks)};
 }
 template <int kHeads, Way kWay = Way::kAlone>
