@@ -55,7 +55,7 @@ const Suite kSuites[] = {
     {"v32_fp8_h128_helped", CacheFormat::kV32Fp8, 128, 36, 1600},
     {"v32_fp8_h128_helped_long", CacheFormat::kV32Fp8, 128, 38, 1600, false, true},
     {"v32_fp8_h64_helped", CacheFormat::kV32Fp8, 64, 68, 2048, true},
-    {"v32_fp8_h128_helped_wide", CacheFormat::kV32Fp8, 128, 48, 2048, true, true},
+    {"v32_fp8_h128_helped_wide", CacheFormat::kV32Fp8, 128, 40, 2048, true, true},
     {"v32_fp8_h128_two_mains", CacheFormat::kV32Fp8, 128, 24, 2048},
     {"v32_fp8_h100_two_mains", CacheFormat::kV32Fp8, 100, 28, 2048, true, true},
     {"v32_fp8_h64_two_mains", CacheFormat::kV32Fp8, 64, 50, 1600, true},

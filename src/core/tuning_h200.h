@@ -75,6 +75,9 @@ inline constexpr double kTwoMainsUs = 1.2;
 inline constexpr double kHelpedBlockUs = 2.15;
 inline constexpr double kHandOverUs = 5.2;
 inline constexpr double kNextPartUs = 3.5;
+// us, what a main needs for helpers' parts: as far as it decides below which length a list is left
+// to the mains. By lists of 500 of 2,048 entries.
+inline constexpr double kAddPartsUs = 2;
 // The part of another cut's cost by the model below which tokens are helped: of splits, which
 // leaves a gain of some 3 %, and of whole tokens, some 5 % with full lists, since short ones lose.
 // And what is measured for a CTA of 64 heads and all rows, as a part of its cost by the model; and

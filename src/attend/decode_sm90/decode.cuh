@@ -104,8 +104,11 @@ __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
     cut<Config, kWay>(args, ahead);
     index = first_index<Config, Crew>(args, ahead, list);
     if constexpr (!kMany) last = last_index(args, ahead);
-    if constexpr (kWay == Way::kHelped)
-      if (copy_warp<Crew>() == 0) cut_later_parts(smem, args, ahead.token);
+    if constexpr (kWay == Way::kHelped) {
+      const int warp = copy_warp<Crew>();
+      if (warp + 1 < kMostHelperParts) tell_later_part(smem, args, ahead.token + 1 + warp);
+      if (thread_here() == 128 * Config::kFirstCopyWarpgroup) tell_first_part(smem, args, ahead);
+    }
   }
   if (kWay >= Way::kCluster && warpgroup == 1) prefetch_q<kHeads>(args);
   initialize<Row, kHeads, kWay>(smem);

@@ -148,6 +148,7 @@ struct Epilogue {
   __device__ __forceinline__ void finish_part(int block_end) {
     const int range = range_here();
     const bool helps = range >= args.main_ctas;
+    if (helps && smem.part[span.token % kMostHelperParts].y == 0) return;
     const bool stores = helps || args.mains == 2;
     const int part = own_part(args, span.token);
     if (const auto [head, exists] = kept_head(); exists) {

@@ -3,7 +3,8 @@
 // A token has one main CTA or two, each with as many of its first blocks. The rest of it lies with
 // one helper or two; a helper has parts of several tokens, one after the other. Helpers store the
 // sums of every part in the workspace, then set its flag. Of two mains each adds up 256 columns: it
-// stores its sums of the other's columns and sets its flag. A single main adds up all.
+// stores its sums of the other's columns and sets its flag. A single main adds up all. A list that
+// is too short for helpers to gain anything is left to the mains.
 //
 // The main's score warpgroup waits for the flags, while weigh may still be at the last blocks. It
 // has bulk copies bring the others' sums, over Q as long as weigh needs the rest of shared memory,
@@ -96,6 +97,10 @@ struct OtherParts {
     helpers = last - first + 1;
     count = helpers + args.mains - 1;
   }
+  __device__ __forceinline__ void leave_out_helpers() {
+    count -= helpers;
+    helpers = 0;
+  }
   __device__ __forceinline__ int part(int i) const {
     return i < helpers ? first_helper + i : range_here() ^ 1;
   }
@@ -156,7 +161,8 @@ __device__ __forceinline__ void collect_parts(Smem<Row, kHeads>& smem, const Arg
                                               const Span& span) {
   using Config = ConfigOf<Row, kHeads>;
   if (range_here() >= args.main_ctas) return;
-  const OtherParts others(args, span.token);
+  OtherParts others(args, span.token);
+  if (smem.unhelped) others.leave_out_helpers();
   const int head = min(thread_here() & 127, kHeads - 1);
   touch(args.lse, args.sink);
   // All products with Q are done.

@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <climits>
+#include <cmath>
 #include <memory>
 #include <numeric>
 #include <utility>
@@ -178,6 +179,8 @@ struct HelpedCut {
   int mains = 1;
   int main_blocks = 0;
   int helpers = 0;
+  // Blocks below which a list is left to its mains.
+  int least_helped = 0;
   // In microseconds as they are measured; where no cut is possible more than any other.
   double us = 1e30;
 };
@@ -206,18 +209,25 @@ HelpedCut helped_cut(const Shape& shape) {
   const int share = ceil_div(tokens * token_blocks, ranges);
   for (int mains = 1; mains <= 2 && mains * tokens < ranges; ++mains) {
     const int helpers = ranges - mains * tokens;
-    // Of a token's rest two helpers have something at most.
-    if (helpers < 2 || helpers > tokens) continue;
+    // Of a token's rest two helpers have something at most. Where most CTAs are mains, short lists
+    // lose more than full ones gain.
+    if (helpers < 2 || helpers > tokens || (mains == 1 && 3 * tokens >= 2 * ranges)) continue;
     const int parts = most_parts(tokens, helpers);
     if (parts > kMostHelperParts) continue;
     for (int blocks = share; blocks < share + 4 && mains * blocks < token_blocks; ++blocks) {
       const int help = ceil_div(tokens * (token_blocks - mains * blocks), helpers);
-      const double us = (groups == 1 ? tuned::kHelpedUsOneGroup : tuned::kHelpedUs) +
-                        (mains == 2 ? tuned::kTwoMainsUs : 0) +
-                        std::max(blocks * tuned::kHelpedBlockUs,
-                                 help * tuned::kHelpedBlockUs + tuned::kHandOverUs +
-                                     (parts - 1) * tuned::kNextPartUs);
-      if (us < best.us) best = {groups, token_blocks, mains, blocks, helpers, us};
+      const double hand_over_us = tuned::kHandOverUs + (parts - 1) * tuned::kNextPartUs;
+      const double us =
+          (groups == 1 ? tuned::kHelpedUsOneGroup : tuned::kHelpedUs) +
+          (mains == 2 ? tuned::kTwoMainsUs : 0) +
+          std::max(blocks * tuned::kHelpedBlockUs, help * tuned::kHelpedBlockUs + hand_over_us);
+      if (us >= best.us) continue;
+      // What a block of a list costs less in a helper than in a main that has the list alone.
+      const double gain_us =
+          (1.0 / mains - static_cast<double>(help) / token_blocks) * tuned::kHelpedBlockUs;
+      const double help_us = hand_over_us + tuned::kAddPartsUs;
+      const int least = gain_us > 0 ? static_cast<int>(std::ceil(help_us / gain_us)) : 2;
+      best = {groups, token_blocks, mains, blocks, helpers, std::max(least, 2), us};
     }
   }
   return best;
@@ -254,6 +264,7 @@ void launch_helped(const Params& params, const HelpedCut& cut) {
                    .helpers = cut.helpers,
                    .helper_reciprocal = reciprocal(cut.helpers),
                    .tokens_reciprocal = reciprocal(params.tokens),
+                   .least_helped = cut.least_helped,
                    .first_stored = cut.mains == 1 ? main_ctas : 0}};
   launch_v32_fp8(args, {64, main_ctas + cut.helpers}, cuda::stream_of(params.device));
 }

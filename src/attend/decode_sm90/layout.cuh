@@ -93,6 +93,8 @@ struct HelpedTokens {
   uint32_t helper_reciprocal;
   // 2^30 over the tokens, rounded up.
   uint32_t tokens_reciprocal;
+  // A list of fewer blocks than this is left to the mains: helpers would take longer.
+  int least_helped;
   // The first part whose sums are stored (place_of_part()).
   int first_stored;
 };
@@ -334,9 +336,11 @@ struct alignas(1024) Smem {
   // Blocks of a CTA's only token, or of a helper's first part, found by the copying warps for all
   // roles.
   int blocks;
-  // First and last position of a helper's later parts, by their tokens modulo kMostHelperParts.
-  int2 later_part[kMostHelperParts];
-  // Parts of a main's token that other CTAs have.
+  // First and last position of a CTA's parts, by their tokens modulo kMostHelperParts. {0, 0}: the
+  // token is left to its mains.
+  int2 part[kMostHelperParts];
+  // Whether a main's token is left to its mains, and its parts that other CTAs have.
+  bool unhelped;
   int other_parts;
 };
 

@@ -91,61 +91,62 @@ __device__ __forceinline__ void cut_list(const Args& args, Span& span) {
 }
 
 // Positions [x, y) of a part of a list that has `positions`. Of a list that is not full a part has
-// the same share as of a full one, so that short lists are dealt out as evenly.
+// the same share as of a full one, or the mains have all of it.
 template <class Config>
 __device__ __forceinline__ int2 positions_of(const Args& args, const Part& part, int positions) {
   const int blocks = ceil_div(positions, Config::kBlock);
   int begin = part.first;
   int end = part.last;
-  if (blocks < args.token_blocks) {
+  if (blocks < args.least_helped) {
+    const int rank = range_here() & (args.mains - 1);
+    const bool helps = range_here() >= args.main_ctas;
+    begin = helps ? 0 : rank * blocks >> (args.mains - 1);
+    end = helps ? 0 : (rank + 1) * blocks >> (args.mains - 1);
+  } else if (blocks < args.token_blocks) {
     begin = over_token_blocks(args, begin * blocks);
     end = over_token_blocks(args, end * blocks);
   }
   return make_int2(min(begin * Config::kBlock, positions), min(end * Config::kBlock, positions));
 }
-__device__ __forceinline__ const int32_t* indices_of(const Args& args, int token) {
-  return args.lists[0].indices + token * args.lists[0].index_stride;
+// Positions of a token's list, of which there is one, without the invalid ones at its end; by a
+// warp.
+__device__ __forceinline__ int list_length(const Args& args, int token, int lane) {
+  const ListView& list = args.lists[0];
+  const int positions = columns(list, token);
+  if (list.lengths || positions == 0) return positions;
+  const int32_t* const row = list.indices + token * list.index_stride;
+  if (__builtin_expect(__ldg(row + positions - 1) >= 0, 1)) return positions;
+  return length_without_padding(row, positions, lane);
 }
-// What a CTA begins with of the token's list, of which there is one.
+// What a CTA begins with of the token's list.
 template <class Config>
 __device__ __forceinline__ void cut_first_part(const Args& args, Span& span) {
-  const ListView& list = args.lists[0];
-  int positions = columns(list, span.token);
-  if (!list.lengths && positions > 0) {
-    const int32_t* const row = indices_of(args, span.token);
-    if (__builtin_expect(__ldg(row + positions - 1) < 0, 0))
-      positions = length_without_padding(row, positions, thread_here() & 31);
-  }
+  const int positions = list_length(args, span.token, thread_here() & 31);
   span.first_list_end = span.positions = positions;
   const int2 cut = positions_of<Config>(args, first_part(args), positions);
   span.begin = cut.x;
   span.end = cut.y;
   span.blocks = ceil_div(cut.y - cut.x, Config::kBlock);
 }
-// A helper's later parts, for all roles: a warp finds them while its first indices are on their
-// way, a token a lane.
+// What a CTA begins with, for the roles that do not copy it; by one thread.
 template <class Row, int kHeads>
-__device__ __forceinline__ void cut_later_parts(Smem<Row, kHeads>& smem, const Args& args,
-                                                int first_token) {
+__device__ __forceinline__ void tell_first_part(Smem<Row, kHeads>& smem, const Args& args,
+                                                const Span& span) {
+  using Config = ConfigOf<Row, kHeads>;
+  smem.part[span.token % kMostHelperParts] = make_int2(span.begin, span.end);
+  smem.unhelped = ceil_div(span.positions, Config::kBlock) < args.least_helped;
+}
+// A helper's part of a later token, for all roles; by a copying warp while its first indices are on
+// their way.
+template <class Row, int kHeads>
+__device__ __forceinline__ void tell_later_part(Smem<Row, kHeads>& smem, const Args& args,
+                                                int token) {
   if (range_here() < args.main_ctas) return;
-  const int lane = thread_here() & 31;
-  const int token = first_token + 1 + lane;
   const Part part = later_part(args, token);
-  const bool exists = lane + 1 < kMostHelperParts && part.last > part.first;
-  const ListView& list = args.lists[0];
-  int positions = exists ? columns(list, token) : 0;
-  int last = 0;
-  if (!list.lengths && positions > 0) last = __ldg(indices_of(args, token) + positions - 1);
-#pragma unroll 1
-  for (uint32_t padded = __ballot_sync(~0u, last < 0); padded; padded &= padded - 1) {
-    const int from = __ffs(static_cast<int>(padded)) - 1;
-    const int length = length_without_padding(indices_of(args, first_token + 1 + from),
-                                              __shfl_sync(~0u, positions, from), lane);
-    if (lane == from) positions = length;
-  }
-  if (exists)
-    smem.later_part[token % kMostHelperParts] =
-        positions_of<ConfigOf<Row, kHeads>>(args, part, positions);
+  if (part.first == part.last) return;
+  const int lane = thread_here() & 31;
+  const int2 cut = positions_of<ConfigOf<Row, kHeads>>(args, part, list_length(args, token, lane));
+  if (lane == 0) smem.part[token % kMostHelperParts] = cut;
 }
 template <class Config, Way kWay>
 __device__ __forceinline__ void cut(const Args& args, Span& span) {
@@ -193,7 +194,7 @@ __device__ __forceinline__ bool next_token(Smem<Row, kHeads>& smem, const Args& 
     const Part part = later_part(args, span.token + 1);
     if (part.first == part.last) return false;
     span.token++;
-    const int2 cut = smem.later_part[span.token % kMostHelperParts];
+    const int2 cut = smem.part[span.token % kMostHelperParts];
     span.begin = cut.x;
     span.end = cut.y;
     span.blocks = __reduce_max_sync(~0u, ceil_div(cut.y - cut.x, Config::kBlock));
