@@ -140,7 +140,8 @@ def test_opcheck(name, device):
 
 # Arguments that operators leave out: they make their results, and plan for themselves. Those that
 # are requested come from an operator of their own, or are made always.
-PLACES = {"out", "workspace", "plan", "part", "some_tokens", "kernel", "lengths", "counts", "lse", "out_weights"}
+PLACES = {"out", "workspace", "plan", "part", "some_tokens", "kernel", "lengths", "counts", "lse"}
+PLACES |= {"out_weights"}
 PLACES |= {"k", "v", "w_uk", "w_uv", "scale", "scales", "e4m3", "clean"}
 ASKED_FOR = {"attend": {"max_logit"}, "select": {"best", "best_blocks", "values"}}
 ASKED_FOR["score_select"] = ASKED_FOR["select"]
