@@ -5,9 +5,8 @@
     tools/plot_readme.py --check    writes nothing; fails if either is not current
 
 Sources, all in bench/results:
-    h200-attend-in-turns    decode and prefill beside FlashMLA as vLLM 0.26.0's wheel ships it
-    h200-fp8-in-turns, h200-in-turns
-                            the same beside FlashMLA built from its sources, with older winnows
+    h200-attend-in-turns    decode and prefill beside FlashMLA as vLLM 0.26.0's wheel ships it, and
+                            beside FlashMLA built from its sources
     h200-in-turns           select beside vLLM's
     h200-attend, cpu-*      score, and the CPUs: a peer's stored time (bench/peers) by winnow's
     cpu-zen5                no peer was measured there: times and shares of the roof
@@ -28,14 +27,13 @@ PICTURE = ROOT / "docs" / "pictures" / "speedup.svg"
 README = ROOT / "README.md"
 
 
-def results(name, again=False):
-    stored = json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text())
-    return stored["results"] + (stored["results_again"] if again else [])
+def results(name):
+    return json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text())["results"]
 
 
-def lifted(rows, *keys):
-    """Rows whose `us` and `ratio` stand under the first of `keys` that a row has."""
-    return [row | next(row[key] for key in keys if key in row) for row in rows]
+def lifted(rows, key):
+    """Rows whose `us` and `ratio` stand under `key`."""
+    return [row | row[key] for row in rows]
 
 
 @dataclasses.dataclass
@@ -43,8 +41,8 @@ class Line:
     """One row of the plot: a shape, its peer, and every stored case of it.
 
     A case has a name and a ratio; above 1, winnow is faster than the peer. `times` are winnow's own
-    in microseconds; a line that has some is a row of README's table too. `built` are cases of an
-    older winnow beside FlashMLA built from its sources.
+    in microseconds; a line that has some is a row of README's table too. `built` are the same cases
+    beside FlashMLA built from its sources.
     """
 
     stage: str
@@ -113,73 +111,63 @@ def times(rows, names, kernel=None):
     return [found[name] for name in names]
 
 
-# Stage, label, detail, the cases in turns with vLLM's FlashMLA, those with one built from sources.
-OF_A_BATCH = r"b\d+ s_q \d"
+# Stage, label, detail, the cases in turns with FlashMLA.
 FLASH_MLA = [
     (
         "decode",
         "decode, V3.2, 128 heads",
         "1 to 256 tokens",
         r"V3\.2 H=128 b=\d+",
-        rf"decode v32 h128 topk 2048 {OF_A_BATCH}",
     ),
     (
         "decode",
         "decode, V3.2, 64 heads",
         "1 to 256 tokens",
         r"V3\.2 H=64 b=\d+",
-        rf"decode v32 h64 topk 2048 {OF_A_BATCH}",
     ),
     (
         "decode",
         "decode, V3.2, 16 and 32 heads",
         "1 to 256 tokens",
         r"V3\.2 H=(16|32) b=\d+",
-        rf"decode v32 h16 topk 2048 {OF_A_BATCH}",
     ),
     (
         "decode",
         "decode, V4, 64 heads",
         "2 to 256 tokens",
         r"V4 H=64 128\+512 b=\d+ s_q=2",
-        rf"decode v4 h64 topk 128\+512 {OF_A_BATCH}",
     ),
     (
         "decode",
         "decode, V4, 128 heads",
         "2 to 256 tokens",
         r"V4 H=128 128\+1024 b=\d+ s_q=2",
-        rf"decode v4 h128 topk 128\+1024 {OF_A_BATCH}",
     ),
     (
         "decode",
         "decode, V4, window alone",
         "16 to 128 tokens",
         r"V4 H=\d+ 128 alone .*",
-        r"decode v4 h\d+ window 128 alone b\d+",
     ),
     (
         "prefill",
         "prefill, 64 and 128 heads",
         "64 to 4,096 tokens",
         r"prefill .*",
-        r"prefill .*",
     ),
 ]
 
 
 def flash_mla_lines():
-    shipped = lifted(results("h200-attend-in-turns"), "winnow")
-    built = lifted(results("h200-fp8-in-turns", again=True), "kfull", "kfull_bf16_rows")
-    newer = {row["case"] for row in built}
-    built += [row for row in results("h200-in-turns") if row["case"] not in newer]
+    stored = results("h200-attend-in-turns")
     lines = []
-    for stage, label, detail, shipped_cases, built_cases in FLASH_MLA:
-        rows = [row for row in shipped if re.fullmatch(shipped_cases, row["case"])]
+    for stage, label, detail, names in FLASH_MLA:
+        chosen = [row for row in stored if re.fullmatch(names, row["case"])]
+        rows = lifted(chosen, "winnow")
         peer = "FlashMLA" + (", padded to 64" if "16 and 32" in label else "")
         found = cases(rows, lambda row: True)
         line = Line(stage, label, detail, peer, found, [row["us"] for row in rows])
-        line.built = cases(built, lambda row, names=built_cases: re.fullmatch(names, row["case"]))
+        line.built = cases(lifted(chosen, "flashmla_9241ae3"), lambda row: True)
         lines.append(line)
     return lines
 
@@ -372,7 +360,7 @@ def draw(panels):
     body.append(text(352, y, "each measured by itself, on the same kind of machine", "note"))
     y += 20
     body.append(small_dot(26, y - 4))
-    built = "an older winnow and FlashMLA 9241ae3, built from sources, in turn"
+    built = "FlashMLA 9241ae3, built from its sources, in the same turns"
     body.append(text(38, y, f"{built}; large dots: FlashMLA of vLLM 0.26.0", "note"))
     height = y + 20
     title = "Speed-up over other implementations, one dot a measured case"
@@ -400,14 +388,14 @@ def table(panel):
 
 
 def beside_built(panel):
-    """The caveat of the second build of FlashMLA, with what older winnows had beside it."""
+    """The caveat of the second build of FlashMLA."""
     spans = []
     for label in ("decode, V3.2", "decode, V4", "prefill"):
         found = [case for x in panel.lines if x.label.startswith(label) for case in x.built]
         spans.append(f"{label} {ratio_span(found)}")
     return (
         "- FlashMLA 9241ae3, built from its sources, is up to a sixth faster than vLLM's build. "
-        f"Beside it, older\n  winnows had: {'; '.join(spans)}.\n"
+        f"Beside it:\n  {'; '.join(spans)}.\n"
     )
 
 
