@@ -86,13 +86,13 @@ def decode_helpers():
     flag = put(x, rows[0], 76, "look", "store sums,", "set the flag")
     x = put(flag, rows[0], 4 * scale + 18, KINDS[2], "4 blocks", "of token 2")
     put(x, rows[0], 76, "look", "store sums,", "set the flag")
-    for i, y in enumerate(rows[1:]):
+    for y, output in zip(rows[1:], ("write the output, lse", "write the output"), strict=True):
         x = put(left, y, start, "plain", "start")
         x = put(x, y, MAIN_BLOCKS * (scale + 7), KINDS[1], f"{MAIN_BLOCKS} blocks of token 1")
         ends = x
         x = put(x, y, 164, "look", "store the other main's", "256 columns, set the flag")
         x = put(x, y, 130, "copy", "bulk copies of the", "others' sums")
-        put(x, y, 170, "weigh2", "add up own 256 columns,", f"write the output{'' if i else ', lse'}")
+        put(x, y, 170, "weigh2", "add up own 256 columns,", output)
     # A copy of the helper's sums may come over Q before the last blocks are done.
     pic.arrow((flag - 40, rows[0] + 40), (flag - 40, rows[1]))
     pic.line([(ends, rows[1] - 4), (ends, rows[2] + 44)], "grid")
