@@ -209,6 +209,23 @@ TEST(DecodeCuts, FixedSplitsLeaveBatchesAlone) {
   }
 }
 
+// The cases of other tests that are there for helped tokens: attend_suite_test, cuda_delays_test and
+// the replays of cuda_test, on an H200. A constant that moves one away from them shows here.
+TEST(DecodeCuts, TestsReachHelpedTokens) {
+  struct Reached {
+    int tokens, heads, width, mains;
+  };
+  const Reached kReached[] = {{36, 128, 1600, 1}, {38, 128, 1600, 1}, {68, 64, 2048, 1},
+                              {40, 128, 2048, 1}, {24, 128, 2048, 2}, {28, 100, 2048, 2},
+                              {50, 64, 2048, 2},  {34, 128, 2048, 1}};
+  for (const Reached& r : kReached) {
+    const Choice choice = choice_of(shape_of(r.tokens, r.heads, r.width), gpu_of(132));
+    ASSERT_TRUE(choice.is_helped) << r.tokens << " tokens of " << r.heads << " heads";
+    EXPECT_EQ(choice.helped.mains, r.mains) << r.tokens << " tokens of " << r.heads << " heads";
+  }
+  EXPECT_EQ(first_launch(shape_of(100, 128, 2048), false, gpu_of(132)), 66);
+}
+
 // What is chosen for V3.2 with a top-k of 2,048 on an H200. A change of a constant shows here which
 // batches it moves; docs/decode-sm90.md describes the forms.
 TEST(DecodeCuts, ChoicesOnH200) {
