@@ -204,6 +204,9 @@ inline constexpr AttendShape kAttendShapes[] = {
     {"attend_v4", CacheFormat::kV4Fp8, 3, 20, 200},
     {"attend_v32_128_heads", CacheFormat::kV32Fp8, 2, 128, 1000},  // cut among CTAs
     {"attend_v4_64_heads", CacheFormat::kV4Fp8, 2, 64, 128},
+    // Tokens that are helped, with one main CTA each and with two.
+    {"attend_v32_helped", CacheFormat::kV32Fp8, 36, 128, 1600, true},
+    {"attend_v32_two_mains", CacheFormat::kV32Fp8, 24, 128, 2048},
     {"attend_v32_bf16", CacheFormat::kV32Bf16, 140, 48, 130},  // a prefill: more tokens than SMs
     {"attend_v4_bf16", CacheFormat::kV4Bf16, 5, 8, 70},
 };

@@ -58,7 +58,8 @@ const bool registered = [] {
 
 // `site`: a barrier's address, or the number of a named one.
 __device__ __forceinline__ void sleep_here(uint32_t site) {
-  uint32_t x = (site + static_cast<uint32_t>(thread_here() / 32) + 16 * blockIdx.x) * delays.factor;
+  const uint32_t warp = static_cast<uint32_t>(thread_here() / 32);
+  uint32_t x = (site + warp + 16 * blockIdx.x + 272 * blockIdx.y) * delays.factor;
   x = (x ^ (x >> 15)) * 0x85ebca77u;
   __nanosleep(x < 1u << 30 ? x >> 16 : 0);
 }

@@ -96,6 +96,8 @@ std::vector<Delayed> attend_cases() {
       {"sm90/decode", one("v32_fp8_h16_many", 300, 16, v32_short)},
       {"sm90/decode", one("v32_fp8_h32_many", 300, 32, v32_short)},
       {"sm90/decode", one("v32_fp8_h64_alone", 140, 64, v32_short)},
+      {"sm90/decode", one("v32_fp8_h128_helped", 36, 128, v32)},
+      {"sm90/decode", one("v32_fp8_h128_two_mains", 24, 128, v32)},
       {"sm90/decode", two("v4_fp8_h64_many", 300, 64, window, compressed)},
       {"sm90/decode", two("v4_fp8_h16_splits", 2, 16, window, compressed)},
       {"sm90/decode", one("v32_bf16_h48", 3, 48, v32_rows)},

@@ -148,9 +148,9 @@ struct Epilogue {
   __device__ __forceinline__ void finish_part(int block_end) {
     const int range = range_here();
     const bool helps = range >= args.main_ctas;
-    if (helps && smem.part[span.token % kMostHelperParts].y == 0) return;
+    if (helps && smem.part[span.token % kMostHelperParts].end == 0) return;
     const bool stores = helps || args.mains == 2;
-    const int part = own_part(args, span.token);
+    const int part = part_of(args, RangeHere{}, span.token);
     if (const auto [head, exists] = kept_head(); exists) {
       const float sum = row_sum_of(head);
       smem.row_sum[head] = sum;

@@ -22,39 +22,25 @@
 
 namespace winnow::internal::attend::decode_sm90 {
 
-// The number of a part: a main's is that of its CTA, after the mains come the helpers' parts, token
-// by token. (A step to the next part is one to the next token, to the next helper, or both.)
-__device__ __forceinline__ int helper_part(const Args& args, int helper, int token) {
-  return args.main_ctas + helper + token;
-}
-__device__ __forceinline__ int own_part(const Args& args, int token) {
-  const int range = range_here();
-  return range < args.main_ctas ? range : helper_part(args, range - args.main_ctas, token);
-}
-// Where a part is in the workspace. A token's only main stores nothing.
-__device__ __forceinline__ int place_of_part(const Args& args, int part) {
-  return (part - args.first_stored) * args.groups + static_cast<int>(blockIdx.x);
-}
+// What of a part lies in the workspace, for this CTA's group of heads: its flag,
+__device__ __forceinline__ int group_here() { return static_cast<int>(blockIdx.x); }
 __device__ __forceinline__ uint32_t* flag_of(const Args& args, int part) {
-  return reinterpret_cast<uint32_t*>(args.exchange) + place_of_part(args, part);
+  return reinterpret_cast<uint32_t*>(args.exchange) + place_of_part(args, part, group_here());
 }
-// Reference, row sum and largest logit of the part's heads.
+// reference, row sum and largest logit of its heads,
 template <int kHeads>
 __device__ __forceinline__ float4* statistics_of(const Args& args, int part) {
   return reinterpret_cast<float4*>(args.exchange + kPartFlagBytes) +
-         place_of_part(args, part) * kHeads;
+         place_of_part(args, part, group_here()) * kHeads;
 }
-// The part's sums of 256 columns in units, as in Received. A main stores those of one half alone, a
-// helper both.
+// and its sums of 256 columns in units, as in Received.
 template <int kHeads>
 using HalfUnits = uint4[kHeads / 2][64];
 template <int kHeads>
 __device__ __forceinline__ HalfUnits<kHeads>& half_of(const Args& args, int part, int half) {
-  const int place = place_of_part(args, part);
-  const int stored_mains = (args.main_ctas - args.first_stored) * args.groups;
-  const int index = part < args.main_ctas ? place : 2 * place - stored_mains + half;
-  return reinterpret_cast<HalfUnits<kHeads>*>(args.exchange + kPartFlagBytes +
-                                              kMostParts * kHeads * sizeof(float4))[index];
+  return reinterpret_cast<HalfUnits<kHeads>*>(
+      args.exchange + kPartFlagBytes +
+      kMostParts * kHeads * sizeof(float4))[place_of_half(args, part, group_here(), half)];
 }
 
 // Stores a thread's parts of its warpgroup's units, to the workspace or to shared memory.
@@ -84,27 +70,6 @@ __device__ __forceinline__ void raise_flag(const Args& args, int part) {
   fence_device();
   asm volatile("st.relaxed.gpu.global.u32 [%0],%1;" ::"l"(flag_of(args, part)), "r"(1) : "memory");
 }
-
-// The parts of a main's token that other CTAs have: those of helpers, then that of the other main.
-struct OtherParts {
-  int first_helper, helpers, count;
-  __device__ __forceinline__ OtherParts(const Args& args, int token) {
-    // The helpers of the rest's first and last block.
-    const int first = over_tokens(
-        args, over_rest_blocks(args, (token * args.rest_blocks + 1) * args.helpers - 1));
-    const int last = over_tokens(args, (token + 1) * args.helpers - 1);
-    first_helper = helper_part(args, first, token);
-    helpers = last - first + 1;
-    count = helpers + args.mains - 1;
-  }
-  __device__ __forceinline__ void leave_out_helpers() {
-    count -= helpers;
-    helpers = 0;
-  }
-  __device__ __forceinline__ int part(int i) const {
-    return i < helpers ? first_helper + i : range_here() ^ 1;
-  }
-};
 
 // Where the sums lie that a main adds up, as bytes after Q's begin: the others', one after the
 // other, and its own. The first ones of the others' (args.mains) lie over Q alone.
@@ -139,7 +104,7 @@ __device__ __forceinline__ void bring_sums(Smem<Row, kHeads>& smem, const Args& 
   wait_for_previous();
 #pragma unroll 1
   for (int i = 0; i < others.count; i++) {
-    const int part = others.part(i);
+    const int part = others.part(i, RangeHere{});
     uint32_t there;
     do
       asm volatile("ld.acquire.gpu.global.u32 %0,[%1];"
@@ -176,7 +141,7 @@ __device__ __forceinline__ void collect_parts(Smem<Row, kHeads>& smem, const Arg
   uint4 of_part[kMostTokenParts];
 #pragma unroll
   for (int k = 1; k < kMostTokenParts; k++)
-    of_part[k] = k <= others.count ? get(&statistics_of<kHeads>(args, others.part(k - 1))[head])
+    of_part[k] = k <= others.count ? get(&statistics_of<kHeads>(args, others.part(k - 1, RangeHere{}))[head])
                                    : make_uint4(0, 0, __float_as_uint(-INFINITY), 0);
   mb_wait(&smem.peers_marked, 0);
   of_part[0] =

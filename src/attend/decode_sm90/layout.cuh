@@ -8,6 +8,8 @@
 #include <cfloat>
 #include <type_traits>
 
+#include "attend/decode_sm90/cut.h"
+#include "attend/decode_sm90/parts.h"
 #include "attend/device_params.h"
 #include "core/arithmetic.h"
 #include "cuda/hopper.h"
@@ -74,30 +76,6 @@ struct WideOutput {
   // 2^16 / heads of a block, rounded up; 0: one block. Exact for up to 128 heads.
   uint32_t block_reciprocal;
 };
-// Tokens whose own CTAs are helped by others (Way::kHelped, helped.cuh). Blocks are counted in full
-// lists.
-struct HelpedTokens {
-  // Blocks of a token, and 2^30 over them, rounded up: over_token_blocks(). 0: another way.
-  int token_blocks;
-  uint32_t token_reciprocal;
-  // A token's own CTAs, 1 or 2, those of all tokens, and the blocks of each.
-  int mains;
-  int main_ctas;
-  int main_blocks;
-  // Blocks of a token that are left to helpers, and 2^30 over them, rounded up. The rests of all
-  // tokens, one after the other, are dealt out evenly.
-  int rest_blocks;
-  uint32_t rest_reciprocal;
-  // CTAs that help, for each group of heads, and 2^30 over them, rounded up.
-  int helpers;
-  uint32_t helper_reciprocal;
-  // 2^30 over the tokens, rounded up.
-  uint32_t tokens_reciprocal;
-  // A list of fewer blocks than this is left to the mains: helpers would take longer.
-  int least_helped;
-  // The first part whose sums are stored (place_of_part()).
-  int first_stored;
-};
 struct Args : Splits, DeviceParams, WideOutput, HelpedTokens {};
 
 __device__ __forceinline__ int64_t block_of(const Args& args, int head) {
@@ -117,60 +95,10 @@ enum class Way { kAlone, kMany, kCluster, kExchange, kHelped };
 // Whether a CTA goes from token to token.
 constexpr bool walks(Way way) { return way == Way::kMany || way == Way::kHelped; }
 
-// Whether CTAs of `heads` heads may take several tokens, one after the other. That is one more
-// kernel to compile, so only where it gains 2 % or more. 64 heads of V3.2 gain nothing. With 64
-// heads of V4, the warp that finds rows has no registers left for block tables.
-constexpr bool takes_many_tokens(CacheFormat format, int heads, bool block_tables) {
-  const bool v4 = format == CacheFormat::kV4Fp8;
-  return (v4 || format == CacheFormat::kV32Fp8) &&
-         (heads == 16 || heads == 32 || (v4 && heads == 64 && !block_tables));
-}
-
-// The most splits that meet in the workspace, and the bytes in which those of `heads` heads meet.
-constexpr int kMaxExchanged = 16;
-constexpr size_t exchange_bytes(int heads, int splits) {
-  return kMaxExchanged * (sizeof(uint64_t) + 2 * sizeof(uint64_t) * kMaxExchanged + 128) +
-         static_cast<size_t>(heads) * (sizeof(float4) * kMaxExchanged + splits * 1024);
-}
-
-// Whether tokens of CTAs of `heads` heads may be helped. One more kernel to compile, so only where
-// tokens of many heads leave much of a wave idle.
-constexpr bool takes_helpers(CacheFormat format, int heads) {
-  return format == CacheFormat::kV32Fp8 && heads == 64;
-}
-// Parts of a token at most: two mains' and two helpers'. And of a helper, which knows them by their
-// tokens modulo this.
-constexpr int kMostTokenParts = 4;
-constexpr int kMostHelperParts = 4;
-// Blocks of a list that is cut so, at most: so that all quotients are exact.
-constexpr int kMostHelpedBlocks = 256;
-// The workspace of helped tokens: a flag for each part, statistics of its heads, then sums.
-constexpr int kMostParts = 256;
-constexpr size_t kPartFlagBytes = kMostParts * sizeof(uint32_t);
-constexpr size_t helped_bytes(int heads, int stored_halves) {
-  return kPartFlagBytes + static_cast<size_t>(heads) * (kMostParts * sizeof(float4) +
-                                                        static_cast<size_t>(stored_halves) * 512);
-}
-
 // n / splits. Exact below 2^27. Up to 2^29 it may be one more than the whole part, but not where n
 // is a multiple of the splits.
 __device__ __forceinline__ unsigned over_splits(const Args& args, unsigned n) {
   return static_cast<unsigned>(uint64_t{n} * args.reciprocal >> 31);
-}
-
-// n / token_blocks, exact below 2^20.
-__device__ __forceinline__ int over_token_blocks(const Args& args, int n) {
-  return static_cast<int>(uint64_t{static_cast<uint32_t>(n)} * args.token_reciprocal >> 30);
-}
-// n / rest_blocks, n / helpers and n / tokens, exact below 2^22, 2^22 and 2^20.
-__device__ __forceinline__ int over_rest_blocks(const Args& args, int n) {
-  return static_cast<int>(uint64_t{static_cast<uint32_t>(n)} * args.rest_reciprocal >> 30);
-}
-__device__ __forceinline__ int over_helpers(const Args& args, int n) {
-  return static_cast<int>(uint64_t{static_cast<uint32_t>(n)} * args.helper_reciprocal >> 30);
-}
-__device__ __forceinline__ int over_tokens(const Args& args, int n) {
-  return static_cast<int>(uint64_t{static_cast<uint32_t>(n)} * args.tokens_reciprocal >> 30);
 }
 
 // Sizes of a CTA of kHeads heads. Warpgroups 0 and 1 weigh, then come the score warpgroups, then
@@ -178,7 +106,7 @@ __device__ __forceinline__ int over_tokens(const Args& args, int n) {
 template <class Row, int kHeads>
 struct ConfigOf {
   // Rows of a pipeline stage and of a block.
-  static constexpr int kRows = 16, kBlock = 64;
+  static constexpr int kRows = 16, kBlock = kBlockRows;
   static constexpr int kStagesPerBlock = kBlock / kRows;
   // With few heads, one score warpgroup would take longer for a block than the two that weigh it.
   // So two of them take blocks in turn.
@@ -338,7 +266,7 @@ struct alignas(1024) Smem {
   int blocks;
   // First and last position of a CTA's parts, by their tokens modulo kMostHelperParts. {0, 0}: the
   // token is left to its mains.
-  int2 part[kMostHelperParts];
+  Positions part[kMostHelperParts];
   // Whether a main's token is left to its mains, and its parts that other CTAs have.
   bool unhelped;
   int other_parts;

@@ -32,38 +32,22 @@ __device__ __forceinline__ int range_here() {
   asm volatile("mov.u32 %0,%%ctaid.y;\nmov.u32 %1,%%nctaid.y;" : "=r"(block), "=r"(blocks));
   return blocks - 1 - block;
 }
-// The first block of a helper's share, counted over the rests of all tokens.
-__device__ __forceinline__ int rest_begin(const Args& args, int helper) {
-  return over_helpers(args, helper * (args.tokens * args.rest_blocks));
-}
-// A part of a token: its blocks [first, last) if its list is full.
-struct Part {
-  int token, first, last;
+// The same as parts.h takes it.
+struct RangeHere {
+  __device__ __forceinline__ int operator()() const { return range_here(); }
 };
 // What a CTA begins with.
-__device__ __forceinline__ Part first_part(const Args& args) {
-  const int range = range_here();
-  const int own_blocks = args.token_blocks - args.rest_blocks;
-  if (range < args.main_ctas) {
-    const int rank = range & (args.mains - 1);
-    return {range >> (args.mains - 1), rank * args.main_blocks, (rank + 1) * args.main_blocks};
-  }
-  const int begin = rest_begin(args, range - args.main_ctas);
-  const int end = rest_begin(args, range - args.main_ctas + 1);
-  const int token = over_rest_blocks(args, begin);
-  const int first = own_blocks + begin - token * args.rest_blocks;
-  return {token, first, min(first + (end - begin), args.token_blocks)};
+__device__ __forceinline__ Part first_part_here(const Args& args) {
+  return first_part(args, RangeHere{});
 }
 // A helper's part of a later token, empty where it has none.
-__device__ __forceinline__ Part later_part(const Args& args, int token) {
-  const int own_blocks = args.token_blocks - args.rest_blocks;
-  const int left = rest_begin(args, range_here() - args.main_ctas + 1) - token * args.rest_blocks;
-  return {token, own_blocks, own_blocks + min(max(left, 0), args.rest_blocks)};
+__device__ __forceinline__ Part later_part_here(const Args& args, int token) {
+  return later_part(args, RangeHere{}, token);
 }
 template <int kHeads, Way kWay = Way::kAlone>
 __device__ __forceinline__ Span span_here(const Args& args) {
   Span span{};
-  span.token = kWay == Way::kHelped ? first_part(args).token : token_here();
+  span.token = kWay == Way::kHelped ? first_part_here(args).token : token_here();
   span.head_begin = static_cast<int>(over_splits(args, blockIdx.x)) * kHeads;
   span.head_count = min(args.heads - span.head_begin, kHeads);
   return span;
@@ -90,24 +74,6 @@ __device__ __forceinline__ void cut_list(const Args& args, Span& span) {
   span.end = min(span.positions, span.begin + span.blocks * Config::kBlock);
 }
 
-// Positions [x, y) of a part of a list that has `positions`. Of a list that is not full a part has
-// the same share as of a full one, or the mains have all of it.
-template <class Config>
-__device__ __forceinline__ int2 positions_of(const Args& args, const Part& part, int positions) {
-  const int blocks = ceil_div(positions, Config::kBlock);
-  int begin = part.first;
-  int end = part.last;
-  if (blocks < args.least_helped) {
-    const int rank = range_here() & (args.mains - 1);
-    const bool helps = range_here() >= args.main_ctas;
-    begin = helps ? 0 : rank * blocks >> (args.mains - 1);
-    end = helps ? 0 : (rank + 1) * blocks >> (args.mains - 1);
-  } else if (blocks < args.token_blocks) {
-    begin = over_token_blocks(args, begin * blocks);
-    end = over_token_blocks(args, end * blocks);
-  }
-  return make_int2(min(begin * Config::kBlock, positions), min(end * Config::kBlock, positions));
-}
 // Positions of a token's list, of which there is one, without the invalid ones at its end; by a
 // warp.
 __device__ __forceinline__ int list_length(const Args& args, int token, int lane) {
@@ -123,18 +89,17 @@ template <class Config>
 __device__ __forceinline__ void cut_first_part(const Args& args, Span& span) {
   const int positions = list_length(args, span.token, thread_here() & 31);
   span.first_list_end = span.positions = positions;
-  const int2 cut = positions_of<Config>(args, first_part(args), positions);
-  span.begin = cut.x;
-  span.end = cut.y;
-  span.blocks = ceil_div(cut.y - cut.x, Config::kBlock);
+  const Positions cut = positions_of(args, first_part_here(args), RangeHere{}, positions);
+  span.begin = cut.begin;
+  span.end = cut.end;
+  span.blocks = ceil_div(cut.end - cut.begin, Config::kBlock);
 }
 // What a CTA begins with, for the roles that do not copy it; by one thread.
 template <class Row, int kHeads>
 __device__ __forceinline__ void tell_first_part(Smem<Row, kHeads>& smem, const Args& args,
                                                 const Span& span) {
-  using Config = ConfigOf<Row, kHeads>;
-  smem.part[span.token % kMostHelperParts] = make_int2(span.begin, span.end);
-  smem.unhelped = ceil_div(span.positions, Config::kBlock) < args.least_helped;
+  smem.part[span.token % kMostHelperParts] = {span.begin, span.end};
+  smem.unhelped = left_to_mains(args, span.positions);
 }
 // A helper's part of a later token, for all roles; by a copying warp while its first indices are on
 // their way.
@@ -142,10 +107,10 @@ template <class Row, int kHeads>
 __device__ __forceinline__ void tell_later_part(Smem<Row, kHeads>& smem, const Args& args,
                                                 int token) {
   if (range_here() < args.main_ctas) return;
-  const Part part = later_part(args, token);
+  const Part part = later_part_here(args, token);
   if (part.first == part.last) return;
   const int lane = thread_here() & 31;
-  const int2 cut = positions_of<ConfigOf<Row, kHeads>>(args, part, list_length(args, token, lane));
+  const Positions cut = positions_of(args, part, RangeHere{}, list_length(args, token, lane));
   if (lane == 0) smem.part[token % kMostHelperParts] = cut;
 }
 template <class Config, Way kWay>
@@ -191,13 +156,13 @@ __device__ __forceinline__ bool next_token(Smem<Row, kHeads>& smem, const Args& 
   using Config = ConfigOf<Row, kHeads>;
   if constexpr (kWay == Way::kHelped) {
     if (range_here() < args.main_ctas) return false;
-    const Part part = later_part(args, span.token + 1);
+    const Part part = later_part_here(args, span.token + 1);
     if (part.first == part.last) return false;
     span.token++;
-    const int2 cut = smem.part[span.token % kMostHelperParts];
-    span.begin = cut.x;
-    span.end = cut.y;
-    span.blocks = __reduce_max_sync(~0u, ceil_div(cut.y - cut.x, Config::kBlock));
+    const Positions cut = smem.part[span.token % kMostHelperParts];
+    span.begin = cut.begin;
+    span.end = cut.end;
+    span.blocks = __reduce_max_sync(~0u, ceil_div(cut.end - cut.begin, Config::kBlock));
   } else {
     if (args.tokens - span.token <= static_cast<int>(gridDim.y)) return false;
     span.token += static_cast<int>(gridDim.y);
