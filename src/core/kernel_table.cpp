@@ -118,8 +118,8 @@ std::string unknown(const char* stage, std::span<const Candidate> candidates,
   return cat(" unknown kernel '", forced, "'; ", stage, " has: ", names);
 }
 
-// Why a build for the CPU serves no call on a GPU, as support() says it, to stand before the stage's
-// kernels; "" elsewhere.
+// Why a build for the CPU serves no call on a GPU, as support() says it, to stand before the
+// stage's kernels; "" elsewhere.
 std::string lacks_cuda(DeviceKind device) {
   if (device != DeviceKind::kCuda) return "";
   for (const KernelInfo& k : support())
