@@ -71,6 +71,9 @@ TEST_F(Cli, BadUsageIsNamed) {
   expect("run --context 16777216 --requests 4096",
          {"--context: expected at most 2147483647", "--requests", "68719476736"});
   expect("bench locate --after code", {"after", "CUDA"});
+#ifndef WINNOW_WITH_CUDA
+  expect("bench locate --device cuda", {"bench: --device cuda: this build has no kernels for it"});
+#endif
   expect("bench --runs 0", {"--runs", "not in range"});
   expect("bench locate --ranks 2", {"--ranks", "parallel"});
   expect("bench parallel --cache cold", {"--cache", "parallel"});
