@@ -163,8 +163,8 @@ struct PlanOptions {
   int32_t max_requests = 256;
   int32_t max_tokens = 4096;
   // The longest sequence. 0 means pages * page: a single one may fill the cache. Give it where
-  // requests are shorter: workspaces grow with it, and by default kSeparate gathers
-  // 5 * max_context rows of 1 KB and more.
+  // requests are shorter, since workspaces grow with it: that of kSeparate by 5.8 KB a token of
+  // V3.2 (see workspace_rows).
   int32_t max_context = 0;
   // Query tokens that a decode may have: 1 + speculative tokens.
   int32_t decode_threshold = 1;
