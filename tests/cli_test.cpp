@@ -58,7 +58,8 @@ TEST_F(Cli, BadUsageIsNamed) {
   expect("attend --extra 5", {"--extra"});
   expect("bench nothing", {"nothing", "attend", "write"});
   expect("bench --set nothing", {"nothing", "default"});
-  expect("bench locate --filter nothing", {"no case"});
+  expect("bench locate --filter nothing", {"no case of set 'default' on --device cpu"});
+  expect("bench mask", {"no case of set 'default' on --device cpu"});  // timed on devices alone
   expect("bench locate --kernel nope", {"unknown kernel 'nope'", "locate has: simd, reference"});
   expect("bench locate select --kernel nope", {"unknown kernel 'nope'", "locate=simd"});
   expect("plan --query-lens 4 --seq-lens 2", {"plan", "seq_lens"});
