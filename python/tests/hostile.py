@@ -257,6 +257,7 @@ WRITTEN = {
     "pipeline": ["cache", "index_keys", "out", "workspace"],
     "attend with a plan": ["workspace"],
     "norm_write": ["write.0.cache", "write.1.cache"],
+    "ops.norm_write_": ["cache", "index_cache"],
     "compress": ["cache", "state", "latent"],
     "ops.compress_": ["cache", "state", "latent"],
 }

@@ -64,6 +64,27 @@ def arguments():
             },
         ),
         "write_": ((v32.clone(), bf16(3, 576), torch.tensor([0, -1, 9]), "v32_fp8", 8), {}),
+        "norm_write_": (
+            (v32.clone(), keys.clone(), bf16(3, 64), torch.rand(64), bf16(3, 512)),
+            {
+                "slots": torch.tensor([0, -1, 9]),
+                "format": "v32_fp8",
+                "page": 8,
+                "rope": bf16(3, 64, seed=1),
+                "norm": "rms",
+                "positions": ints(0, 7, 9),
+                "table": turns,
+                "index_kv": bf16(3, 128),
+                "index_slots": torch.tensor([23, 1, -1]),
+                "index_page": 8,
+                "index_norm": "layer",
+                "index_slice": "first",
+            },
+        ),
+        "prepare_queries": (
+            (bf16(3, 2, 512), bf16(3, 4, 128), bf16(3, 4), ints(0, 7, -1), turns),
+            {"norm": "rms", "index_factor": 0.5, "index_pairs": "half"},
+        ),
         "gather": ((v4, table, ints(10, 3), 13, "v4_fp8", 8), {"starts": ints(1, 0)}),
         "join": ((bf16(3, 4, 512), bf16(3, 4, 64)), {}),
         "quantize": ((bf16(3, 4),), {}),
@@ -123,7 +144,7 @@ def moved(value, device):
 
 
 # The stage whose kernels an operator runs, where that is not its own name.
-STAGES = {"write_": "write", "attend_mha": "mha", "topk_mask": "mask"}
+STAGES = {"write_": "write", "norm_write_": "norm_write", "attend_mha": "mha", "topk_mask": "mask"}
 STAGES |= {"select_best": "select", "score_select_best": "score_select"}
 STAGES |= dict.fromkeys([n for n in CALLS if n.endswith(("_lists", "_slots"))], "lists")
 STAGES |= dict.fromkeys(["split_kv_b", "absorb_query", "project_output", "decompress"], "absorb")
@@ -145,15 +166,23 @@ PLACES |= {"out_weights"}
 PLACES |= {"k", "v", "w_uk", "w_uv", "scale", "scales", "e4m3", "clean"}
 ASKED_FOR = {"attend": {"max_logit"}, "select": {"best", "best_blocks", "values"}}
 ASKED_FOR["score_select"] = ASKED_FOR["select"]
+# Operators of several calls: what the arguments of each begin with, but for those of all parts.
+FUSED = {
+    "norm_write_": {"x_": "norm", "": "write", "index_": "write"},
+    "prepare_queries": {"": "prepare_query", "index_": "index_query"},
+}
+SHORTER = {"x_x": "x", "index_positions": "positions", "index_table": "table"}
 
 
 @pytest.mark.parametrize("name", sorted(CALLS))
 def test_operators_have_the_arguments_of_the_calls(name):
     plain = name.rstrip("_").removesuffix("_e4m3").removesuffix("_best")
     there = {argument.name for argument in getattr(ops, name).default._schema.arguments}
-    signature = getattr(winnow, plain).__nb_signature__[0][0]
-    wanted = set(re.findall(r"[(,] \*?,? ?([a-z_0-9]+):", "( " + signature.split("(", 1)[1]))
-    assert wanted - there <= PLACES | ASKED_FOR.get(plain, set())
+    for prefix, call in FUSED.get(name, {"": plain}).items():
+        signature = getattr(winnow, call).__nb_signature__[0][0]
+        wanted = re.findall(r"[(,] \*?,? ?([a-z_0-9]+):", "( " + signature.split("(", 1)[1])
+        names = {SHORTER.get(prefix + argument, prefix + argument) for argument in wanted}
+        assert names - there <= {prefix + place for place in PLACES} | ASKED_FOR.get(call, set())
 
 
 def test_best_blocks():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -57,6 +59,9 @@ class Layer(nn.Module):
     `attend`.
     """
 
+    has_indexer = False  # then there are index_q and index_w
+    index_rope: Mapping[str, str] = {}  # `pairs` and `slice` of index queries, for the verbs
+
     def __init__(self, stores: list[Records | State]):
         super().__init__()
         self.stores = stores
@@ -102,30 +107,40 @@ class Layer(nn.Module):
         number = step.caches.number(self) if source is None else source
         return step.caches.cache(number, name), step.caches.pages_of(number, name)
 
+    def prepare(
+        self, query: dict, x: Tensor, q_c: Tensor, turn: dict, step: Step
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Attention's queries; the indexer's and their weights, where the layer has an indexer.
+
+        `query` has the arguments of prepare_query() but for `turn`, which is of Step.turn().
+        """
+        c = self.config
+        if not self.has_indexer:
+            return _winnow.prepare_query(**query, **turn), []
+        index = {
+            "q": functional.linear(q_c, self.index_q).view(-1, c.index_heads, INDEX_DIM),
+            "weights": functional.linear(x, self.index_w),
+            "factor": (c.index_heads * INDEX_DIM) ** -0.5,
+            "bf16": step.caches.dtype == "bf16",
+            **self.index_rope,
+            **turn,
+        }
+        prepared, *index_queries = _winnow.prepare_queries(query={**query, **turn}, index=index)
+        return prepared, index_queries
+
     def choose(
-        self, x: Tensor, q_c: Tensor, step: Step, table: Tensor, source=None, blocks=None, **rope
+        self, index_queries: list[Tensor], step: Step, source=None, blocks=None
     ) -> Tensor | tuple[Tensor, Tensor]:
         """The indexer's top-k: ids [tokens, topk] int32, ascending, then -1.
 
         Fewer columns in short contexts. The step's own index keys are stored before; they are those
         of the layer with the number `source`, where it is another. `blocks` goes to score_select().
         """
-        c = self.config
-        queries, weights = _winnow.index_query(
-            functional.linear(q_c, self.index_q).view(-1, c.index_heads, INDEX_DIM),
-            functional.linear(x, self.index_w),
-            step.positions,
-            table,
-            factor=(c.index_heads * INDEX_DIM) ** -0.5,
-            bf16=step.caches.dtype == "bf16",
-            **rope,
-        )
         keys, pages = self.cache_of("index", step, source)
         return _winnow.score_select(
-            queries,
-            weights,
+            *index_queries,
             step.ends(pages.ratio),
-            max(1, min(c.topk, step.context // pages.ratio)),
+            max(1, min(self.config.topk, step.context // pages.ratio)),
             keys=keys,
             block_table=pages.table(),
             requests=step.requests,

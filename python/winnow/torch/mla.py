@@ -103,6 +103,8 @@ class MlaLayer(Layer):
         self.keep("w_uv", w_uv)
         self.keep("o", weights.matrix("o_proj", c.hidden, c.heads * c.value))
         if c.indexer:
+            self.has_indexer = True
+            self.index_rope = {"pairs": c.index_pairs, "slice": "first"}
             self.stores.append(Records("index", "index"))
             n = c.index_heads
             self.keep("index_q", weights.matrix("indexer.wq_b", n * INDEX_DIM, c.q_lora))
@@ -115,51 +117,50 @@ class MlaLayer(Layer):
         c = self.config
         projected = functional.linear(x, self.qkv_a)
         q_a, latent, k_rope = projected.split([c.q_lora, LATENT, ROPE_DIM], 1)
-        table = step.rope(c.rope)
-        q_c = _winnow.norm(q_a, self.q_a_norm, eps=c.eps)
+        turn = step.turn(c.rope)
         cache, pages = self.cache_of("kv", step)
-        _winnow.write(
-            latent,
-            step.slots(pages),
-            cache,
-            rope=k_rope,
-            norm="rms",
-            norm_weight=self.kv_a_norm,
-            eps=c.eps,
-            positions=step.positions,
-            table=table,
+        record = {
+            "kv": latent,
+            "rope": k_rope,
+            "slots": step.slots(pages),
+            "cache": cache,
+            "norm": "rms",
+            "norm_weight": self.kv_a_norm,
+            "eps": c.eps,
+            **turn,
+        }
+        q_c = _winnow.norm_write(
+            norm={"x": q_a, "weight": self.q_a_norm, "eps": c.eps},
+            write=[record, self._index_key(x, turn, step)] if c.indexer else record,
         )
+        q = functional.linear(q_c, self.q_b).view(-1, c.heads, c.nope + ROPE_DIM)
+        q_rope, index_queries = self.prepare({"q": q[..., c.nope :]}, x, q_c, turn, step)
         if c.indexer:
-            step.chosen = step.locate(self._select(x, q_c, step, table), pages)
+            step.chosen = step.locate(self.choose(index_queries, step), pages)
         elif step.chosen is None:
             raise ValueError("layers: step: a layer without an indexer needs one with it before")
         slots, counts = step.chosen
-        q = functional.linear(q_c, self.q_b).view(-1, c.heads, c.nope + ROPE_DIM)
         attended = _winnow.attend(
             _winnow.absorb_query(q[..., : c.nope], self.w_uk),
             cache,
             slots,
-            q_rope=_winnow.prepare_query(q[..., c.nope :], step.positions, table),
+            q_rope=q_rope,
             lengths=counts,
             scale=c.scale,
         )
         return functional.linear(_winnow.project_output(attended, self.w_uv).flatten(1), self.o)
 
-    def _select(self, x: Tensor, q_c: Tensor, step: Step, table: Tensor) -> Tensor:
-        """Ids [tokens, topk] of what to attend to; the batch's index keys are stored first."""
-        c = self.config
+    def _index_key(self, x: Tensor, turn: dict, step: Step) -> dict:
+        """Arguments of write() for the batch's index keys."""
         keys, pages = self.cache_of("index", step)
-        rope = {"pairs": c.index_pairs, "slice": "first"}
-        _winnow.write(
-            functional.linear(x, self.index_k),
-            step.slots(pages),
-            keys,
-            norm="layer",
-            norm_weight=self.index_norm,
-            norm_bias=self.index_bias,
-            eps=INDEX_EPS,
-            positions=step.positions,
-            table=table,
-            **rope,
-        )
-        return self.choose(x, q_c, step, table, **rope)
+        return {
+            "kv": functional.linear(x, self.index_k),
+            "slots": step.slots(pages),
+            "cache": keys,
+            "norm": "layer",
+            "norm_weight": self.index_norm,
+            "norm_bias": self.index_bias,
+            "eps": INDEX_EPS,
+            **self.index_rope,
+            **turn,
+        }

@@ -6,7 +6,8 @@ its format (and, where its shape does not say, the page size). Operators that fi
 ``_``.
 Operators make their results: they have the arguments of the plain calls but for ``out``,
 ``workspace``, ``plan``, ``part``, ``kernel`` and results that are asked for (``max_logit``,
-``values``). ``select_best`` and ``score_select_best`` give the best blocks too.
+``values``). ``select_best`` and ``score_select_best`` give the best blocks too. fused.py has the
+operators that join several verbs.
 Inference only: no operator has a derivative.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import torch
 
+import winnow.torch.fused  # noqa: F401  (defines its operators)
 from winnow import _winnow
 from winnow.torch.registration import cache_of, new_bf16, new_f32, new_i32, operator, ops
 

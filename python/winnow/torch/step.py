@@ -75,6 +75,10 @@ class Step:
     def rope(self, rope: Rope) -> Tensor:
         return self.caches.ropes.table(rope)
 
+    def turn(self, rope: Rope) -> dict[str, Tensor]:
+        """By what verbs rotate the step's tokens: their arguments `positions` and `table`."""
+        return {"positions": self.positions, "table": self.rope(rope)}
+
     def ends(self, ratio: int) -> Tensor:
         """[tokens] int32: records that a token sees, its own included."""
         return self._once(("ends", ratio), lambda: (self.positions + 1) // ratio)

@@ -183,39 +183,44 @@ class WindowLayer(Layer):
         self.keep("index_q", weights.matrix(f"{INDEXER}.q_b_proj", rows, c.q_lora))
         scorer = f"{INDEXER}.scorer.weights_proj"
         self.keep("index_w", weights.matrix(scorer, c.index_heads, c.hidden))
+        self.has_indexer = True
 
-    def compressed(self, x: Tensor, q_c: Tensor, step: Step, table: Tensor) -> dict:
+    def compressed(self, x: Tensor, index_queries: list[Tensor], step: Step) -> dict:
         """Stores the entries that the batch completes; gives attend()'s second list."""
         raise NotImplementedError
 
     def attend(self, x: Tensor, step: Step) -> Tensor:
         c = self.config
         q_a, kv = functional.linear(x, self.qkv_a).split([c.q_lora, HEAD], 1)
-        table = step.rope(c.rope)
-        q_c = _winnow.norm(q_a, self.q_a_norm, eps=c.eps)
+        turn = step.turn(c.rope)
         cache, pages = self.cache_of("window", step)
-        _winnow.write(
-            kv,
-            step.slots(pages),
-            cache,
-            norm="rms",
-            norm_weight=self.kv_norm,
-            eps=c.eps,
-            positions=step.positions,
-            table=table,
+        record = {
+            "kv": kv,
+            "slots": step.slots(pages),
+            "cache": cache,
+            "norm": "rms",
+            "norm_weight": self.kv_norm,
+            "eps": c.eps,
+            **turn,
+        }
+        q_c = _winnow.norm_write(
+            norm={"x": q_a, "weight": self.q_a_norm, "eps": c.eps}, write=record
+        )
+        heads = functional.linear(q_c, self.q_b).view(-1, c.heads, HEAD)
+        q, index_queries = self.prepare(
+            {"q": heads, "norm": self.q_norm, "eps": c.eps}, x, q_c, turn, step
         )
         indices, lengths = step.window(pages)
-        q = functional.linear(q_c, self.q_b).view(-1, c.heads, HEAD)
         attended = _winnow.attend(
-            _winnow.prepare_query(q, step.positions, table, norm=self.q_norm, eps=c.eps),
+            q,
             cache,
             indices,
             lengths=lengths,
             scale=HEAD**-0.5,
             sink=self.sinks,
-            **self.compressed(x, q_c, step, table),
+            **self.compressed(x, index_queries, step),
         )
-        _winnow.rotate(attended, step.positions, table, inverse=True, out=attended)
+        _winnow.rotate(attended, **turn, inverse=True, out=attended)
         groups = attended.view(-1, c.groups, self.o_a.shape[1]).transpose(0, 1)
         low_rank = torch.bmm(groups, self.o_a).transpose(0, 1).reshape(-1, c.groups * c.rank)
         return functional.linear(low_rank, self.o_b)
@@ -242,7 +247,7 @@ class V4Layer(WindowLayer):
             self.stores += self.index_entries.stores
             self.load_indexer(weights)
 
-    def compressed(self, x: Tensor, q_c: Tensor, step: Step, table: Tensor) -> dict:
+    def compressed(self, x: Tensor, index_queries: list[Tensor], step: Step) -> dict:
         c = self.config
         if not c.ratio:
             return {}
@@ -251,7 +256,7 @@ class V4Layer(WindowLayer):
         cache, pages = self.cache_of("entries", step)
         if c.ratio == 4:
             self.index_entries(x, step, number)
-            slots, lengths = step.locate(self.choose(x, q_c, step, table), pages)
+            slots, lengths = step.locate(self.choose(index_queries, step), pages)
         else:
             slots, lengths = step.every_entry(pages)
         return {"extra_cache": cache, "extra_indices": slots, "extra_lengths": lengths}

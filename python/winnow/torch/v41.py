@@ -128,26 +128,27 @@ class V41Layer(WindowLayer):
         if c.ratio > 1:
             self.stores.append(State("entries", c.ratio, False, 2 * HEAD))
 
-    def compressed(self, x: Tensor, q_c: Tensor, step: Step, table: Tensor) -> dict:
+    def compressed(self, x: Tensor, index_queries: list[Tensor], step: Step) -> dict:
         c = self.config
         if not c.ratio:
             return {}
         if c.makes_entries:
-            self._store(x, step, table)
+            self._store(x, step)
             step.entry_source = step.caches.number(self)
         elif step.entry_source is None:
             raise ValueError("layers: step: a layer without entries needs one with them before")
         cache, pages = self.cache_of("entries", step, step.entry_source)
         if c.chooses:
-            step.chosen = step.locate(self._choose(x, q_c, step, table), pages)
+            step.chosen = step.locate(self._choose(index_queries, step), pages)
         elif step.chosen is None:
             raise ValueError("layers: step: a layer without an indexer needs one with it before")
         slots, lengths = step.chosen
         return {"extra_cache": cache, "extra_indices": slots, "extra_lengths": lengths}
 
-    def _store(self, x: Tensor, step: Step, table: Tensor) -> None:
+    def _store(self, x: Tensor, step: Step) -> None:
         """Entries, and index keys from what they are before RoPE."""
         c = self.config
+        table = step.rope(c.rope)
         cache, pages = self.cache_of("entries", step)
         latent = torch.zeros(x.shape[0], HEAD, dtype=torch.bfloat16, device=x.device)
         state = {}
@@ -180,7 +181,7 @@ class V41Layer(WindowLayer):
             table=table,
         )
 
-    def _choose(self, x: Tensor, q_c: Tensor, step: Step, table: Tensor) -> Tensor:
+    def _choose(self, index_queries: list[Tensor], step: Step) -> Tensor:
         c = self.config
         blocks: dict = {"block": c.block}
         if c.finds_blocks:
@@ -190,7 +191,7 @@ class V41Layer(WindowLayer):
             if step.blocks is None:
                 raise ValueError("layers: step: a layer that chooses in blocks needs their source")
             blocks["within"] = step.blocks
-        chosen = self.choose(x, q_c, step, table, source=step.entry_source, blocks=blocks)
+        chosen = self.choose(index_queries, step, source=step.entry_source, blocks=blocks)
         if not c.finds_blocks:
             return chosen
         ids, step.blocks = chosen
