@@ -172,7 +172,7 @@ Runner::Runner(Options options)
     : options_(std::move(options)), backend_(find_backend(options_.device)) {
   if (!backend_)
     throw Error(ErrorCode::kUnsupported,
-                "bench: device: this build cannot time on '" + options_.device + "'");
+                "bench: --device " + options_.device + ": this build has no kernels for it");
   if (options_.method.after_code && !on_cuda())
     throw Error(
         ErrorCode::kUnsupported,

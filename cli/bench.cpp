@@ -100,7 +100,8 @@ void run_bench(const CLI::App& cmd, BenchOptions o) {
   const std::vector<bench::Result> results = bench::run_suites(runner, o.stages);
   if (results.empty())
     throw Error(ErrorCode::kUnsupported,
-                "bench: no case of set '" + o.options.set + "' matches what was asked for");
+                fmt::format("bench: no case of set '{}' on --device {} matches what was asked for",
+                            o.options.set, o.options.device));
   fmt::print("{}\n{}", bench::header_text(machine, runner.roofs()),
              bench::table_text(machine, results));
   if (!o.json.empty()) write_file(o.json, bench::json_text(results));

@@ -33,6 +33,7 @@ int run(int argc, char** argv) {
       "  winnow verify tests/data/golden     this machine's kernels against stored vectors\n"
       "  winnow bench attend --json out.json times, share of the machine's peak, peers\n"
       "  winnow attend --heads 12 --help     one stage alone, and its options\n\n"
+      "After an option stands its default, behind = or in parentheses.\n\n"
       "Environment: WINNOW_KERNEL forces a kernel, WINNOW_VERBOSE=1 says why one was chosen,\n"
       "WINNOW_THREADS sets the number of CPU workers.\n\n"
       "Exit status: 0 done, 1 a check failed, 2 bad usage or unreadable input.");

@@ -93,11 +93,15 @@ def contexts(model, tokens):
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--family", choices=FAMILIES, default="v32")
+    parser.add_argument(
+        "--family", choices=FAMILIES, default="v32", help="of the small random model (v32)"
+    )
     parser.add_argument("--model", help="a folder with a model and its tokenizer")
-    parser.add_argument("--prompt", default="Sparse attention reads")
-    parser.add_argument("--cache", choices=["fp8", "bf16"], default="fp8")
-    parser.add_argument("--tokens", type=int, default=8192, help="context to measure bytes over")
+    parser.add_argument("--prompt", default="Sparse attention reads", help="with --model")
+    parser.add_argument("--cache", choices=["fp8", "bf16"], default="fp8", help="records (fp8)")
+    parser.add_argument(
+        "--tokens", type=int, default=8192, help="measure bytes at this context and twice it (8192)"
+    )
     args = parser.parse_args(arguments)
 
     if args.model:
@@ -108,7 +112,8 @@ def main(arguments=None):
         model = small_model(args.family)
         inputs = {"input_ids": torch.randint(1, 256, (1, 200))}
     print(
-        f"measuring caches of {2 * args.tokens} tokens (--tokens), minutes on a CPU",
+        f"measuring caches of {args.tokens} and {2 * args.tokens} tokens (--tokens): minutes on a "
+        "CPU",
         file=sys.stderr,
     )
     before = [bytes_of(cache) for cache in contexts(model, args.tokens)]

@@ -58,7 +58,8 @@ TEST_F(Cli, BadUsageIsNamed) {
   expect("attend --extra 5", {"--extra"});
   expect("bench nothing", {"nothing", "attend", "write"});
   expect("bench --set nothing", {"nothing", "default"});
-  expect("bench locate --filter nothing", {"no case"});
+  expect("bench locate --filter nothing", {"no case of set 'default' on --device cpu"});
+  expect("bench mask", {"no case of set 'default' on --device cpu"});  // timed on devices alone
   expect("bench locate --kernel nope", {"unknown kernel 'nope'", "locate has: simd, reference"});
   expect("bench locate select --kernel nope", {"unknown kernel 'nope'", "locate=simd"});
   expect("plan --query-lens 4 --seq-lens 2", {"plan", "seq_lens"});
@@ -71,6 +72,9 @@ TEST_F(Cli, BadUsageIsNamed) {
   expect("run --context 16777216 --requests 4096",
          {"--context: expected at most 2147483647", "--requests", "68719476736"});
   expect("bench locate --after code", {"after", "CUDA"});
+#ifndef WINNOW_WITH_CUDA
+  expect("bench locate --device cuda", {"bench: --device cuda: this build has no kernels for it"});
+#endif
   expect("bench --runs 0", {"--runs", "not in range"});
   expect("bench locate --ranks 2", {"--ranks", "parallel"});
   expect("bench parallel --cache cold", {"--cache", "parallel"});

@@ -155,14 +155,16 @@ struct PlanOptions {
   int32_t ratio = 0;
   // Heads of the indexer.
   int32_t index_heads = 64;
-  // Tokens per page, and pages in the cache.
+  // Tokens per page, and pages in the cache. pages may be 0 if max_context is given.
   int32_t page = 64;
   int64_t pages = 0;
   // Capacities: refill() accepts up to these. kQueries: of the whole batch; in options() max_tokens
   // is what a rank's share of that may be.
   int32_t max_requests = 256;
   int32_t max_tokens = 4096;
-  // The longest sequence. 0 means pages * page.
+  // The longest sequence. 0 means pages * page: a single one may fill the cache. Give it where
+  // requests are shorter, since workspaces grow with it: that of kSeparate by 5.8 KB a token of
+  // V3.2 (see workspace_rows).
   int32_t max_context = 0;
   // Query tokens that a decode may have: 1 + speculative tokens.
   int32_t decode_threshold = 1;
@@ -235,10 +237,12 @@ struct Usable;
 }
 
 // Made once for a capacity and refilled for every batch. refill() does not allocate, and the spans
-// that a plan returns keep their addresses. A refill that throws leaves the plan as it was. Do not
-// refill a plan while a call uses it. On CUDA, pipeline() first copies the plan's arrays to the
-// device, and refill() waits until the stream has run that copy. For the copies of a replayed graph
-// the caller must wait. A plan that was moved from throws wherever it is used.
+// that a plan returns keep their addresses. A refill that throws leaves the plan as it was.
+//
+// Calls of several threads may share a plan without a communicator, each with a workspace of its
+// own. Do not refill a plan while a call uses it. On CUDA, pipeline() first copies the plan's
+// arrays to the device, and refill() waits until the stream has run that copy. For the copies of a
+// replayed graph the caller must wait. A plan that was moved from throws wherever it is used.
 class Plan {
  public:
   explicit Plan(const PlanOptions& options);

@@ -4,8 +4,9 @@
  * their member's name in front (state_rows, index_q), and C++ alone has PlanOptions::route and the
  * communicators of <winnow/mpi.h> and <winnow/nccl.h>.
  *
- * Every pointer stays the caller's; winnow owns plans alone. Calls may run on any thread; a plan
- * must not be refilled or destroyed while another call uses it.
+ * Every pointer stays the caller's; winnow owns plans alone. Calls may run on any thread. Those
+ * of several threads may share a plan without a communicator, each with a workspace of its own; a
+ * plan must not be refilled or destroyed while another call uses it.
  *
  * Argument structs begin with struct_size and start from their _INIT macro, which also sets the
  * defaults. Later versions append members to them and keep accepting the sizes that were published,

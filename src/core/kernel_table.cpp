@@ -118,6 +118,15 @@ std::string unknown(const char* stage, std::span<const Candidate> candidates,
   return cat(" unknown kernel '", forced, "'; ", stage, " has: ", names);
 }
 
+// Why a build for the CPU serves no call on a GPU, as support() says it, to stand before the
+// stage's kernels; "" elsewhere.
+std::string lacks_cuda(DeviceKind device) {
+  if (device != DeviceKind::kCuda) return "";
+  for (const KernelInfo& k : support())
+    if (k.stage == kEveryStage) return cat(" ", k.kernel, " (", k.reason, ");");
+  return "";
+}
+
 }  // namespace
 
 size_t choose(const char* stage, std::span<const Candidate> candidates, const Target& target,
@@ -134,7 +143,8 @@ size_t choose(const char* stage, std::span<const Candidate> candidates, const Ta
           cat(skipped.empty() ? " " : "; ", c.entry->name, " (", why_not(c, forced, device), ")");
     if (!found) {
       if (std::string u = unknown(stage, candidates, forced); !u.empty()) skipped = std::move(u);
-      throw Error(ErrorCode::kUnsupported, cat(stage, ": no kernel fits:", skipped));
+      throw Error(ErrorCode::kUnsupported,
+                  cat(stage, ": no kernel fits:", lacks_cuda(device), skipped));
     }
     if (told)
       std::fprintf(stderr, "winnow: %s: chose %s%s%s\n", stage, candidates[chosen].entry->name,

@@ -68,6 +68,10 @@ TEST(KernelTable, RequestsAreStrict) {
   refuse({.kernel = "small"}, {32}, {"small (more than 16 heads)"});
   refuse({.kernel = "gpu"}, {}, {"gpu (runs on CUDA)"});
   refuse({.device = cuda(), .kernel = "simd"}, {}, {"gpu ('simd' was asked for)", "the CPU"});
+#ifndef WINNOW_WITH_CUDA
+  refuse({.device = cuda(), .kernel = "simd"}, {},
+         {"stage: no kernel fits: sm90 (built without CUDA: ", "gpu (", "simd"});
+#endif
   try {
     pick({.kernel = "fastest"});
   } catch (const Error& e) {

@@ -29,7 +29,7 @@ struct TopkParams {
 enum class TopkForm : uint8_t {
   kDigits,   // in registers or re-read: by the digits of the keys (topk_exact.cuh)
   kCluster,  // in the registers of a cluster (topk_shared.cuh)
-  kStream,   // nowhere: a cluster reads long rows twice (topk_stream.cuh)
+  kStream,   // nowhere: a cluster streams a long row once (topk_stream.cuh)
   kFilter,   // what may be chosen, in a block's shared memory: one pass (topk_filter.cuh)
 };
 struct TopkShape {

@@ -7,20 +7,20 @@ namespace winnow::internal::attend::cpu {
 std::string amx_machine() {
   const internal::cpu::Isa& isa = internal::cpu::isa();
 #ifndef WINNOW_EMULATE_AMX  // a test may run the kernel's logic without the unit
-  if (!isa.amx_bf16) return "the CPU has no AMX";
+  if (!isa.amx_bf16) return "this CPU has no AMX";
 #endif
-  return isa.avx512_vbmi ? "" : "the CPU has no AVX-512 VBMI";
+  return isa.avx512_vbmi ? "" : "this CPU has no AVX-512 VBMI";
 }
 
 std::string avx512bf16_machine() {
   const internal::cpu::Isa& isa = internal::cpu::isa();
-  return !isa.avx512_bf16   ? "the CPU has no AVX-512 BF16"
-         : !isa.avx512_vbmi ? "the CPU has no AVX-512 VBMI"
+  return !isa.avx512_bf16   ? "this CPU has no AVX-512 BF16"
+         : !isa.avx512_vbmi ? "this CPU has no AVX-512 VBMI"
                             : "";
 }
 
 std::string avx512_machine() {
-  return internal::cpu::isa().avx512 ? "" : "the CPU has no AVX-512 (F, BW, DQ, VL)";
+  return internal::cpu::isa().avx512 ? "" : "this CPU has no AVX-512 (F, BW, DQ, VL)";
 }
 
 bool bf16_dot_is_fast() { return !internal::cpu::isa().intel; }
