@@ -51,7 +51,9 @@ struct AttendArgs {
   // Gives lse = -inf instead of +inf to a row without a valid entry, as merge() needs it.
   bool empty_lse_negative = false;
   // At least plan->workspace_bytes(), without a plan attend_workspace_bytes(). May be empty without
-  // a plan: then a CPU call allocates its own, and a CUDA call with few tokens is slower.
+  // a plan: then a CPU call allocates its own, and a CUDA call with few tokens is slower. One call
+  // at a time may use it. Until a CUDA call is done, neither it nor what the call reads may change:
+  // blocks that read a length twice wait for each other by it.
   std::span<std::byte> workspace = {};
   Target target = {};
   // With a plan: the plan's, and kFull here means that. kFp8 needs fp8 records.

@@ -15,7 +15,7 @@ namespace winnow::internal::core::tuning_h200 {
 // command recorded.
 inline constexpr int64_t kClustersAtOnceElevenths = 10;
 
-// ---- attend: decode (src/attend/decode_sm90/launch.cu) ------------------------------------------
+// ---- attend: decode (src/attend/decode_sm90/cut.cpp) -------------------------------------------
 // The model: a CTA takes kCtaUs + heads * kCtaUsPerHead + blocks * block time, in waves; splits add
 // a merge. docs/journal/decode-sm90.md, "The cut", compares its choice with all others.
 namespace decode {

@@ -96,7 +96,7 @@ def plan_parts_tiles():
             pic.text(x, y + 50, f"token {token}", 11, "dim")
     # CTAs on Hopper.
     pic.text(12, 382, "CTAs, Hopper", 14, bold=True)
-    pic.text(12, 400, "decode_sm90/launch.cu", 12, "dim")
+    pic.text(12, 400, "decode_sm90/cut.cpp", 12, "dim")
     pic.text(
         left,
         366,

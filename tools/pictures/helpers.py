@@ -2,7 +2,7 @@
 
 from .picture import Picture
 
-# 24 tokens of 128 heads and 32 blocks on 66 pairs of CTAs, as launch.cu cuts them.
+# 24 tokens of 128 heads and 32 blocks on 66 pairs of CTAs, as cut.cpp cuts them.
 BLOCKS, MAIN_BLOCKS, HELPER_BLOCKS = 32, 13, 8
 REST = BLOCKS - 2 * MAIN_BLOCKS
 SHOWN = 4

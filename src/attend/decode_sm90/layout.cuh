@@ -106,7 +106,8 @@ __device__ __forceinline__ unsigned over_splits(const Args& args, unsigned n) {
 template <class Row, int kHeads>
 struct ConfigOf {
   // Rows of a pipeline stage and of a block.
-  static constexpr int kRows = 16, kBlock = kBlockRows;
+  static constexpr int kRows = 16, kBlock = 64;
+  static_assert(kBlock == kBlockRows);
   static constexpr int kStagesPerBlock = kBlock / kRows;
   // With few heads, one score warpgroup would take longer for a block than the two that weigh it.
   // So two of them take blocks in turn.
