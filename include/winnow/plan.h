@@ -163,8 +163,8 @@ struct PlanOptions {
   int32_t max_requests = 256;
   int32_t max_tokens = 4096;
   // The longest sequence. 0 means pages * page: a single one may fill the cache. Give it where
-  // requests are shorter, since workspaces grow with it: that of kSeparate by 5.8 KB a token of
-  // V3.2 (see workspace_rows).
+  // requests are shorter, since workspaces grow with it: that of kSeparate by up to 5.8 KB a token
+  // of V3.2 (see workspace_rows).
   int32_t max_context = 0;
   // Query tokens that a decode may have: 1 + speculative tokens.
   int32_t decode_threshold = 1;
@@ -179,8 +179,9 @@ struct PlanOptions {
   Route (*route)(const RouteArgs&) noexcept = prefill_route;
   // V3.2: whether `route` may answer kMha. Part::mha says what the caller does then.
   bool mha = false;
-  // Rows of kSeparate's workspace. 0 means 5 * max_context; V4: the bound of v4_prefill_chunks()
-  // for max_context and max_tokens. kQueries with sharded caches: tokens of the sequences that a
+  // Rows of kSeparate's workspace. 0 means 5 * max_context, or what the cache holds where that is
+  // less, but at least max_context; V4: the bound of v4_prefill_chunks() for max_context and
+  // max_tokens. kQueries with sharded caches: tokens of the sequences that a
   // batch gathers; 0 means max_context.
   int64_t workspace_rows = 0;
   SplitPolicy split = SplitPolicy::kBalanced;

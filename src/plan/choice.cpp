@@ -45,13 +45,21 @@ Mode resolve_mode(const PlanOptions& o, const Check& check) {
   return o.mode;
 }
 
+// Tokens that the cache holds. That of a rank may hold its shard of every sequence.
+int64_t held_tokens(const PlanOptions& o) {
+  return o.pages * o.page * (holds_shard(o.parallel) ? o.parallel.comm->size() : 1);
+}
+
 int64_t default_rows(const PlanOptions& o) {
   const V4ChunkArgs v4{.ratio = o.extra_topk > 0 ? o.ratio : 0,
                        .window = o.topk,
                        .max_model_len = o.max_context,
                        .max_batched_tokens = o.max_tokens};
-  const int64_t rows = o.model.lists == 2 ? v4_chunk_rows(v4) : int64_t{5} * o.max_context;
-  return std::min<int64_t>(rows, INT32_MAX);
+  if (o.model.lists == 2) return std::min<int64_t>(v4_chunk_rows(v4), INT32_MAX);
+  // A chunk has one sequence at least, and no more than the cache holds unless prefixes are shared.
+  const int64_t rows = int64_t{5} * o.max_context;
+  const int64_t enough = std::max<int64_t>(o.max_context, held_tokens(o));
+  return std::min<int64_t>(o.pages > 0 ? std::min(rows, enough) : rows, INT32_MAX);
 }
 
 // The shapes of the stages' calls for `tokens` tokens.
@@ -164,12 +172,8 @@ PlanOptions resolve(PlanOptions o) {
   check.range(o.max_requests, "max_requests", 1, kMaxCapacity);
   check.range(o.max_tokens, "max_tokens", 1, kMaxCapacity);
   check.that(o.pages > 0 || o.max_context != 0, "pages", "1 or more, or a max_context", "0");
-  if (o.max_context == 0) {
-    // The cache of a rank may hold its shard of every sequence.
-    const int32_t ranks = holds_shard(o.parallel) ? o.parallel.comm->size() : 1;
-    const int64_t held = o.pages * o.page * ranks;
-    o.max_context = static_cast<int32_t>(std::min<int64_t>(held, INT32_MAX));
-  }
+  if (o.max_context == 0)
+    o.max_context = static_cast<int32_t>(std::min<int64_t>(held_tokens(o), INT32_MAX));
   check.range(o.max_context, "max_context (0: pages * page)", 1, v4 ? kMaxV4Context : INT32_MAX);
   check.range(o.decode_threshold, "decode_threshold", 0, INT32_MAX);
   check.range(o.split_size, "split_size", 1, INT32_MAX);

@@ -30,6 +30,16 @@ TEST(Plan, ResolvesDefaults) {
   const Plan separate({.pages = 100, .max_context = 1000, .mode = Mode::kSeparate});
   EXPECT_EQ(separate.options().workspace_rows, 5000);
   EXPECT_EQ(separate.gather_bytes(), 5000u * 576 * 2);
+  // No chunk needs more rows than the cache has, or than the longest sequence.
+  const auto rows = [](int64_t pages, int32_t longest) {
+    return Plan({.pages = pages, .max_context = longest, .mode = Mode::kSeparate})
+        .options()
+        .workspace_rows;
+  };
+  EXPECT_EQ(rows(100, 0), 6400);
+  EXPECT_EQ(rows(50, 1000), 3200);
+  EXPECT_EQ(rows(10, 1000), 1000);
+  EXPECT_EQ(rows(0, 1000), 5000);
   const Plan v4_separate({.model = kV4,
                           .format = CacheFormat::kV4Fp8,
                           .extra_topk = 512,
