@@ -182,7 +182,8 @@ void add_plan(CLI::App& app, Outcome&) {
   cmd->add_option("--page", c->page, "Tokens per page")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  cmd->add_option("--workspace-rows", c->workspace_rows, "Of --mode separate (5 x longest, or what the pages hold)");
+  cmd->add_option("--workspace-rows", c->workspace_rows,
+                  "Of --mode separate (5 x longest, or what the pages hold)");
   cmd->add_option("--kernel", c->kernel, "Kernel of every stage");
   cmd->add_flag("--mha", c->mha, "Of --mode auto, v32: prefills may go per head, decompressed");
   cmd->add_flag("--uniform", c->uniform, "Decodes of one length only");
