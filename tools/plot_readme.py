@@ -146,7 +146,7 @@ FLASH_MLA = [
     (
         "decode",
         "decode, V4, window alone",
-        "16 to 128 tokens",
+        "8 to 256 tokens",
         r"V4 H=\d+ 128 alone .*",
     ),
     (
