@@ -68,10 +68,15 @@ TEST_F(Cli, BadUsageIsNamed) {
   expect("absorb --context 7", {"--context", "not expected"});
   expect("run --steps 1 --seed -1", {"--seed", "expected 0 or more, found -1"});
   expect("attend --seed -1", {"--seed", "-1"});
+  expect("soak --steps 8 --seed -1", {"--seed", "expected 0 or more, found -1"});
+  expect("write --seed 18446744073709551616", {"--seed", "64 bits, found 18446744073709551616"});
   expect("run --context 16777216 --requests 4096",
          {"--context: expected at most 2147483647", "--requests", "68719476736"});
   expect("bench locate --after code", {"after", "CUDA"});
   expect("bench --runs 0", {"--runs", "not in range"});
+  expect("bench locate --seconds nan", {"--seconds", "expected a number, found nan"});
+  for (const char* option : {"--json", "--save", "--render"})
+    expect(std::string("bench locate --quick ") + option + " ''", {option, "a file's name"});
   expect("bench locate --ranks 2", {"--ranks", "parallel"});
   expect("bench parallel --cache cold", {"--cache", "parallel"});
   expect("run --layers 3", {"--layers", "v4-flash", "found v32"});
@@ -358,6 +363,14 @@ TEST_F(Cli, FullDisk) {
         std::system((std::string("'") + WINNOW_PROGRAM + "' " + call + " >/dev/full 2>&1").c_str());
     EXPECT_EQ(WEXITSTATUS(status), 2) << call;
   }
+  // Files of results are written whole or not at all. This one has no room for 2 KB.
+  std::ofstream(path("kept.json")) << "of another run";
+  const Output o =
+      run("bench locate --quick --save '" + path("kept.json") + "'", "trap '' XFSZ; ulimit -f 4;");
+  EXPECT_EQ(o.code, 2) << o.out;
+  expect_in(o.err, {"kept.json: cannot be written"});
+  EXPECT_EQ(text_of(path("kept.json")), "of another run");
+  EXPECT_FALSE(std::filesystem::exists(path("kept.json.part")));
 }
 
 }  // namespace
