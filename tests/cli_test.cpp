@@ -60,6 +60,7 @@ TEST_F(Cli, BadUsageIsNamed) {
   expect("bench --set nothing", {"nothing", "default"});
   expect("bench locate --filter nothing", {"no case"});
   expect("bench locate --kernel nope", {"unknown kernel 'nope'", "locate has: simd, reference"});
+  expect("bench plan --kernel simd", {"unknown kernel 'simd'", "plan has: none"});
   expect("bench locate select --kernel nope", {"unknown kernel 'nope'", "locate=simd"});
   expect("plan --query-lens 4 --seq-lens 2", {"plan", "seq_lens"});
   expect("plan --model v4 --mha", {"plan", "mha"});
