@@ -99,6 +99,7 @@ class Check {
     static constexpr Tensor kNothing;
     return used ? view : kNothing;
   }
+  static const Tensor& read(bool used, Tensor&& view) = delete;
   void apart(std::initializer_list<Named> outputs, std::initializer_list<Named> inputs) const;
 
   // CUDA: [tokens, heads, ...] bf16 whose rows, read and written 16 bytes at a time, begin at
