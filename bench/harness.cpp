@@ -179,6 +179,7 @@ static void check_kernel(const Options& o, const std::vector<std::string>& stage
     const std::string name = stages.size() == 1 ? k.kernel : k.stage + "=" + k.kernel;
     names += (names.empty() ? "" : ", ") + name;
   }
+  if (names.empty()) names = "none";
   const std::string whose = stages.size() == 1 ? stages.front() + " has" : "there are";
   throw Error(ErrorCode::kInvalidArgument, "bench: unknown kernel '" + o.kernel + "' on " +
                                                o.device + "; " + whose + ": " + names);

@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -11,6 +13,7 @@
 #include "harness.h"
 #include "report.h"
 #include "start_ranks.h"
+#include "store.h"
 #include "winnow/error.h"
 
 namespace winnow::cli {
@@ -27,23 +30,6 @@ struct BenchOptions {
 
 // Not one of a stage's suites: it starts programs of its own.
 constexpr const char* kParallel = "parallel";
-
-void write_file(const std::string& path, const std::string& text,
-                std::ios::openmode mode = std::ios::trunc) {
-  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  std::error_code ignored;  // the stream says what is wrong
-  if (!folder.empty()) std::filesystem::create_directories(folder, ignored);
-  std::ofstream file(path, std::ios::binary | mode);
-  if (!(file << text).flush())
-    throw Error(ErrorCode::kRuntime, "bench: " + path + ": cannot be written");
-}
-
-// Refuses a place now instead of after minutes of timing.
-void check_place(const std::string& path) {
-  const bool there = std::filesystem::exists(path);
-  write_file(path, "", std::ios::app);
-  if (!there) std::filesystem::remove(path);
-}
 
 std::string read_file(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -65,9 +51,19 @@ void refuse_options(const CLI::App& cmd, std::initializer_list<const char*> opti
       throw Error(ErrorCode::kInvalidArgument, fmt::format("bench: {}: {}", option, why));
 }
 
+// A variable of a script that is not set would throw minutes of timing away.
+std::string named_file(const std::string& text) {
+  return text.empty() ? "expected a file's name, found none" : "";
+}
+
+// Range() lets what is no number pass.
+std::string a_number(const std::string& text) {
+  return std::isnan(std::strtod(text.c_str(), nullptr)) ? "expected a number, found " + text : "";
+}
+
 void run_bench(const CLI::App& cmd, BenchOptions o) {
   if (!o.render.empty()) {
-    write_file(beside(o.render), bench::markdown_of(read_file(o.render), o.render));
+    store(beside(o.render), bench::markdown_of(read_file(o.render), o.render));
     fmt::print("{}\n", beside(o.render));
     return;
   }
@@ -104,11 +100,11 @@ void run_bench(const CLI::App& cmd, BenchOptions o) {
                             o.options.set, o.options.device));
   fmt::print("{}\n{}", bench::header_text(machine, runner.roofs()),
              bench::table_text(machine, results));
-  if (!o.json.empty()) write_file(o.json, bench::json_text(results));
+  if (!o.json.empty()) store(o.json, bench::json_text(results));
   if (!o.save.empty()) {
     const std::string stored = bench::stored_text(machine, runner.roofs(), results);
-    write_file(o.save, stored);
-    write_file(beside(o.save), bench::markdown_of(stored, o.save));
+    store(o.save, stored);
+    store(beside(o.save), bench::markdown_of(stored, o.save));
   }
 }
 
@@ -134,9 +130,10 @@ void add_bench(CLI::App& app, Outcome&) {
   cmd->add_option("--ranks", o->ranks, "Of parallel: ranks, one thread each")
       ->delimiter(',')
       ->check(CLI::Range(1, 1024));
-  cmd->add_option("--json", o->json, "Write the results as a JSON array");
-  cmd->add_option("--save", o->save, "Write results and machine header, .json and .md");
-  cmd->add_option("--render", o->render, "Only render a saved .json as .md");
+  cmd->add_option("--json", o->json, "Write the results as a JSON array")->check(named_file);
+  cmd->add_option("--save", o->save, "Write results and machine header, .json and .md")
+      ->check(named_file);
+  cmd->add_option("--render", o->render, "Only render a saved .json as .md")->check(named_file);
   cmd->add_option("--device", o->options.device, "Where to run")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
@@ -158,6 +155,7 @@ void add_bench(CLI::App& app, Outcome&) {
   cmd->add_option("--seconds", o->options.method.seconds,
                   "At most about this long a case and round, on the CPU")
       ->check(CLI::Range(1e-6, 1e6))
+      ->check(a_number)
       ->capture_default_str();
   cmd->add_option("--rounds", o->options.rounds, "Rounds over all cases (4 on the CPU, else 1)")
       ->check(CLI::Range(1, 1000));

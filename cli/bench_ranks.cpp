@@ -5,13 +5,13 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <tuple>
 
 #include "machine.h"
 #include "start_ranks.h"
+#include "store.h"
 #include "table.h"
 #include "winnow/error.h"
 
@@ -36,12 +36,6 @@ double hosts_ms(double context, int32_t hosts) {
           moved(kHeads * 2052 * f) + 20;
   }
   return us / 1e3;
-}
-
-void store(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  if (!(file << text).flush())
-    throw Error(ErrorCode::kRuntime, "bench: " + path + ": cannot be written");
 }
 
 tools::Table rows_table(const ordered_json& rows) {

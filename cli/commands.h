@@ -2,6 +2,8 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cstdlib>
 #include <string>
 
 namespace winnow::cli {
@@ -12,9 +14,12 @@ struct Outcome {
   int code = 0;
 };
 
-// A check of numbers without a sign: CLI11 takes "-1" for the largest of them.
+// A check of numbers without a sign: CLI11 takes "-1" for the largest of them, and what is larger.
 inline std::string not_negative(const std::string& text) {
-  return text.starts_with('-') ? "expected 0 or more, found " + text : "";
+  if (text.starts_with('-')) return "expected 0 or more, found " + text;
+  errno = 0;
+  std::strtoull(text.c_str(), nullptr, 0);
+  return errno == ERANGE ? "expected a number of 64 bits, found " + text : "";
 }
 
 void add_run(CLI::App& app, Outcome& outcome);

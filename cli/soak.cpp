@@ -237,7 +237,9 @@ void add_soak(CLI::App& app, Outcome& outcome) {
   cmd->add_option("--steps", o->steps, "Steps of all threads")
       ->check(CLI::Range(int64_t{8}, int64_t{1} << 40))
       ->capture_default_str();
-  cmd->add_option("--seed", o->seed, "Of the batches and their contents")->capture_default_str();
+  cmd->add_option("--seed", o->seed, "Of the batches and their contents")
+      ->check(not_negative)
+      ->capture_default_str();
   cmd->add_option("--check-every", o->check_every,
                   "Steps from one comparison to the next; at least one is made")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))

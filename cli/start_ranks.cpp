@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -60,6 +61,28 @@ struct Ended {
   std::string out;
 };
 
+// The launcher at work. Without it ranks would go on where only this program is told to end, as by
+// `kill`: a terminal's Ctrl-C reaches all of them.
+volatile std::sig_atomic_t launched = 0;
+
+void end_ranks(int signal) {
+  if (launched > 0) ::kill(static_cast<pid_t>(launched), SIGTERM);
+  std::signal(signal, SIG_DFL);
+  std::raise(signal);
+}
+
+class EndingRanks {
+ public:
+  explicit EndingRanks(pid_t child) {
+    launched = child;
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP})
+      if (std::signal(signal, end_ranks) == SIG_IGN) std::signal(signal, SIG_IGN);  // nohup
+  }
+  ~EndingRanks() { launched = 0; }
+  EndingRanks(const EndingRanks&) = delete;
+  EndingRanks& operator=(const EndingRanks&) = delete;
+};
+
 // Runs a program to its end with its standard output read here.
 Ended run_program(const std::vector<std::string>& words, const std::vector<std::string>& extra) {
   int ends[2];
@@ -84,6 +107,7 @@ Ended run_program(const std::vector<std::string>& words, const std::vector<std::
     ::close(ends[0]);
     throw Error(ErrorCode::kRuntime, words[0] + ": cannot be started");
   }
+  const EndingRanks ending(child);
   char block[4096];
   for (ssize_t n = 0; (n = ::read(ends[0], block, sizeof block)) > 0;)
     ended.out.append(block, static_cast<size_t>(n));

@@ -62,6 +62,26 @@ TEST_F(Cli, RunsOverRanks) {
   expect_in(v4.err, {"--ranks", "v32"});
 }
 
+// `kill` reaches the program alone: it passes that on, so that no ranks are left behind.
+TEST_F(Cli, RanksEndWithTheProgram) {
+  if (!std::filesystem::exists(WINNOW_PROGRAM "-ranks")) GTEST_SKIP() << "built without MPI";
+  const std::string log = path("log"), launcher = path("launcher");
+  std::ofstream(launcher) << "#!/bin/sh\n[ \"$1\" = --version ] && exit\n"
+                          << "trap 'echo ended >>\"" << log << "\"; exit' TERM\n"
+                          << "echo began >>\"" << log << "\"\n"
+                          << "for i in $(seq 400); do sleep 0.05; done\n";
+  std::filesystem::permissions(launcher, std::filesystem::perms::owner_all);
+  const auto wait_for = [&](const std::string& word) {
+    return "for i in $(seq 200); do grep -sq " + word + " '" + log +
+           "' && break; sleep 0.05; done; ";
+  };
+  const std::string command =
+      "WINNOW_MPIRUN='" + launcher + "' '" WINNOW_PROGRAM "' run --ranks 2 " + ">'" + path("out") +
+      "' 2>&1 & p=$!; " + wait_for("began") + "kill $p; " + wait_for("ended");
+  ASSERT_EQ(std::system(command.c_str()), 0);
+  EXPECT_EQ(text_of(log), "began\nended\n");
+}
+
 // By hand, without a launcher: a group of one.
 TEST_F(Cli, RanksNameBadWords) {
   const std::string program = WINNOW_PROGRAM "-ranks";

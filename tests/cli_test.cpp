@@ -61,6 +61,7 @@ TEST_F(Cli, BadUsageIsNamed) {
   expect("bench locate --filter nothing", {"no case of set 'default' on --device cpu"});
   expect("bench mask", {"no case of set 'default' on --device cpu"});  // timed on devices alone
   expect("bench locate --kernel nope", {"unknown kernel 'nope'", "locate has: simd, reference"});
+  expect("bench plan --kernel simd", {"unknown kernel 'simd'", "plan has: none"});
   expect("bench locate select --kernel nope", {"unknown kernel 'nope'", "locate=simd"});
   expect("plan --query-lens 4 --seq-lens 2", {"plan", "seq_lens"});
   expect("plan --model v4 --mha", {"plan", "mha"});
@@ -69,6 +70,8 @@ TEST_F(Cli, BadUsageIsNamed) {
   expect("absorb --context 7", {"--context", "not expected"});
   expect("run --steps 1 --seed -1", {"--seed", "expected 0 or more, found -1"});
   expect("attend --seed -1", {"--seed", "-1"});
+  expect("soak --steps 8 --seed -1", {"--seed", "expected 0 or more, found -1"});
+  expect("write --seed 18446744073709551616", {"--seed", "64 bits, found 18446744073709551616"});
   expect("run --context 16777216 --requests 4096",
          {"--context: expected at most 2147483647", "--requests", "68719476736"});
   expect("bench locate --after code", {"after", "CUDA"});
@@ -76,6 +79,9 @@ TEST_F(Cli, BadUsageIsNamed) {
   expect("bench locate --device cuda", {"bench: --device cuda: this build has no kernels for it"});
 #endif
   expect("bench --runs 0", {"--runs", "not in range"});
+  expect("bench locate --seconds nan", {"--seconds", "expected a number, found nan"});
+  for (const char* option : {"--json", "--save", "--render"})
+    expect(std::string("bench locate --quick ") + option + " ''", {option, "a file's name"});
   expect("bench locate --ranks 2", {"--ranks", "parallel"});
   expect("bench parallel --cache cold", {"--cache", "parallel"});
   expect("run --layers 3", {"--layers", "v4-flash", "found v32"});
@@ -362,6 +368,14 @@ TEST_F(Cli, FullDisk) {
         std::system((std::string("'") + WINNOW_PROGRAM + "' " + call + " >/dev/full 2>&1").c_str());
     EXPECT_EQ(WEXITSTATUS(status), 2) << call;
   }
+  // Files of results are written whole or not at all. This one has no room for 2 KB.
+  std::ofstream(path("kept.json")) << "of another run";
+  const Output o =
+      run("bench locate --quick --save '" + path("kept.json") + "'", "trap '' XFSZ; ulimit -f 4;");
+  EXPECT_EQ(o.code, 2) << o.out;
+  expect_in(o.err, {"kept.json: cannot be written"});
+  EXPECT_EQ(text_of(path("kept.json")), "of another run");
+  EXPECT_FALSE(std::filesystem::exists(path("kept.json.part")));
 }
 
 }  // namespace

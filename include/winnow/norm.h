@@ -32,8 +32,8 @@ struct NormArgs {
 
 // out = bf16(normalised x * weight + bias), fp32 with one rounding at the end; without a bias -0
 // stays -0. Rows do not depend on each other. Kernels other than the reference sum squares in fp32:
-// a row whose sum of squares exceeds 3.4e38 (as one value above 1.8e19 makes it) becomes zeros.
-// Cost: one pass over x.
+// where they exceed 3.4e38 (one value above 1.8e19 is enough) a normalised row is zeros, of kLayer
+// zeros or NaNs. Cost: one pass over x.
 void norm(const NormArgs& args);
 
 }  // namespace winnow

@@ -37,7 +37,7 @@ struct WriteArgs {
 
 // Quantises token i of kv into slot slots[i] of the cache (docs/cache-format.md). Only the bytes of
 // written records change; page padding does not. The slots of a call should differ: a slot that is
-// written twice ends with bytes of either record. bf16 formats are copied, and scale is ignored.
+// written twice ends with either record or bytes of both. bf16 formats are copied, scale ignored.
 // Slots >= pages * page: on the CPU an Error before anything is written, on CUDA they are skipped.
 // A NaN becomes an e4m3 NaN and does not count for its tile's maximum. An infinity counts as the
 // largest finite float and becomes +-448, so the scale stays finite and gather() gives the infinity

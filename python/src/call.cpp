@@ -68,9 +68,10 @@ std::map<std::string_view, const Signature*>& signatures() {
 }  // namespace
 
 std::string utf8(nb::handle text) {
-  const char* bytes = PyUnicode_AsUTF8(text.ptr());
+  Py_ssize_t size = 0;
+  const char* bytes = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
   if (!bytes) throw nb::python_error();
-  return bytes;
+  return {bytes, static_cast<size_t>(size)};
 }
 
 const Plan& PyPlan::at_rest(const std::string& stage) const {
@@ -272,7 +273,10 @@ std::string Call::text(std::string_view name, const char* otherwise) const {
   const nb::handle h = (*this)[name];
   if (!h.is_valid()) return otherwise;
   if (!PyUnicode_Check(h.ptr())) wrong_type(name, "a str");
-  return utf8(h);
+  std::string value = utf8(h);
+  // C++ would read the name in front of it.
+  if (value.find('\0') != std::string::npos) fail(name, "a str without null characters", "one");
+  return value;
 }
 
 void Call::same_device(std::string_view name, const Origin& origin) {

@@ -120,6 +120,7 @@ nb::object rotate_(Call& c) {
   const bool quantized = c.flag("e4m3");
   a.out = c.out("out", quantized ? DType::kE4m3 : DType::kBf16, {n[0], n[1], n[2]});
   if (quantized) a.scales = c.out("scales", DType::kF32, {n[0], n[1], n[2] / 128});
+  else if (c.given("scales")) c.fail("scales", "none without e4m3=True", "an array");
   a.scale = scale_mode(c);
   a.target = c.target();
   c.run([&] { rotate(a); });

@@ -57,6 +57,16 @@ def test_host_integers_go_to_host_integers(call):
         (lambda x: winnow.workspace_starts([1], [(0, "1")]), r"chunks: .* found \(0, '1'\)"),
         (lambda x: winnow.select(x, 2**70), "select: topk: expected an int64, found 1180591620"),
         (lambda x: winnow.select(x, 2, kernel="\ud800"), "surrogates"),
+        (lambda x: winnow.select(x, 2, kernel="simd\0x"), "kernel: expected a str without null"),
+        (
+            lambda x: winnow.rotate(
+                x.bfloat16()[:, None, :1].expand(-1, 1, 64).contiguous(),
+                torch.zeros(len(x), dtype=INT),
+                torch.zeros(1, 2, 32),
+                scales=torch.zeros(len(x), 1, 1),
+            ),
+            "rotate: scales: expected none without e4m3=True, found an array",
+        ),
         (lambda x: winnow.select(x.to("meta"), 2), "logits: .* found one on meta"),
         (lambda x: winnow.select(x.to_sparse(), 2), "logits: .* layout torch.sparse_coo"),
         (lambda x: winnow.select(x.to(torch.complex64).conj().imag, 2), "logits: .* be negated"),

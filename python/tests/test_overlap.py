@@ -116,3 +116,78 @@ def test_lists_and_partial_results():
         winnow.quantize(x, out=x.view(torch.float8_e4m3fn).flatten()[:256].view(4, 64))
     with refused("join: out: expected memory apart from latent"):
         winnow.join(x[None, :, :32], x[None, :, 32:], out=x[None])
+
+
+CACHES = {"cache": "v4_bf16", "keys": "index_keys"}
+
+
+def calls():
+    """A verb, what it reads and what it writes: correct calls of arrays that are apart."""
+    q, pages, ids = rows(4, 2, 512), rows(8, 512), torch.zeros(4, 3, dtype=torch.int32)
+    requests, ends = torch.zeros(4, dtype=torch.int32), torch.full((4,), 9, dtype=torch.int32)
+    blocks, weights, lse = torch.zeros(1, 2, dtype=torch.int32), torch.rand(512), torch.zeros(4, 2)
+    turned = {"positions": POSITIONS, "table": table()}
+    normed = {"norm": "rms", "norm_weight": weights, "norm_bias": weights}
+    yield "norm", {"x": rows(4, 512), "weight": weights, "norm_bias": weights}, {"out": pages[:4]}
+    yield "rotate", {"x": q, **turned}, {"out": q}
+    yield "prepare_query", {"q": q, **turned, **normed}, {"out": q}
+    index = {"q": rows(4, 2, 128), "weights": torch.rand(4, 2), **turned}
+    codes = torch.zeros(4, 2, 128, dtype=torch.uint8)
+    yield "index_query", index, {"out": codes, "out_weights": lse}
+    slots = torch.arange(4)
+    yield "write", {"kv": rows(4, 512), "slots": slots, **turned, **normed}, {"cache": pages}
+    compressed = {"rows": torch.rand(4, 1024), "requests": requests, "bias": torch.rand(4, 512)}
+    compressed |= {"state_table": torch.zeros(1, 4, dtype=torch.int32), "slots": slots}
+    outputs = {"state": torch.zeros(2, 8, 1024), "cache": pages, "latent": pages[:4]}
+    yield "compress", compressed | turned | normed, outputs
+    scored = {"q": codes, "weights": torch.rand(4, 2), "ends": ends, "starts": requests}
+    rowed = {"key_rows": codes[:, 0], "key_scales": torch.rand(4), **scored}
+    scored |= {"keys": torch.zeros(2, 64 * 132, dtype=torch.uint8), "block_table": blocks}
+    scored |= {"requests": requests}
+    yield "score", scored, {"out": torch.zeros(4, 128)}
+    yield "score", rowed, {"out": torch.zeros(4, 4)}
+    chosen = {"out": ids, "values": torch.zeros(4, 3), "best_blocks": ids}
+    yield "score_select", {**scored, "within": ids}, chosen
+    logits = {"logits": torch.rand(4, 9), "starts": requests, "ends": ends, "within": ids}
+    yield "select", logits, chosen
+    listed = {"q": q, "cache": pages, "indices": ids, "lengths": ends, "requests": requests}
+    listed |= {"block_table": blocks, "sink": torch.rand(2), "scale": 0.1}
+    yield "attend", listed, {"out": q, "lse": lse, "max_logit": lse}
+    heads = {"q": q, "k": rows(9, 2, 512), "v": rows(9, 2, 512), "ids": ids, "starts": requests}
+    heads |= {"mask": torch.ones(4, 9, dtype=torch.uint8), "bias": torch.rand(4, 9)}
+    heads |= {"lengths": ends, "sink": torch.rand(2), "scale": 0.1}
+    yield "attend_mha", heads, {"out": q, "lse": lse}
+    lists = {"positions": POSITIONS, "requests": requests, "block_table": blocks, "pages": 2}
+    yield (
+        "c128a_lists",
+        {**lists, "width": 128},
+        {"out": torch.zeros(4, 128).int(), "lengths": ends},
+    )
+    yield "window_lists", lists, {"out": torch.zeros(4, 128).int(), "lengths": ends}
+
+
+@pytest.mark.parametrize("verb, inputs, outputs", list(calls()))
+def test_no_output_covers_what_a_call_reads(verb, inputs, outputs):
+    def call(arrays):
+        arrays = {n: winnow.Cache(a, CACHES[n]) if n in CACHES else a for n, a in arrays.items()}
+        return getattr(winnow, verb)(**arrays)
+
+    def fresh():
+        whole = {**inputs, **outputs}
+        return {n: a.clone() if isinstance(a, torch.Tensor) else a for n, a in whole.items()}
+
+    call(fresh())
+    for written in outputs:
+        for read in inputs:
+            arrays = fresh()
+            if not isinstance(arrays[read], torch.Tensor):
+                continue
+            memory = torch.zeros(max(a.nbytes for a in (arrays[written], arrays[read])) + 8).byte()
+            for name in (written, read):
+                a = arrays[name]
+                at = 8 if name == read else 0  # for views of another shape
+                arrays[name] = memory[at : at + a.nbytes].view(a.dtype).view(a.shape).copy_(a)
+            before = memory.clone()
+            with pytest.raises(ValueError, match="memory apart from .*overlaps"):
+                call(arrays)
+            assert torch.equal(memory, before), (written, read)

@@ -241,11 +241,13 @@ void check_results(const Check& check, const AttendArgs& a, Params& p) {
     p.max_head_stride = a.max_logit.stride[1];
   }
   check.apart({{a.out, "out"}, {a.lse, "lse"}, {a.max_logit, "max_logit"}},
-              {{a.q, "q"},
-               {a.q_rope, "q_rope"},
-               {a.lists[0].indices, kNames[0].indices},
-               {a.lists[1].indices, kNames[1].indices},
-               {a.sink, "sink"}});
+              {{a.q, "q"}, {a.q_rope, "q_rope"}, {a.requests, "requests"}, {a.sink, "sink"}});
+  for (int i = 0; i < p.list_count; ++i)
+    check.apart({{a.out, "out"}, {a.lse, "lse"}, {a.max_logit, "max_logit"}},
+                {{a.lists[i].indices, kNames[i].indices},
+                 {a.lists[i].lengths, kNames[i].lengths},
+                 {a.lists[i].block_table, kNames[i].block_table},
+                 {core::pages_view(a.lists[i].cache), kNames[i].cache}});
   p.empty_lse = a.empty_lse_negative ? -std::numeric_limits<float>::infinity()
                                      : std::numeric_limits<float>::infinity();
 }

@@ -106,6 +106,26 @@ void check_outputs(const Check& check, const CompressArgs& a, Params& p) {
   if (p.device.kind == DeviceKind::kCpu) core::check_slots(check, a.slots, p.cache);
 }
 
+// The cache and the state may share the memory of a pool: which pages are whose, the tables say.
+void check_apart(const Check& check, const CompressArgs& a, const Params& p) {
+  const bool normed = p.norm.kind != NormKind::kNone;
+  const bool stateful = p.state != nullptr;
+  const auto apart_with = [&](const Tensor& output, const char* name) {
+    check.apart({{output, name}, {a.latent, "latent"}},
+                {{a.rows, "rows"},
+                 {a.positions, "positions"},
+                 {a.bias, "bias"},
+                 {Check::read(stateful, a.requests), "requests"},
+                 {Check::read(stateful, a.state.table), "state.table"},
+                 {Check::read(normed, a.norm.weight), "norm.weight"},
+                 {Check::read(normed, a.norm.bias), "norm.bias"},
+                 {a.rope.table, "rope.table"},
+                 {Check::read(p.slots != nullptr, a.slots), "slots"}});
+  };
+  apart_with(a.state.rows, "state.rows");
+  if (a.cache) apart_with(core::pages_view(a.cache), "cache");
+}
+
 Params checked(const CompressArgs& a) {
   const Check check("compress");
   Params p;
@@ -121,8 +141,7 @@ Params checked(const CompressArgs& a) {
   p.hadamard = a.hadamard;
   check.that(!a.hadamard || p.width == 128, "hadamard", "rows of 128 values", cat(p.width));
   check_outputs(check, a, p);
-  check.apart({{a.state.rows, "state.rows"}, {a.latent, "latent"}},
-              {{a.rows, "rows"}, {a.positions, "positions"}, {a.bias, "bias"}});
+  check_apart(check, a, p);
   return p;
 }
 

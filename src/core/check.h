@@ -94,6 +94,12 @@ class Check {
     const Tensor* may_be = nullptr;
   };
   static constexpr int kMostOutputs = 4;
+  // A view that the call reads, or nothing: what it does not read was not checked.
+  static const Tensor& read(bool used, const Tensor& view) {
+    static constexpr Tensor kNothing;
+    return used ? view : kNothing;
+  }
+  static const Tensor& read(bool used, Tensor&& view) = delete;
   void apart(std::initializer_list<Named> outputs, std::initializer_list<Named> inputs) const;
 
   // CUDA: [tokens, heads, ...] bf16 whose rows, read and written 16 bytes at a time, begin at

@@ -26,8 +26,10 @@ RopeParams checked_rope(const Check& check, const Rope& rope) {
              "kInterleaved or kHalf", cat("number ", static_cast<int>(rope.pairs)));
   check.that(rope.slice == RopeSlice::kLast || rope.slice == RopeSlice::kFirst, "rope.slice",
              "kLast or kFirst", cat("number ", static_cast<int>(rope.slice)));
+  // An empty table may have no data, which kernels would take for no RoPE: it has no position.
+  static constexpr float kNone = 0;
   RopeParams p;
-  p.table = static_cast<const float*>(rope.table.data);
+  p.table = rope.table.data ? static_cast<const float*>(rope.table.data) : &kNone;
   p.positions = rope.table.shape[0];
   p.position_stride = rope.table.stride[0];
   p.sine_stride = rope.table.stride[1];

@@ -82,15 +82,16 @@ Shard shard_of(const Check& check, const Shard& shard) {
 
 // What rows are written to, and what they are made of.
 struct Outputs {
-  const Tensor &lists, &lengths, &positions, &requests;
+  const Tensor &lists, &lengths, &positions, &requests, &block_table;
 };
 // Rows are written up to their own width, `least` columns or more, whatever their stride.
 Rows rows_of(const Check& check, const Outputs& o, int64_t tokens, int64_t least) {
   check.output_rows(o.lists, "lists", DType::kI32, {tokens, Check::kAny});
   check.range(o.lists.shape[1], "lists (columns)", least, INT32_MAX);
   check.output_rows(o.lengths, "lengths", DType::kI32, {tokens});
-  check.apart({{o.lists, "lists"}, {o.lengths, "lengths"}},
-              {{o.positions, "positions"}, {o.requests, "requests"}});
+  check.apart(
+      {{o.lists, "lists"}, {o.lengths, "lengths"}},
+      {{o.positions, "positions"}, {o.requests, "requests"}, {o.block_table, "block_table"}});
   return {static_cast<int32_t*>(o.lists.data), o.lists.stride[0], o.lists.shape[1],
           static_cast<int32_t*>(o.lengths.data)};
 }
@@ -129,8 +130,8 @@ void c128a_lists(const C128aListsArgs& a) try {
   // Lists are int32.
   p.table = internal::lists::table_of(check, a.block_table, {a.page, a.pages, INT32_MAX});
   p.ratio = static_cast<int32_t>(check.range(a.ratio, "ratio", 1, INT32_MAX));
-  p.out = internal::lists::rows_of(check, {a.lists, a.lengths, a.positions, a.requests},
-                                   p.tokens.count, 0);
+  p.out = internal::lists::rows_of(
+      check, {a.lists, a.lengths, a.positions, a.requests, a.block_table}, p.tokens.count, 0);
   p.shard = internal::lists::shard_of(check, a.shard);
   p.device = internal::lists::device_of(a.plan, a.target);
   internal::lists::run_list(a.plan, a.target, &internal::lists::ListsKernel::runs, p);
@@ -160,8 +161,9 @@ void window_lists(const WindowListsArgs& a) try {
     p.slot_rows = p.tokens.count;
   }
   p.window = static_cast<int32_t>(check.range(a.window, "window", 1, INT32_MAX));
-  p.out = internal::lists::rows_of(check, {a.lists, a.lengths, a.positions, a.requests},
-                                   p.tokens.count, a.window);
+  p.out =
+      internal::lists::rows_of(check, {a.lists, a.lengths, a.positions, a.requests, a.block_table},
+                               p.tokens.count, a.window);
   p.shard = internal::lists::shard_of(check, a.shard);
   p.device = internal::lists::device_of(a.plan, a.target);
   internal::lists::run_list(a.plan, a.target, &internal::lists::ListsKernel::runs, p);
@@ -190,7 +192,7 @@ void combined_lists(const CombinedListsArgs& a) try {
   p.window = static_cast<int32_t>(check.range(a.window, "window", 0, INT32_MAX / 2));
   p.rows = static_cast<int32_t>(check.range(a.rows, "rows", 0, INT32_MAX));
   p.compressed = static_cast<int32_t>(check.range(a.compressed, "compressed", 0, a.rows));
-  p.out = internal::lists::rows_of(check, {a.lists, a.lengths, a.positions, a.requests}, tokens,
+  p.out = internal::lists::rows_of(check, {a.lists, a.lengths, a.positions, a.requests, {}}, tokens,
                                    round_up(p.topk_width + p.window, 128));
   check.apart({{a.lists, "lists"}, {a.lengths, "lengths"}},
               {{a.topk, "topk"}, {a.seq_lens, "seq_lens"}, {a.gather_lens, "gather_lens"}});

@@ -147,8 +147,16 @@ Params checked(const MhaArgs& a) {
     p.lse_token_stride = a.lse.stride[0];
     p.lse_head_stride = a.lse.stride[1];
   }
-  check.apart({{a.out, "out"}, {a.lse, "lse"}},
-              {{a.q, "q"}, {a.k, "k"}, {a.v, "v"}, {a.sink, "sink"}});
+  check.apart({{a.out, "out"}, {a.lse, "lse"}}, {{a.q, "q"},
+                                                 {a.k, "k"},
+                                                 {a.v, "v"},
+                                                 {a.ids, "ids"},
+                                                 {a.starts, "starts"},
+                                                 {a.lengths, "lengths"},
+                                                 {a.mask, "mask"},
+                                                 {a.bits, "bits"},
+                                                 {a.bias, "bias"},
+                                                 {a.sink, "sink"}});
   constexpr float kInf = std::numeric_limits<float>::infinity();
   p.empty_lse = a.empty_lse_negative ? -kInf : kInf;
   p.device = a.target.device;

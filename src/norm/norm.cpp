@@ -45,9 +45,15 @@ Params checked(const Check& check, const Check& check_second, const NormArgs& a)
   Params p;
   const auto& [first, second] = a.rows;
   p.rows[0] = checked_rows(check, first);
-  if (second.x || second.out) p.rows[1] = checked_rows(check_second, second);
+  const bool both = second.x || second.out;
+  if (both) p.rows[1] = checked_rows(check_second, second);
   check.apart({{first.out, "out"}, {second.out, "rows[1].out"}},
-              {{first.x, "x", &first.out}, {second.x, "rows[1].x", &second.out}});
+              {{first.x, "x", &first.out},
+               {second.x, "rows[1].x", &second.out},
+               {first.norm.weight, "norm.weight"},
+               {first.norm.bias, "norm.bias"},
+               {Check::read(both, second.norm.weight), "rows[1].norm.weight"},
+               {Check::read(both, second.norm.bias), "rows[1].norm.bias"}});
   p.device = a.target.device;
   return p;
 }

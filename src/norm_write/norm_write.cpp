@@ -37,31 +37,59 @@ std::span<const NormWriteKernel> kernels() {
 
 namespace {
 
+bool given(const NormArgs& a) {
+  return a.rows[0].x || a.rows[0].out || a.rows[1].x || a.rows[1].out;
+}
+bool given(const WriteArgs& a) { return a.kv || a.slots || a.cache; }
+
+// What a write reads.
+struct WriteNames {
+  const char *kv, *rope, *slots, *weight, *bias, *table, *positions;
+};
+constexpr WriteNames kNames[2] = {
+    {"write[0].kv", "write[0].rope", "write[0].slots", "write[0].norm.weight", "write[0].norm.bias",
+     "write[0].rope.table", "write[0].prologue.positions"},
+    {"write[1].kv", "write[1].rope", "write[1].slots", "write[1].norm.weight", "write[1].norm.bias",
+     "write[1].rope.table", "write[1].prologue.positions"}};
+
 // No part reads what another writes. Two caches may share memory, as the pools of engines do: which
 // pages are whose, the slots say.
 void check_parts(const Check& check, const NormWriteArgs& a) {
   const auto& [first, second] = a.norm.rows;
-  const auto& [latents, keys] = a.write;
-  const auto apart_with = [&](const Cache& cache, const char* name) {
-    check.apart({{first.out, "norm.out"},
-                 {second.out, "norm.rows[1].out"},
-                 {core::pages_view(cache), name}},
-                {{first.x, "norm.x", &first.out},
-                 {second.x, "norm.rows[1].x", &second.out},
-                 {latents.kv, "write[0].kv"},
-                 {latents.rope, "write[0].rope"},
-                 {keys.kv, "write[1].kv"},
-                 {keys.rope, "write[1].rope"}});
+  const bool normed = given(a.norm);
+  const bool both = second.x || second.out;
+  const auto apart_with = [&](const Tensor& pages, const char* name) {
+    const std::initializer_list<Check::Named> outputs = {
+        {first.out, "norm.out"}, {second.out, "norm.rows[1].out"}, {pages, name}};
+    check.apart(outputs, {{first.x, "norm.x", &first.out},
+                          {second.x, "norm.rows[1].x", &second.out},
+                          {Check::read(normed, first.norm.weight), "norm.norm.weight"},
+                          {Check::read(normed, first.norm.bias), "norm.norm.bias"},
+                          {Check::read(both, second.norm.weight), "norm.rows[1].norm.weight"},
+                          {Check::read(both, second.norm.bias), "norm.rows[1].norm.bias"}});
+    for (int i = 0; i < 2; ++i) {
+      const WriteArgs& part = a.write[i];
+      if (!given(part)) continue;
+      const Prologue& prologue = part.prologue;
+      const bool prepared = prologue.norm.kind != NormKind::kNone;
+      const bool turned = static_cast<bool>(prologue.rope.table);
+      check.apart(outputs, {{part.kv, kNames[i].kv},
+                            {part.rope, kNames[i].rope},
+                            {part.slots, kNames[i].slots},
+                            {Check::read(prepared, prologue.norm.weight), kNames[i].weight},
+                            {Check::read(prepared, prologue.norm.bias), kNames[i].bias},
+                            {prologue.rope.table, kNames[i].table},
+                            {Check::read(turned, prologue.positions), kNames[i].positions}});
+    }
   };
-  apart_with(latents.cache, "write[0].cache");
-  apart_with(keys.cache, "write[1].cache");
+  apart_with(core::pages_view(a.write[0].cache), "write[0].cache");
+  apart_with(core::pages_view(a.write[1].cache), "write[1].cache");
 }
 
 Params checked(const NormWriteArgs& a) {
   Params p;
   p.device = a.target.device;
-  const NormRows* rows = a.norm.rows;
-  const bool normed = rows[0].x || rows[0].out || rows[1].x || rows[1].out;
+  const bool normed = given(a.norm);
   bool any = normed;
   if (normed) {
     NormArgs part = a.norm;
@@ -71,7 +99,7 @@ Params checked(const NormWriteArgs& a) {
   }
   for (int i = 0; i < 2; ++i) {
     WriteArgs part = a.write[i];
-    if (!part.kv && !part.slots && !part.cache) continue;
+    if (!given(part)) continue;
     any = true;
     part.plan = nullptr;
     part.target = a.target;

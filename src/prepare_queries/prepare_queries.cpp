@@ -54,13 +54,21 @@ Params checked(const PrepareQueriesArgs& a) {
     part.target = a.target;
     p.index = index_query::checked(Check("prepare_queries", "index."), part);
   }
-  if (query && index)
+  if (query && index) {
+    const bool normed = a.query.norm.kind != NormKind::kNone;
     check.apart({{a.query.out, "query.out"},
                  {a.index.out, "index.out"},
                  {a.index.out_weights, "index.out_weights"}},
                 {{a.query.q, "query.q", &a.query.out},
+                 {Check::read(normed, a.query.norm.weight), "query.norm.weight"},
+                 {Check::read(normed, a.query.norm.bias), "query.norm.bias"},
+                 {a.query.positions, "query.positions"},
+                 {a.query.rope.table, "query.rope.table"},
                  {a.index.q, "index.q", &a.index.out},
-                 {a.index.weights, "index.weights"}});
+                 {a.index.weights, "index.weights"},
+                 {a.index.positions, "index.positions"},
+                 {a.index.rope.table, "index.rope.table"}});
+  }
   return p;
 }
 

@@ -30,8 +30,12 @@ Params checked(const Check& check, const PrepareQueryArgs& a) {
   check.tensor(a.positions, "positions", DType::kI32, {p.tokens});
   p.rope = core::checked_rope(check, a.rope);
   check.output_rows(a.out, "out", DType::kBf16, {p.tokens, p.heads, p.width});
-  check.apart({{a.out, "out"}},
-              {{a.q, "q", &a.out}, {a.positions, "positions"}, {a.rope.table, "rope.table"}});
+  const bool normed = a.norm.kind != NormKind::kNone;
+  check.apart({{a.out, "out"}}, {{a.q, "q", &a.out},
+                                 {a.positions, "positions"},
+                                 {a.rope.table, "rope.table"},
+                                 {Check::read(normed, a.norm.weight), "norm.weight"},
+                                 {Check::read(normed, a.norm.bias), "norm.bias"}});
   p.q = static_cast<const bf16*>(a.q.data);
   p.q_token = a.q.stride[0];
   p.q_head = a.q.stride[1];

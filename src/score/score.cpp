@@ -162,6 +162,19 @@ Params checked(const Check& check, const ScoreArgs& a) {
   return p;
 }
 
+void check_apart(const Check& check, const ScoreArgs& a,
+                 std::initializer_list<Check::Named> outputs) {
+  check.apart(outputs, {{a.q, "q"},
+                        {a.weights, "weights"},
+                        {core::pages_view(a.keys), "keys"},
+                        {a.block_table, "block_table"},
+                        {a.requests, "requests"},
+                        {a.key_rows, "key_rows"},
+                        {a.key_scales, "key_scales"},
+                        {a.starts, "starts"},
+                        {a.ends, "ends"}});
+}
+
 const ScoreKernel& kernel_for(const char* stage, const ScoreArgs& a, const Shape& shape) {
   if (!a.plan) return choose(stage, kernels(), shape, a.target);
   if (const auto* planned = pick<ScoreKernel>(a.plan->usable(Stage::kScore), shape))
@@ -188,7 +201,7 @@ void score(const ScoreArgs& args) try {
   // Contiguous keys have a column each; paged ones are bounded by the columns given.
   const int64_t columns = args.key_rows ? args.key_rows.shape[0] : Check::kAny;
   check.output_rows(args.logits, "logits", DType::kF32, {p.tokens, columns});
-  check.apart({{args.logits, "logits"}}, {{args.q, "q"}, {args.weights, "weights"}});
+  internal::score::check_apart(check, args, {{args.logits, "logits"}});
   p.ranges.limit = check.range(args.logits.shape[1], "logits columns", 0, INT32_MAX);
   p.logits = static_cast<float*>(args.logits.data);
   p.logit_stride = args.logits.stride[0];
@@ -213,6 +226,11 @@ void score_select(const ScoreSelectArgs& args) try {
   p.value_stride = args.values.stride[0];
   p.relative = args.relative;
   p.blocks = checked_blocks(check, args.blocks, p.score.tokens);
+  internal::score::check_apart(
+      check, args.score,
+      {{args.ids, "ids"}, {args.values, "values"}, {args.blocks.best, "blocks.best"}});
+  check.apart({{args.ids, "ids"}, {args.values, "values"}, {args.blocks.best, "blocks.best"}},
+              {{args.blocks.within, "blocks.within"}});
   if (args.score.plan && p.score.device.kind == DeviceKind::kCuda)
     p.score.ranges.limit =
         std::min(p.score.ranges.limit, internal::score::planned_keys(args.score.plan->options()));

@@ -40,8 +40,6 @@ Params checked(const SelectArgs& a) {
   check.optional(a.ends, "ends", DType::kI32, {tokens});
   check.output_rows(a.ids, "ids", DType::kI32, {tokens, Check::kAny});
   if (a.values) check.output_rows(a.values, "values", DType::kF32, {tokens, a.ids.shape[1]});
-  check.apart({{a.ids, "ids"}, {a.values, "values"}},
-              {{a.logits, "logits"}, {a.starts, "starts"}, {a.ends, "ends"}});
   if (a.plan)
     check.that(a.plan->tokens() == tokens, "plan", cat("a plan refilled for ", tokens, " tokens"),
                cat("one for ", a.plan->tokens()));
@@ -59,6 +57,11 @@ Params checked(const SelectArgs& a) {
   p.value_stride = a.values.stride[0];
   p.relative = a.relative;
   p.blocks = core::checked_blocks(check, a.blocks, tokens);
+  check.apart({{a.ids, "ids"}, {a.values, "values"}, {a.blocks.best, "blocks.best"}},
+              {{a.logits, "logits"},
+               {a.starts, "starts"},
+               {a.ends, "ends"},
+               {a.blocks.within, "blocks.within"}});
   p.device = device;
   return p;
 }

@@ -213,6 +213,27 @@ TEST_P(PrologueTest, IsTheCompositionOfItsSteps) {
   }
 }
 
+// A table of no positions, which may have no data, is a table: every token is outside it.
+TEST_P(PrologueTest, AnEmptyTableSkipsAllTokens) {
+  const auto& [kernel, c] = GetParam();
+  if (const std::string why = testing::why_not("write", kernel); !why.empty()) GTEST_SKIP() << why;
+  Problem p(c);
+  Guarded<std::byte> cache(p.bytes());
+  const auto untouched = cache.values();
+  WriteArgs a = p.args(p.kv.data(), cache.data());
+  a.prologue.norm = p.norm();
+  a.prologue.rope = p.rope();
+  a.prologue.rope.table.shape[0] = 0;
+  a.prologue.positions = tensor(p.positions.data(), {c.tokens});
+  a.target = testing::target("write", kernel);
+  for (void* const data : {a.prologue.rope.table.data, static_cast<void*>(nullptr)}) {
+    a.prologue.rope.table.data = data;
+    write(a);
+    ASSERT_TRUE(testing::device_finished());
+    ASSERT_EQ(cache.values(), untouched) << data;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, PrologueTest,
                          ::testing::Combine(::testing::ValuesIn(testing::kernels("write")),
                                             ::testing::ValuesIn(cases())),

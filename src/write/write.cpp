@@ -60,8 +60,6 @@ Params checked(const Check& check, const WriteArgs& a) {
   }
   check.tensor(a.kv, "kv", DType::kBf16, {Check::kAny, a.rope ? nope : nope + rope});
   rows(a.kv, "kv");
-  check.apart({{core::pages_view(cache), "cache"}},
-              {{a.kv, "kv"}, {a.rope, "rope"}, {a.slots, "slots"}});
 
   Params p;
   p.kv = static_cast<const bf16*>(a.kv.data);
@@ -74,6 +72,17 @@ Params checked(const Check& check, const WriteArgs& a) {
   p.cache = pages_of(cache);
   p.quantizer = quantizer_of(check, cache.format, a.scale);
   check_prologue(check, a, nope + rope, p);
+  const bool normed = p.norm.kind != NormKind::kNone;
+  const bool turned = p.rope.table != nullptr;
+  const Prologue& prologue = a.prologue;
+  check.apart({{core::pages_view(cache), "cache"}},
+              {{a.kv, "kv"},
+               {a.rope, "rope"},
+               {a.slots, "slots"},
+               {Check::read(normed, prologue.norm.weight), "norm.weight"},
+               {Check::read(normed, prologue.norm.bias), "norm.bias"},
+               {Check::read(turned, prologue.rope.table), "rope.table"},
+               {Check::read(turned, prologue.positions), "prologue.positions"}});
   p.device = device;
   if (device.kind == DeviceKind::kCpu) check_slots(check, a.slots, p.cache);
   return p;
