@@ -87,7 +87,7 @@ void run_bench(const CLI::App& cmd, BenchOptions o) {
   refuse_options(cmd, {"--ranks"}, "of parallel alone: winnow bench parallel --ranks 1,2,4");
   o.options.cold = o.cache != "warm";
   o.options.warm = o.cache != "cold";
-  if (o.quick) o.options.method = {.min_runs = 3, .max_runs = 10, .seconds = 0.05};
+  if (o.quick) o.options.method = {.min_runs = 1, .max_runs = 10, .seconds = 0.05};
   o.options.method.after_code = o.after == "code";
   if (o.quick && o.options.rounds == 0) o.options.rounds = 1;
   bench::Machine machine = bench::describe_machine();
