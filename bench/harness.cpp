@@ -7,9 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 
-#include "buffer.h"
 #include "core/arithmetic.h"
 #include "core/kernel_table.h"
 #include "cpu/threads.h"
@@ -88,31 +86,6 @@ std::vector<double> time_on_cpu(const std::function<void()>& run, const Method& 
   return us;
 }
 
-// Pieces of 256 KB are the fastest of 16 KB to a thread's whole share, from 1 to 13 MB on Zen 5.
-std::vector<double> copy_on_cpu(double bytes, const Method& method) {
-  constexpr int64_t kLine = 64, kMostPiece = 256 << 10;
-  static tools::Buffer<char> from, to;
-  const int64_t half = round_up(static_cast<int64_t>(bytes / 2) + 1, kLine);
-  const int64_t share = round_up(ceil_div(half, int64_t{internal::cpu::threads()}), kLine);
-  const int64_t piece = std::min(share, kMostPiece);
-  if (static_cast<int64_t>(from.size()) < half)
-    for (tools::Buffer<char>* memory : {&from, &to}) {
-      *memory = {};
-      *memory = tools::Buffer<char>(half);
-    }
-  Method plain = method;
-  plain.between = nullptr;
-  return time_on_cpu(
-      [&] {
-        internal::cpu::parallel_for(ceil_div(half, piece), [&](int64_t i, int) {
-          const int64_t first = i * piece;
-          const auto count = static_cast<size_t>(std::min(piece, half - first));
-          std::memcpy(to.data() + first, from.data() + first, count);
-        });
-      },
-      plain);
-}
-
 std::vector<Backend>& backends() {
   static std::vector<Backend> list = {{.device = "cpu",
                                        .time = time_on_cpu,
@@ -120,8 +93,7 @@ std::vector<Backend>& backends() {
                                        .machine = [] { return cpu_name(); },
                                        .use_median = false,
                                        .roof = sample_cpu_roof,
-                                       .rounds = 4,
-                                       .copy = copy_on_cpu}};
+                                       .rounds = 4}};
   return list;
 }
 
@@ -262,7 +234,7 @@ const std::vector<Result>& Runner::finish() {
     r.us = backend_->use_median ? r.median : r.best;
     r.runs = static_cast<int64_t>(row.us.size());
     std::sort(row.copies.begin(), row.copies.end());
-    if (!row.copies.empty()) r.copy_us = percentile(row.copies, backend_->use_median ? 0.5 : 0.0);
+    if (!row.copies.empty()) r.copy_us = percentile(row.copies, 0.5);
     if (!options_.method.after_code) find_peer(r);  // theirs are of a kernel over and over
   }
   for (Row& row : rows_) {
