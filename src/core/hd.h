@@ -1,5 +1,5 @@
-// WINNOW_HD marks small functions that host code and CUDA kernels share; WINNOW_HD_INLINE those that
-// a kernel without a register to spare takes.
+// WINNOW_HD marks small functions that host code and CUDA kernels share; WINNOW_HD_INLINE those
+// that a kernel without a register to spare takes.
 #pragma once
 
 #ifdef __CUDACC__

@@ -110,7 +110,8 @@ void expect_whole(const Call& call, const std::vector<int>& lengths, size_t byte
       EXPECT_EQ(awaited, of_others) << "token " << token << ", main " << main;
     }
   }
-  for (const auto& [place, times] : flags) EXPECT_TRUE(times == 1 && place >= 0 && place < kMostParts);
+  for (const auto& [place, times] : flags)
+    EXPECT_TRUE(times == 1 && place >= 0 && place < kMostParts);
   for (const auto& [place, times] : halves)
     EXPECT_TRUE(times == 1 && place >= 0 && helped_bytes(64, place + 1) <= bytes);
 }
@@ -175,7 +176,8 @@ TEST(DecodeCuts, FlagsServeOneLaunch) {
 
 TEST(DecodeCuts, EveryHeadOnce) {
   const Gpu gpu = gpu_of(132);
-  for (const CacheFormat format : {CacheFormat::kV32Fp8, CacheFormat::kV32Bf16, CacheFormat::kV4Fp8})
+  for (const CacheFormat format :
+       {CacheFormat::kV32Fp8, CacheFormat::kV32Bf16, CacheFormat::kV4Fp8})
     for (int heads = 1; heads <= 128; heads++)
       for (const int tokens : {1, 2, 7, 24, 36, 64, 100, 133, 512})
         for (const bool fixed : {false, true}) {
@@ -209,8 +211,8 @@ TEST(DecodeCuts, FixedSplitsLeaveBatchesAlone) {
   }
 }
 
-// The cases of other tests that are there for helped tokens: attend_suite_test, cuda_delays_test and
-// the replays of cuda_test, on an H200. A constant that moves one away from them shows here.
+// The cases of other tests that are there for helped tokens: attend_suite_test, cuda_delays_test
+// and the replays of cuda_test, on an H200. A constant that moves one away from them shows here.
 TEST(DecodeCuts, TestsReachHelpedTokens) {
   struct Reached {
     int tokens, heads, width, mains;
@@ -237,11 +239,11 @@ TEST(DecodeCuts, ChoicesOnH200) {
     int behind;
   };
   const Chosen kChosen[] = {
-      {128, 1, 0, 0, 16, 0},  {128, 8, 0, 0, 8, 0},   {128, 22, 0, 0, 3, 0},
-      {128, 24, 2, 13, 0, 0}, {128, 28, 2, 15, 0, 0}, {128, 32, 0, 0, 2, 0},
-      {128, 36, 1, 20, 0, 0}, {128, 42, 1, 23, 0, 0}, {128, 44, 0, 0, 1, 0},
+      {128, 1, 0, 0, 16, 0},  {128, 8, 0, 0, 8, 0},    {128, 22, 0, 0, 3, 0},
+      {128, 24, 2, 13, 0, 0}, {128, 28, 2, 15, 0, 0},  {128, 32, 0, 0, 2, 0},
+      {128, 36, 1, 20, 0, 0}, {128, 42, 1, 23, 0, 0},  {128, 44, 0, 0, 1, 0},
       {128, 66, 0, 0, 1, 0},  {128, 100, 0, 0, 1, 34}, {64, 46, 2, 13, 0, 0},
-      {64, 64, 0, 0, 2, 0},   {64, 68, 1, 19, 0, 0},  {64, 132, 0, 0, 1, 0},
+      {64, 64, 0, 0, 2, 0},   {64, 68, 1, 19, 0, 0},   {64, 132, 0, 0, 1, 0},
   };
   for (const Chosen& c : kChosen) {
     SCOPED_TRACE(::testing::Message() << c.heads << " heads, " << c.tokens << " tokens");

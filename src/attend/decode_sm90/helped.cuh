@@ -141,8 +141,9 @@ __device__ __forceinline__ void collect_parts(Smem<Row, kHeads>& smem, const Arg
   uint4 of_part[kMostTokenParts];
 #pragma unroll
   for (int k = 1; k < kMostTokenParts; k++)
-    of_part[k] = k <= others.count ? get(&statistics_of<kHeads>(args, others.part(k - 1, RangeHere{}))[head])
-                                   : make_uint4(0, 0, __float_as_uint(-INFINITY), 0);
+    of_part[k] = k <= others.count
+                     ? get(&statistics_of<kHeads>(args, others.part(k - 1, RangeHere{}))[head])
+                     : make_uint4(0, 0, __float_as_uint(-INFINITY), 0);
   mb_wait(&smem.peers_marked, 0);
   of_part[0] =
       make_uint4(__float_as_uint(smem.reference[head]), __float_as_uint(smem.row_sum[head]),

@@ -1,11 +1,11 @@
 // Decode on Hopper: tokens that are helped (Way::kHelped, helped.cuh), and who has which part of
 // them. Arithmetic alone, for the launch, for the kernel, and for parts_test.cpp on any machine.
 //
-// In a grid, mains come first, those of a token side by side, then the helpers; both are numbered as
-// one range of CTAs (for each group of heads). The rests of all tokens, what their mains leave, are
-// laid one after the other and dealt out evenly to the helpers. A CTA's number is given as a function
-// `range`, which is called where the number is needed: weigh has no register to keep it. `Call` is
-// HelpedTokens with `tokens` and `groups` of heads, as in the kernel's arguments.
+// In a grid, mains come first, those of a token side by side, then the helpers; both are numbered
+// as one range of CTAs (for each group of heads). The rests of all tokens, what their mains leave,
+// are laid one after the other and dealt out evenly to the helpers. A CTA's number is given as a
+// function `range`, which is called where the number is needed: weigh has no register to keep it.
+// `Call` is HelpedTokens with `tokens` and `groups` of heads, as in the kernel's arguments.
 #pragma once
 
 #include <cstddef>
@@ -69,12 +69,8 @@ WINNOW_HD_INLINE int over_tokens(const HelpedTokens& of, int n) {
 }
 
 // Not std::min(), whose references cost registers.
-WINNOW_HD_INLINE int smaller(int a, int b) {
-  return a < b ? a : b;
-}
-WINNOW_HD_INLINE int larger(int a, int b) {
-  return a > b ? a : b;
-}
+WINNOW_HD_INLINE int smaller(int a, int b) { return a < b ? a : b; }
+WINNOW_HD_INLINE int larger(int a, int b) { return a > b ? a : b; }
 
 // A part of a token: its blocks [first, last) if its list is full.
 struct Part {
