@@ -181,8 +181,8 @@ struct PlanOptions {
   bool mha = false;
   // Rows of kSeparate's workspace. 0 means 5 * max_context, or what the cache holds where that is
   // less, but at least max_context; V4: the bound of v4_prefill_chunks() for max_context and
-  // max_tokens. kQueries with sharded caches: tokens of the sequences that a
-  // batch gathers; 0 means max_context.
+  // max_tokens. kQueries with sharded caches: tokens of the sequences that a batch gathers; 0 means
+  // max_context.
   int64_t workspace_rows = 0;
   SplitPolicy split = SplitPolicy::kBalanced;
   // List positions between the cuts of kFixed.

@@ -1,5 +1,6 @@
 // Decode on Hopper: how a call is cut into CTAs, and into launches. Arithmetic alone, by the cost
-// models of core/tuning_h200.h; cut_test.cpp runs on any machine. launch.cu asks and launches.
+// models of core/tuning_h200.h; decode_cuts_test.cpp runs on any machine. launch.cu asks and
+// launches.
 #pragma once
 
 #include <cstddef>
@@ -32,6 +33,7 @@ constexpr size_t exchange_bytes(int heads, int splits) {
 constexpr bool takes_helpers(CacheFormat format, int heads) {
   return format == CacheFormat::kV32Fp8 && heads == 64;
 }
+
 // What a cut depends on of the GPU.
 struct Gpu {
   int device;

@@ -22,18 +22,18 @@
 
 namespace winnow::internal::attend::decode_sm90 {
 
-// What of a part lies in the workspace, for this CTA's group of heads: its flag,
 __device__ __forceinline__ int group_here() { return static_cast<int>(blockIdx.x); }
+// A part's flag in the workspace, for this CTA's group of heads.
 __device__ __forceinline__ uint32_t* flag_of(const Args& args, int part) {
   return reinterpret_cast<uint32_t*>(args.exchange) + place_of_part(args, part, group_here());
 }
-// reference, row sum and largest logit of its heads,
+// Reference, row sum and largest logit of the part's heads.
 template <int kHeads>
 __device__ __forceinline__ float4* statistics_of(const Args& args, int part) {
   return reinterpret_cast<float4*>(args.exchange + kPartFlagBytes) +
          place_of_part(args, part, group_here()) * kHeads;
 }
-// and its sums of 256 columns in units, as in Received.
+// The part's sums of 256 columns in units, as in Received.
 template <int kHeads>
 using HalfUnits = uint4[kHeads / 2][64];
 template <int kHeads>

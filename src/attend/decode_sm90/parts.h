@@ -1,11 +1,13 @@
 // Decode on Hopper: tokens that are helped (Way::kHelped, helped.cuh), and who has which part of
-// them. Arithmetic alone, for the launch, for the kernel, and for parts_test.cpp on any machine.
+// them. Arithmetic alone, for the launch, for the kernel, and for decode_cuts_test.cpp on any
+// machine.
 //
-// In a grid, mains come first, those of a token side by side, then the helpers; both are numbered
-// as one range of CTAs (for each group of heads). The rests of all tokens, what their mains leave,
-// are laid one after the other and dealt out evenly to the helpers. A CTA's number is given as a
-// function `range`, which is called where the number is needed: weigh has no register to keep it.
-// `Call` is HelpedTokens with `tokens` and `groups` of heads, as in the kernel's arguments.
+// The CTAs of a group of heads are numbered: mains come first, those of a token side by side, then
+// the helpers. (A grid takes them from the last one on, range_here().) The rests of all tokens,
+// what their mains leave, are laid one after the other and dealt out evenly to the helpers. A CTA's
+// number is given as a function `range`, which is called where the number is needed: weigh has no
+// register to keep it. `Call` is HelpedTokens with `tokens` and `groups` of heads, as in the
+// kernel's arguments.
 #pragma once
 
 #include <cstddef>
