@@ -1,5 +1,5 @@
-// Decode on Hopper: P and V as e4m3 (Precision::kFp8). V's codes are multiplied as they are stored,
-// so its scales are in P: every scale's columns have a P of their own.
+// Decode on Hopper: P and V as e4m3 (Precision::kFp8, docs/fp8.md). V's codes are multiplied as
+// they are stored, so V's scales are multiplied into P: there is one P for every scale's columns.
 #pragma once
 
 #include "attend/decode_sm90/layout.cuh"
@@ -12,9 +12,9 @@ constexpr int kCodePBytes = 64 * 64;
 // Upper half of its descriptor: eight heads are 512 bytes, 64-byte swizzle.
 constexpr uint32_t kCodePDescHigh = 512 / 16 | 2u << 30;
 
-// Stores a warpgroup's weights of 32 heads, times V's scales. `p` as weigh has it, `stage` where
-// the warp's 16 rows are; inverse0 and inverse1: 2^-lambda of rows r and r + 8, which weights
-// contain.
+// Stores a warpgroup's weights of 32 heads, times V's scales. `p` and `scale` are those of rows r
+// and r + 8, as weigh has them; inverse0 and inverse1 are 2^-lambda of these rows, since the
+// weights contain 2^lambda.
 template <class Row, int kHeads>
 __device__ __forceinline__ void store_code_weights(Smem<Row, kHeads>& smem, int first_eight,
                                                    const float4 (&scale)[2], float inverse0,

@@ -91,18 +91,19 @@ HelpedCut helped_cut(const Shape& shape, const Gpu& gpu) {
       shape.list_count > 1 || shape.fixed_split || shape.f32_out || shape.likely_width > 0 ||
       token_blocks < tuned::kHelpedBlocks || token_blocks > kMostHelpedBlocks)
     return best;
-  const int ranges = std::min(gpu.multiprocessors, kMostCtas) / groups & ~1;
-  if (shape.tokens >= ranges ||
-      shape.workspace < helped_bytes(64, 2 * ranges * groups) + kExchangeAlign)
+  // CTAs of each group of heads: an even number, so that two mains can be a cluster.
+  const int ctas = std::min(gpu.multiprocessors, kMostCtas) / groups & ~1;
+  if (shape.tokens >= ctas ||
+      shape.workspace < helped_bytes(64, 2 * ctas * groups) + kExchangeAlign)
     return best;
   const int tokens = static_cast<int>(shape.tokens);
   // The blocks of each CTA if all had as many.
-  const int share = ceil_div(tokens * token_blocks, ranges);
-  for (int mains = 1; mains <= 2 && mains * tokens < ranges; ++mains) {
-    const int helpers = ranges - mains * tokens;
+  const int share = ceil_div(tokens * token_blocks, ctas);
+  for (int mains = 1; mains <= 2 && mains * tokens < ctas; ++mains) {
+    const int helpers = ctas - mains * tokens;
     // Of a token's rest two helpers have something at most. Where most CTAs are mains, short lists
     // lose more than full ones gain.
-    if (helpers < 2 || helpers > tokens || (mains == 1 && 3 * tokens >= 2 * ranges)) continue;
+    if (helpers < 2 || helpers > tokens || (mains == 1 && 3 * tokens >= 2 * ctas)) continue;
     const int parts = most_parts(tokens, helpers);
     if (parts > kMostHelperParts) continue;
     for (int blocks = share; blocks < share + 4 && mains * blocks < token_blocks; ++blocks) {

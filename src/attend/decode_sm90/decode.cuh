@@ -1,11 +1,12 @@
-// Sparse decode attention on Hopper. A CTA takes one token, up to 64 heads and a part of its lists,
-// or one token after the other with all of their lists:
+// Sparse decode attention on Hopper: O = softmax(Q K^T) V over the rows that each token's lists
+// name, straight from the pages of the cache. A CTA takes one token, up to 64 heads and a part of
+// its lists, or one token after the other (Way). Who does what:
 // - the last warpgroup, or the last two (CrewOf), copies records as they are stored into a ring of
-//   16-row stages, one bulk copy a row; its last warp describes each block's rows for the others
-//   (gather.cuh, describe.cuh);
+//   16-row stages, one bulk copy a row; a warp of it finds where later rows are and describes the
+//   blocks that have arrived for the others (gather.cuh, describe.cuh);
 // - warpgroup 2, with 32 heads or fewer also 3, each every other block, reads rows as matrix
-//   fragments, dequantises them in registers (fp8 to fp16, scales divided by the token's power of
-//   two), computes S^T = K Q^T with heads on the N side, and hands on log2 P (score.cuh);
+//   fragments, dequantises them in registers (fp8 to fp16, scales divided by the row's power of
+//   two), computes S^T = K Q^T with heads on the N side, and stores log2 P (score.cuh);
 // - warpgroups 0 and 1 make P of half of the heads each, read the same rows transposed, dequantise
 //   them again, and compute O^T += V^T P^T, 256 columns each (weigh.cuh, epilogue.cuh).
 // The splits of a token form a cluster and merge through distributed shared memory, each sending
@@ -26,7 +27,7 @@
 
 namespace winnow::internal::attend::decode_sm90 {
 
-// Initialises the barriers and the statistics. Every launch waits for this, and a barrier takes
+// Initialises the mbarriers and the statistics. Every launch waits for this, and an mbarrier takes
 // about 70 cycles, so all warps share them: about three each.
 template <class Row, int kHeads, Way kWay>
 __device__ __forceinline__ void initialize(Smem<Row, kHeads>& smem) {
@@ -44,6 +45,7 @@ __device__ __forceinline__ void initialize(Smem<Row, kHeads>& smem) {
   }
   if (thread == 0) {
     smem.q_max = smem.outgrown[1] = 0;
+    // The first block always sets the reference.
     smem.outgrown[0] = 1;
   }
   if (thread < kHeads) {
@@ -52,19 +54,20 @@ __device__ __forceinline__ void initialize(Smem<Row, kHeads>& smem) {
   }
 }
 
-// A score warpgroup's tokens, one after the other. It loads every Q by the same code, also the
-// first.
+// A score warpgroup's tokens, one after the other, where it loads every Q, also the first, by the
+// same code (kScoreLoadsQuery).
 template <class Row, int kHeads, Way kWay>
 __device__ __forceinline__ void score_tokens(Smem<Row, kHeads>& smem, const Args& args, Span span) {
   Progress progress{thread_here() / 32 & 3};
   float q_unit = 1;
   bool first = true;
+  // Whether this token has rows, so that its Q is needed; whether the token before had some.
   bool load = true;
   bool had_blocks = false;
 #pragma unroll 1
   for (uint32_t phase = 0;;) {
-    // The next token's Q replaces the last one's while weigh is at the last block; then weigh has
-    // set back the token's statistics.
+    // Q is replaced while weigh is still at the last token's last block. Scores wait until weigh
+    // has set back the statistics of a token that had rows.
     if (load) q_unit = reload_q(smem, args, span.token, span.head_begin);
     if (first) count_blocks<kWay>(smem, args, span);
     first = false;
@@ -88,13 +91,13 @@ __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
     decode(const __grid_constant__ Args args) {
   using Config = ConfigOf<Row, kHeads>;
   using Crew = CrewOf<Row, kHeads, kWay>;
-  constexpr bool kMany = walks(kWay);
+  constexpr bool kWalks = walks(kWay);
   extern __shared__ __align__(1024) uint8_t raw_smem[];
   auto& smem = *reinterpret_cast<Smem<Row, kHeads>*>(raw_smem);
   const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128, 0);
-  // A whole cluster returns.
+  // Tokens beyond the last one, where the grid is rounded up along z. A whole cluster returns.
   if (blockIdx.z && token_here() >= args.tokens) return;
-  // The first indices are requested at once.
+  // Request the first indices, and the last one, before anything else: rows wait for them.
   Span ahead{};
   int index = -1;
   int list = 0;
@@ -103,48 +106,53 @@ __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
     ahead = span_here<kHeads, kWay>(args);
     cut<Config, kWay>(args, ahead);
     index = first_index<Config, Crew>(args, ahead, list);
-    if constexpr (!kMany) last = last_index(args, ahead);
+    if constexpr (!kWalks) last = last_index(args, ahead);
     if constexpr (kWay == Way::kHelped) {
       const int warp = copy_warp<Crew>();
-      if (warp + 1 < kMostHelperParts) tell_later_part(smem, args, ahead.token + 1 + warp);
-      if (thread_here() == 128 * Config::kFirstCopyWarpgroup) tell_first_part(smem, args, ahead);
+      if (warp + 1 < kMostHelperParts) publish_later_part(smem, args, ahead.token + 1 + warp);
+      if (thread_here() == 128 * Config::kFirstCopyWarpgroup) publish_first_part(smem, args, ahead);
     }
   }
+  // CTAs that share Q bring it to the L2, a part each. (Way::kCluster, kExchange and kHelped.)
   if (kWay >= Way::kCluster && warpgroup == 1) prefetch_q<kHeads>(args);
+  // Initialise the barriers. From here on roles meet at the barriers of layout.cuh alone.
   initialize<Row, kHeads, kWay>(smem);
   __syncthreads();
   // The copying warps' code comes out first, next to this: a jump to code that is in no cache takes
   // hundreds of cycles.
-  if (warpgroup < 2) {
+  if (warpgroup < kFirstScoreWarpgroup) {
+    // Weigh: load the NoPE part of Q, then take blocks.
     Span span = span_here<kHeads, kWay>(args);
     if constexpr (!kScoreLoadsQuery<Row, kHeads, kWay>)
       load_q<Row, kHeads, false>(smem, args, span);
     take_registers<Crew::kWeighRegisters>();
     count_blocks<kWay>(smem, args, span);
     WeighProgress<kHeads> progress{};
-    // Zeros once, and not again where no block follows.
+    // Keep the zeros in registers from here on: else the compiler makes them anew on the path of a
+    // token without blocks.
 #pragma unroll
     for (auto& o : progress.o) hold(o);
 #pragma unroll 1
     do weigh<Row, kHeads, kWay>(smem, args, span, warpgroup, progress);
-    while (kMany && next_token<kWay>(smem, args, span));
+    while (kWalks && next_token<kWay>(smem, args, span));
+    // Add up what other CTAs have of this token.
     if constexpr (kWay == Way::kHelped) add_parts<Row, kHeads>(smem, args, span.token);
     if constexpr (kWay == Way::kCluster) merge<Row, kHeads>(smem, args, span, split_here(args));
   } else if (warpgroup < Config::kFirstCopyWarpgroup) {
-    // Six warpgroups begin with fewer registers than score needs.
+    // Score: load Q or its RoPE part, then take blocks. Six warpgroups begin with fewer registers
+    // than score needs.
     if constexpr (Crew::kThreads > 640) take_registers<Crew::kScoreRegisters>();
     else give_registers<Crew::kScoreRegisters>();
     Span span = span_here<kHeads, kWay>(args);
     constexpr bool kLoads = kScoreLoadsQuery<Row, kHeads, kWay>;
-    if constexpr (kMany && kLoads) return score_tokens<Row, kHeads, kWay>(smem, args, span);
+    if constexpr (kWalks && kLoads) return score_tokens<Row, kHeads, kWay>(smem, args, span);
     float q_unit;
     if constexpr (kLoads) q_unit = reload_q(smem, args, span.token, span.head_begin);
     else q_unit = load_q<Row, kHeads, true>(smem, args, span);
     count_blocks<kWay>(smem, args, span);
     Progress progress{thread_here() / 32 & 3};
-    if constexpr (kMany) {
-      // The next token's Q replaces this one's while weigh is at the last block; then weigh has set
-      // back the token's statistics.
+    if constexpr (kWalks) {
+      // As in score_tokens(), but weigh has loaded a part of the first Q.
 #pragma unroll 1
       for (uint32_t phase = 0;;) {
         if (first_scorer()) prefetch_next_q<Row, kWay>(args, span);
@@ -162,6 +170,7 @@ __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
       }
     }
     score<Row, kHeads>(smem, args, span, q_unit, progress);
+    // Make the weights of the splits.
     if constexpr (kWay == Way::kExchange) {
       if (first_scorer()) return make_exchanged_weights<Row, kHeads>(smem, args, span);
       // The second score warpgroup meets the others as the first one does.
@@ -176,15 +185,19 @@ __global__ void __launch_bounds__(CrewOf<Row, kHeads, kWay>::kThreads, 1)
     }
   } else {
     give_registers<Crew::kCopyRegisters>();
+    // Publish how many blocks the first token has without the padding at its list's end. (Where
+    // CTAs take whole tokens, one after the other, every role counts blocks itself.)
     if constexpr (kWay != Way::kMany) {
-      if constexpr (!kMany) trim<Config>(args, ahead, last);
+      if constexpr (!kWalks) trim<Config>(args, ahead, last);
       if (thread_here() == 128 * Config::kFirstCopyWarpgroup) {
         smem.blocks = ahead.blocks;
         mb_arrive(&smem.blocks_counted);
       }
     }
+    // Copy rows. The warps that are no copiers find and describe them.
     copy<Row, kHeads, kWay>(smem, args, ahead, index, list);
     if (copy_warp<Crew>() >= Crew::kCopiers) look_ahead<Row, kHeads, kWay>(smem, args, ahead);
+    // Meet the other splits.
     if constexpr (kWay == Way::kExchange) {
       const int warp = copy_warp<Crew>();
       // Computed again rather than kept in registers over the loops before.
@@ -269,8 +282,8 @@ cudaError_t launch(const Args& args, unsigned tokens, cudaStream_t stream) {
   return cudaLaunchKernelEx(&launch.config, decode<Row, kHeads, kWay>, args);
 }
 
-// Chooses the way. CTAs go from token to token where fewer tokens run at once than there are and
-// takes_many_tokens() allows it.
+// Chooses the way from what launch.cu has decided. CTAs go from token to token if fewer tokens run
+// at once than there are and takes_many_tokens() allows it.
 template <class Row, int kHeads>
 cudaError_t launch_way(const Args& args, int tokens_at_once, cudaStream_t stream) {
   if constexpr (takes_many_tokens(Row::Stored::kFormat, kHeads, false))

@@ -41,7 +41,7 @@ struct Call : HelpedTokens {
 
 // A part that a CTA takes of a token.
 struct Taken {
-  int range;
+  int cta;
   int number;
   Positions at;
 };
@@ -50,19 +50,19 @@ struct Taken {
 std::vector<std::vector<Taken>> parts_of_tokens(const Call& call, const std::vector<int>& lengths) {
   std::vector<std::vector<Taken>> of_token(lengths.size());
   for (int n = 0; n < call.main_ctas + call.helpers; n++) {
-    const auto range = [n] { return n; };
+    const auto cta = [n] { return n; };
     std::set<int> slots;
     const auto take = [&](const Part& part) {
       ASSERT_TRUE(part.token >= 0 && part.token < call.tokens);
       EXPECT_TRUE(slots.insert(part.token % kMostHelperParts).second) << "a slot for two parts";
-      of_token[part.token].push_back({n, part_of(call, range, part.token),
-                                      positions_of(call, part, range, lengths[part.token])});
+      of_token[part.token].push_back(
+          {n, part_of(call, cta, part.token), positions_of(call, part, cta, lengths[part.token])});
     };
-    const Part first = first_part(call, range);
+    const Part first = first_part(call, cta);
     if (first.first < first.last) take(first);
     if (n < call.main_ctas) continue;
     for (int token = first.token + 1;; token++) {
-      const Part later = later_part(call, range, token);
+      const Part later = later_part(call, cta, token);
       if (later.first == later.last) break;
       take(later);
     }
@@ -86,7 +86,7 @@ void expect_whole(const Call& call, const std::vector<int>& lengths, size_t byte
         EXPECT_EQ(part.at.begin, end) << "token " << token;
         end = part.at.end;
       }
-      const bool helps = part.range >= call.main_ctas;
+      const bool helps = part.cta >= call.main_ctas;
       // As finish_part() does.
       if (helps ? part.at.end == 0 : call.mains == 1) continue;
       EXPECT_TRUE(stored.insert(part.number).second);

@@ -1,23 +1,24 @@
-// Decode on Hopper: what score and weigh need to know of a block's rows, found by one warp once
-// they have arrived.
+// Decode on Hopper: what score and weigh need to know of a block's rows. One copying warp finds it
+// when the rows have arrived: each row's lambda (its power of two) and whether it has a token, and
+// its scales divided by 2^lambda, as fp16.
 #pragma once
 
 #include "attend/decode_sm90/exact.cuh"
 
 namespace winnow::internal::attend::decode_sm90 {
 
-// The lambda of a record whose scale is 2^67 or more, where scales are in P (codes.cuh): what it
-// says is NaN then.
+// Stands for the lambda of a record with a scale of 2^67 or more where scales are in P (codes.cuh):
+// e4m3 has no room for such a weight, so the record's scores become NaN.
 constexpr int kUnfit = 61;
 
-// Describes V3.2's scales of two neighbouring rows: lambda, and scales / 2^lambda as fp16. True
-// where fp16 does not carry one of them.
+// Describes V3.2's scales of two neighbouring rows: lambda, and scales / 2^lambda as fp16. True if
+// one of them is odd (is_odd_scale()).
 template <class Row, int kHeads, class Put>
 __device__ __forceinline__ bool describe_fp32_scales(const Smem<Row, kHeads>& smem, int kv_stage,
                                                      int row, int (&lambda)[2], Put put) {
   using Config = ConfigOf<Row, kHeads>;
   static_assert(Row::kScales == 4);
-  bool strange = false;
+  bool odd = false;
   float relative[2][4];
 #pragma unroll
   for (int k = 0; k < 2; k++) {
@@ -35,14 +36,14 @@ __device__ __forceinline__ bool describe_fp32_scales(const Smem<Row, kHeads>& sm
     relative[k][1] = scale.y * inverse;
     relative[k][2] = scale.z * inverse;
     relative[k][3] = scale.w * inverse;
-    // None of them is strange where neither end is.
+    // If the smallest and the largest scale fit, all do.
     if (!(least * inverse >= 0x1p-16f && most * inverse < 128.f))
-      strange |= strange_scale(scale.x, relative[k][0]) | strange_scale(scale.y, relative[k][1]) |
-                 strange_scale(scale.z, relative[k][2]) | strange_scale(scale.w, relative[k][3]);
+      odd |= is_odd_scale(scale.x, relative[k][0]) | is_odd_scale(scale.y, relative[k][1]) |
+             is_odd_scale(scale.z, relative[k][2]) | is_odd_scale(scale.w, relative[k][3]);
   }
 #pragma unroll
   for (int k = 0; k < 4; k++) put(k, pack<false>(relative[0][k], relative[1][k]));
-  return strange;
+  return odd;
 }
 
 // How far the largest fp8 value of a V4 record, at most 448 times its largest scale, lies below
@@ -50,7 +51,8 @@ __device__ __forceinline__ bool describe_fp32_scales(const Smem<Row, kHeads>& sm
 // before lambda has to be raised for them (rope.cuh).
 constexpr int kRopeHeadroom = 5;
 
-// The same for V4's scales, powers of two in a byte each. Those below 2^(lambda - 24) count as 0.
+// The same for V4's scales, powers of two in a byte each, which lie apart from the row. Those below
+// 2^(lambda - 24) count as 0.
 template <class Row, int kHeads, class Put>
 __device__ __forceinline__ void describe_power_scales(const Smem<Row, kHeads>& smem, int kv_stage,
                                                       int row, uint32_t valid, int (&lambda)[2],
@@ -83,7 +85,7 @@ __device__ __forceinline__ void describe_power_scales(const Smem<Row, kHeads>& s
                          0x00ff00ff;
     put(k, mul_h2(__viaddmax_s16x2(two, minus, 0) << 10, kDown));
   }
-  // Rare: 255 is NaN.
+  // Rare: a byte of 255 means NaN, which the shift above does not make.
   if (max(most0, most1) == 255) {
     const auto scale = [](uint32_t word, int k, int lambda) {
       const int byte = (word >> (8 * (k & 3))) & 0xff;
@@ -96,8 +98,8 @@ __device__ __forceinline__ void describe_power_scales(const Smem<Row, kHeads>& s
   }
 }
 
-// Writes what the others need to know of the rows of a block that has arrived: lambda, validity and
-// the scales as fp16. A lane has two neighbouring rows of stage lane / 8, which is at `kv_stage`.
+// Describes a block that has arrived, by one warp. A lane has two neighbouring rows of the block's
+// stage lane / 8, which is the ring's stage `kv_stage`.
 template <class Row, int kHeads>
 __device__ __forceinline__ void describe(Smem<Row, kHeads>& smem, int kv_stage) {
   using Config = ConfigOf<Row, kHeads>;
@@ -111,18 +113,18 @@ __device__ __forceinline__ void describe(Smem<Row, kHeads>& smem, int kv_stage) 
     const auto put = [&](int k, uint32_t two) {
       if constexpr (!Row::kCodes) *reinterpret_cast<uint32_t*>(to + k * Config::kRows) = two;
     };
-    bool strange = false;
+    bool odd = false;
     if constexpr (Row::kSideBytes == 0)
-      strange = describe_fp32_scales(smem, kv_stage, row, lambda, put);
+      odd = describe_fp32_scales(smem, kv_stage, row, lambda, put);
     else describe_power_scales(smem, kv_stage, row, valid, lambda, put);
     // The RoPE columns are bf16, and so is their factor.
     if constexpr (Config::kRopeFactor)
       put(Row::kScales, (uint32_t)(127 - lambda[0]) << 7 | (uint32_t)(127 - lambda[1]) << 23);
     if constexpr (Config::kHasExactPath) {
-      const uint32_t odd = __ballot_sync(~0u, strange);
+      const uint32_t odd_lanes = __ballot_sync(~0u, odd);
       if (row == 0)
         smem.odd_scales[kv_stage] =
-            (odd >> (8 * stage_of_block) & 0xff ? kOddRows : 0) | (odd ? kOddBlock : 0);
+            (odd_lanes >> (8 * stage_of_block) & 0xff ? kOddRows : 0) | (odd_lanes ? kOddBlock : 0);
     }
   }
   const auto number = [](int lambda) {

@@ -6,18 +6,20 @@
 
 namespace winnow::internal::attend::decode_sm90 {
 
-// How far a weigh warpgroup is, and its sums: of four tiles of 16 columns, kHeads / 2 a thread.
+// How far a weigh warpgroup is, and its sums O^T: of each of a warp's four tiles of 16 columns,
+// kHeads / 2 a thread.
 template <int kHeads>
 struct WeighProgress : Progress {
   float o[4][kHeads / 2];
 };
 
+// What a thread of the weigh warpgroups has, and the end of a token. Weigh derives from it.
 template <class Row, int kHeads, Way kWay>
 struct Epilogue {
   using Config = ConfigOf<Row, kHeads>;
   using Staging = OutputStaging<Row, kHeads, kWay>;
-  // Eights of heads whose P this warpgroup makes: kOwnEights from first_eight on, of the second
-  // warpgroup one less where their number is odd.
+  // Heads are counted in eights, the N of a matrix tile. This warpgroup makes P of kOwnEights of
+  // them from first_eight on; the second warpgroup has one less where their number is odd.
   static constexpr int kOwnEights = (kHeads / 8 + 1) / 2;
 
   Smem<Row, kHeads>& smem;
@@ -29,7 +31,7 @@ struct Epilogue {
   const int thread;
   const int lane;
   const int warp;
-  // Of a matrix fragment: this lane's pair of columns, and its row.
+  // Of a matrix fragment: which pair of columns this lane has, and which row.
   const int quad;
   const int row;
   const int first_eight;
@@ -72,7 +74,7 @@ struct Epilogue {
     return {head, own < 8 * kOwnEights && head < kHeads};
   }
 
-  // Adds up the row sums of each head over the 128 threads; row_sum_of() has them then.
+  // Adds up the row sums of each head over the warpgroup's threads; row_sum_of() has them then.
   __device__ void add_row_sums() {
     const int here = thread_here();
     const int lane = here & 31;
@@ -96,13 +98,13 @@ struct Epilogue {
            (smem.warp_part[2][head] + smem.warp_part[3][head]);
   }
 
-  // Exchange: the slots of this CTA's statistics are marked as empty before the first block.
+  // Way::kExchange: marks the slots of this CTA's statistics as empty, before the first block.
   __device__ __forceinline__ void mark_own_statistics() {
     if (const auto [head, exists] = kept_head(); exists) mark_statistics<kHeads>(args, span, head);
     __syncwarp();
     if (lane == 0) mb_arrive(&smem.slots_marked);
   }
-  // Exchange: the statistics leave before the last block's products.
+  // Way::kExchange: publishes the statistics before the last block's products.
   __device__ __forceinline__ void send_statistics_early() {
     add_row_sums();
     if (const auto [head, exists] = kept_head(); exists)
@@ -123,19 +125,20 @@ struct Epilogue {
     else send_to_cluster();
   }
 
-  // Stores this split's sums in the workspace, and adds up this CTA's share of all splits' sums.
+  // Way::kExchange: stores this split's sums in the workspace, and adds up this CTA's share of all
+  // splits' sums.
   __device__ __forceinline__ void exchange(int block_end) {
     // Computed again rather than kept in registers over the loop of blocks.
     const Span here = span_here<kHeads>(args);
     mb_wait(&smem.slots_marked, 0);
     publish_units<kHeads>(args, here, o);
-    // Without a block, nobody has sent the statistics.
+    // send_statistics_early() did not run if there was no block.
     if (const auto [head, exists] = kept_head(); exists && block_end == progress.block)
       publish_statistics<Row, kHeads>(smem, args, here, head, 0.f);
     collect_units<Row, kHeads>(smem, args, here);
   }
 
-  // Statistics become what the next token is to find, before its first scores.
+  // Sets a head's statistics back for the next token, and lets its first scores begin.
   __device__ __forceinline__ void reset_statistics(int head, int block_end) {
     if (span.blocks == 0) return;
     smem.reference[head] = smem.row_sum[head] = 0.f;
@@ -146,11 +149,11 @@ struct Epilogue {
 
   // The end of a part of a helped token. In a main, add_parts() follows.
   __device__ __forceinline__ void finish_part(int block_end) {
-    const int range = range_here();
-    const bool helps = range >= args.main_ctas;
+    const int cta = cta_number();
+    const bool helps = cta >= args.main_ctas;
     if (helps && smem.part[span.token % kMostHelperParts].end == 0) return;
     const bool stores = helps || args.mains == 2;
-    const int part = part_of(args, RangeHere{}, span.token);
+    const int part = part_of(args, CtaNumber{}, span.token);
     if (const auto [head, exists] = kept_head(); exists) {
       const float sum = row_sum_of(head);
       smem.row_sum[head] = sum;
@@ -159,7 +162,7 @@ struct Epilogue {
             make_float4(smem.reference[head], sum, smem.max_logit[head], 0.f);
       if (helps) reset_statistics(head, block_end);
     }
-    // A main's score warpgroup may fetch sums to where rows were, and weigh the parts.
+    // Lets a main's score warpgroup bring sums to where the rows were, and make the parts' weights.
     const auto announce = [&] {
       if (!helps && thread_here() == 0) mb_arrive(&smem.peers_marked);
     };
@@ -167,8 +170,8 @@ struct Epilogue {
       wait_for_peer();
       announce();
     }
-    // Whether this CTA adds up this warpgroup's columns.
-    const bool adds = !helps && (args.mains == 1 || warpgroup == (range & 1));
+    // Whether this CTA adds up this warpgroup's columns: then they stay in its shared memory.
+    const bool adds = !helps && (args.mains == 1 || warpgroup == (cta & 1));
     store_units<kHeads>(
         adds ? own_half(smem, args, warpgroup) : half_of<kHeads>(args, part, warpgroup), o);
     if (helps) set_to_zero<kHeads>(o);
@@ -179,7 +182,7 @@ struct Epilogue {
     }
   }
 
-  // Writes the output of a token that is not the CTA's only one.
+  // Way::kMany: writes the output of one of the CTA's tokens.
   __device__ __forceinline__ void finish_one_of_many(int kv_stage, int block_end) {
     const auto [head, exists] = kept_head();
     float reference = 0;
@@ -211,8 +214,8 @@ struct Epilogue {
     }
   }
 
-  // The output leaves by bulk copies. Heads that lie over log2 P leave first, since score waits for
-  // that place.
+  // Sends the output by bulk copies (OutputStaging). Heads that lie over log2 P leave first, since
+  // score waits for that place.
   __device__ __forceinline__ void send_staged(int kv_stage, int block_end) {
     if constexpr (Staging::kOverLog2P) {
       stage_output<Staging::kEights, kHeads / 8>(Staging(smem, kv_stage), smem, o, warpgroup);
@@ -228,8 +231,8 @@ struct Epilogue {
     send_output<0, Staging::kEights>(Staging(smem, kv_stage), args, span.token);
   }
 
-  // Writes the output of the CTA's only token. The tokens behind a full wave may begin meanwhile: a
-  // launch that begins earlier finds less of its code in the caches.
+  // Way::kAlone: writes the output of the CTA's only token. The launch of the tokens after the last
+  // full wave may begin meanwhile, but not earlier: it would find less of its code in the caches.
   __device__ __forceinline__ void finish_alone() {
     let_next_start();
     const auto [head, exists] = kept_head();
@@ -246,9 +249,9 @@ struct Epilogue {
     write_out<Row, kHeads, false>(smem, args, here.token, o, warpgroup);
   }
 
-  // Sends the sums as bf16 to the CTAs of the cluster that add them up, over their dead Q, P and
-  // rows. That is off by 2^-9 sum p|v| at most, as much as the output's own rounding adds, and
-  // halves what the merge waits for: distributed shared memory takes 14 bytes a cycle.
+  // Way::kCluster: sends the sums as bf16 to the CTAs of the cluster that add them up, over their
+  // dead Q, P and rows. That is off by 2^-9 sum p|v| at most, as much as the output's own rounding
+  // adds, and halves what the merge waits for: distributed shared memory takes 14 bytes a cycle.
   __device__ __forceinline__ void send_to_cluster() {
     const auto [head, exists] = kept_head();
     if (exists) smem.row_sum[head] = row_sum_of(head);

@@ -1,8 +1,8 @@
-// Decode on Hopper: V3.2 blocks with tokens whose scales fp16 does not carry (too far apart within
-// a token, or too large). No writer makes such scales, but a reader accepts them. Their values are
-// e4m3 * scale rounded to bf16, in both products. Such a block takes tens of microseconds longer.
-// V4's scales are powers of two: fp16 is exact within 2^22 of a token's largest, more than e >= -22
-// and values below 448 can need.
+// Decode on Hopper: V3.2 blocks with odd scales, which fp16 does not carry: they are too far apart
+// within a token, or too large. No writer makes such scales, but a reader accepts them. In both
+// products the block's values are then e4m3 * scale rounded to bf16. Such a block takes tens of
+// microseconds longer. V4's scales are powers of two, which fp16 carries well enough without this
+// path (docs/decode-sm90.md, "Every value").
 #pragma once
 
 #include "attend/decode_sm90/span.cuh"
@@ -10,9 +10,10 @@
 
 namespace winnow::internal::attend::decode_sm90 {
 
-// Whether a scale, `relative` to the token's power of two, is not precise enough as fp16. Below
-// 2^-100 (tiles of zeros have such scales) it may become 0.
-__device__ __forceinline__ bool strange_scale(float scale, float relative) {
+// Whether a scale is odd: `relative`, the scale over the token's power of two, is too large or not
+// precise enough as fp16. A scale below 2^-100 is not odd: tiles of zeros have such scales, and it
+// may become 0.
+__device__ __forceinline__ bool is_odd_scale(float scale, float relative) {
   return (fabsf(scale) >= 0x1p-100f) & !((fabsf(relative) >= 0x1p-16f) & (fabsf(relative) < 128.f));
 }
 

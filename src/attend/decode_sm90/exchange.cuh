@@ -1,5 +1,5 @@
-// Decode on Hopper: merges splits that are no cluster, through global memory that stays in the L2.
-// Clusters of 8 CTAs leave multiprocessors idle: 15 clusters fit on 132 of them.
+// Decode on Hopper: merges splits that are no cluster, through global memory that stays in the L2
+// (Way::kExchange). Clusters of 8 CTAs would leave multiprocessors idle: 15 clusters fit on 132.
 //
 // All CTAs run at once (a cooperative launch). Each CTA draws a fresh launch id and exchanges it
 // with its peers while rows are on their way. It fills its output slots with a NaN sentinel, then
@@ -12,7 +12,7 @@
 
 namespace winnow::internal::attend::decode_sm90 {
 
-// What a split tells another one: the other's launch id as it reads it, and its own.
+// What a split answers another one: the other's launch id as this split has read it, and its own.
 struct alignas(16) Reply {
   uint64_t yours;
   uint64_t mine;
@@ -21,8 +21,8 @@ struct alignas(16) Reply {
 struct alignas(128) PublishedId {
   uint64_t id;
 };
-// Where the splits of a token's kHeads heads meet. After it: units[kHeads][splits][64] of uint4, as
-// in Received.
+// Where the splits of a token's kHeads heads meet in the workspace. Their sums lie after it,
+// units[kHeads][splits][64] of uint4, as in Received.
 template <int kHeads>
 struct Exchange {
   // Each split's launch id.
@@ -36,7 +36,8 @@ struct Exchange {
 };
 static_assert(sizeof(Exchange<8>) == exchange_bytes(8, 0));
 
-// Two bf16 NaNs of a kind that no conversion makes.
+// Marks a word as empty. Read as two bf16 it is two NaNs of a kind that no conversion makes, so no
+// sum has these bits.
 constexpr uint32_t kSentinel = ~0u;
 
 template <int kHeads>
@@ -112,7 +113,7 @@ __device__ __forceinline__ uint4 sentinels() {
   return make_uint4(kSentinel, kSentinel, kSentinel, kSentinel);
 }
 
-// A number that no launch has used before: time and clock, the same for all lanes.
+// A number that no launch has used before, from time and clock; the same for all lanes.
 __device__ __forceinline__ uint64_t fresh_launch_id() {
   uint64_t time;
   asm volatile("mov.u64 %0,%%globaltimer;" : "=l"(time));
@@ -120,17 +121,19 @@ __device__ __forceinline__ uint64_t fresh_launch_id() {
 }
 
 // Exchanges launch ids with the other splits, a split a lane, while rows are on their way. Run by a
-// warp that has nothing left to copy. An id that is read too early is one of an old launch; but a
-// reply that has this CTA's id is of this launch, and has the other's. Then the warp publishes that
-// this CTA's slots are marked, and waits until all others' are. (Replies in place of `marked`, a
-// line that all others write while it is read, took 1,500 cycles more.)
+// warp that has nothing left to copy. An id that is read too early may be of an old launch. But a
+// reply that contains this CTA's id was written in this launch, so the other id in it is of this
+// launch too. Then the warp publishes that this CTA's slots are marked as empty, and waits until
+// all others' are. (Replies in place of `marked`, a line that all others write while it is read,
+// took 1,500 cycles more.)
 template <class Row, int kHeads>
 __device__ __forceinline__ void meet_peers(Smem<Row, kHeads>& smem, const Args& args,
                                            const Span& span) {
   const int lane = thread_here() & 31;
   const int split = split_here(args);
   Exchange<kHeads>* exchange = exchange_of<kHeads>(args, span);
-  uint64_t told = 0;
+  // The other's id to which this lane has replied.
+  uint64_t answered = 0;
   const uint64_t mine = fresh_launch_id();
   if (lane == 0) put(&exchange->launch_id[split], mine);
   const bool is_peer = lane < args.splits && lane != split;
@@ -138,12 +141,13 @@ __device__ __forceinline__ void meet_peers(Smem<Row, kHeads>& smem, const Args& 
   for (bool done = !is_peer; !done; done = back.yours == mine) {
     const uint64_t theirs = get(&exchange->launch_id[lane]);
     back = get(&exchange->reply[split][lane]);
-    if (theirs != told) {
-      told = theirs;
+    if (theirs != answered) {
+      answered = theirs;
       put(&exchange->reply[lane][split], {theirs, mine});
     }
   }
-  if (is_peer && back.mine != told) put(&exchange->reply[lane][split], {back.mine, mine});
+  // Reply to the other's id of this launch, if the loop ended before that.
+  if (is_peer && back.mine != answered) put(&exchange->reply[lane][split], {back.mine, mine});
   __syncwarp();
   mb_wait(&smem.slots_marked, 0);
   // Orders all of the CTA's sentinels before the id.
@@ -167,15 +171,16 @@ __device__ __forceinline__ void publish_statistics(Smem<Row, kHeads>& smem, cons
                  __float_as_uint(smem.max_logit[head]), 0));
 }
 
-// Fills the slots of this CTA's units with sentinels, by two warps that have nothing left to copy,
-// when its first rows are there. Before, these stores delay the rows. By more warps, in turns with
-// pauses, or by weigh, they delay the scores.
+// Fills the slots of this CTA's units with sentinels. Two warps that have nothing left to copy do
+// it, when the first rows are there: earlier, these stores delay the rows. Done by more warps, in
+// turns with pauses, or by weigh, they delay the scores.
 template <class Row, int kHeads>
 __device__ __forceinline__ void mark_units(Smem<Row, kHeads>& smem, const Args& args,
                                            const Span& span) {
   const int thread = thread_here() & 63;
   uint4* to = units_of(exchange_of<kHeads>(args, span)) + split_here(args) * 64 + thread;
-  // A barrier's second phase would look like none.
+  // With more than kReady blocks the barrier might be a phase further, which looks like none. Then
+  // the wait is left out: the warp has copied so many rows that the first ones are there.
   if (span.blocks > 0 && span.blocks <= kReady)
     mb_wait(&smem.block_ready[min(span.blocks, 2) - 1], 0);
 #pragma unroll 1

@@ -1,10 +1,10 @@
 // Decode on Hopper: tokens whose own CTAs, their mains, are helped by others (Way::kHelped).
 //
-// A token has one main CTA or two, each with as many of its first blocks. The rest of it lies with
-// one helper or two; a helper has parts of several tokens, one after the other. Helpers store the
-// sums of every part in the workspace, then set its flag. Of two mains each adds up 256 columns: it
-// stores its sums of the other's columns and sets its flag. A single main adds up all. A list that
-// is too short for helpers to gain anything is left to the mains.
+// A token has one main CTA or two, each with as many of its first blocks. One helper or two have
+// the rest; a helper has parts of several tokens, one after the other (parts.h). Helpers store the
+// sums of every part in the workspace, then set the part's flag. A single main adds up all 512
+// columns. Of two mains each adds up 256: it stores its sums of the other's columns and sets its
+// flag. A list that is too short for helpers to gain anything is left to the mains.
 //
 // The main's score warpgroup waits for the flags, while weigh may still be at the last blocks. It
 // has bulk copies bring the others' sums, over Q as long as weigh needs the rest of shared memory,
@@ -13,8 +13,11 @@
 //
 // A main waits for helpers, which were launched before it, and for the other main, which runs at
 // the same time, since both form a cluster. Helpers wait for nobody. So the CTAs need not all run
-// at once. A kernel that this one may overlap clears the flags; this kernel waits for it before it
-// uses the first of them.
+// at once. All CTAs of a token must read the same length of its list: nobody may change lengths or
+// indices during the call, or a main waits for a part that no helper has.
+//
+// A kernel that this one may overlap clears the flags; this kernel waits for it before it uses the
+// first of them.
 #pragma once
 
 #include "attend/decode_sm90/exchange.cuh"
@@ -64,15 +67,16 @@ __device__ __forceinline__ void set_to_zero(float (&o)[4][kHeads / 2]) {
   }
 }
 
-// Sets a part's flag, when the weigh warpgroups have stored its sums and statistics.
+// Sets a part's flag, when the weigh warpgroups have stored its sums and statistics; by one thread.
 __device__ __forceinline__ void raise_flag(const Args& args, int part) {
   wait_for_previous();
   fence_device();
   asm volatile("st.relaxed.gpu.global.u32 [%0],%1;" ::"l"(flag_of(args, part)), "r"(1) : "memory");
 }
 
-// Where the sums lie that a main adds up, as bytes after Q's begin: the others', one after the
-// other, and its own. The first ones of the others' (args.mains) lie over Q alone.
+// Where the sums lie in a main's shared memory, in bytes from the begin of Q: those of the other
+// CTAs, one after the other, part_bytes() each, and from kOwnSums on its own. The first args.mains
+// of the others' lie over Q alone, which is dead earlier than what follows it.
 template <int kHeads>
 __device__ __forceinline__ int part_bytes(const Args& args) {
   return args.mains == 1 ? kHeads * 1024 : kHeads * 512;
@@ -93,18 +97,19 @@ __device__ __forceinline__ HalfUnits<kHeads>& own_half(Smem<Row, kHeads>& smem, 
   return *reinterpret_cast<HalfUnits<kHeads>*>(sums_at(smem, kOwnSums + place * (kHeads * 512)));
 }
 
-// Has the others' sums brought as their flags are seen; by one thread.
+// Waits for the flags of the other CTAs' parts, and requests the sums of each by a bulk copy; by
+// one thread.
 template <class Row, int kHeads>
 __device__ __forceinline__ void bring_sums(Smem<Row, kHeads>& smem, const Args& args,
                                            const OtherParts& others) {
   const int bytes = part_bytes<kHeads>(args);
   // Of two mains each takes one half, which the other main stores alone.
-  const int half = args.mains == 1 ? 0 : range_here() & 1;
+  const int half = args.mains == 1 ? 0 : cta_number() & 1;
   mb_expect(&smem.statistics_full, others.count * bytes);
   wait_for_previous();
 #pragma unroll 1
   for (int i = 0; i < others.count; i++) {
-    const int part = others.part(i, RangeHere{});
+    const int part = others.part(i, CtaNumber{});
     uint32_t there;
     do
       asm volatile("ld.acquire.gpu.global.u32 %0,[%1];"
@@ -112,20 +117,24 @@ __device__ __forceinline__ void bring_sums(Smem<Row, kHeads>& smem, const Args& 
                    : "l"(flag_of(args, part))
                    : "memory");
     while (there == 0);
+    // The next sums lie over more than Q: weigh must have read its rows.
     if (i == args.mains) mb_wait(&smem.peers_marked, 0);
+    // The copy engine must see what the other CTA has stored, and come after what this CTA has
+    // stored in the place of the sums.
     asm volatile("fence.proxy.async;" ::: "memory");
     bulk_copy(s32(sums_at(smem, i * bytes)), half_of<kHeads>(args, part, half), bytes,
               s32(&smem.statistics_full));
   }
 }
 
-// The end of a main's score warpgroup: the sums of part i + 1 times smem.warp_part[i + 1], and its
-// own times smem.warp_part[0], are the output.
+// The end of a main's score warpgroup: brings the other parts' sums, and makes the weights of all
+// parts. The output is then the main's own sums times smem.warp_part[0], plus the sums of other
+// part i times smem.warp_part[i + 1].
 template <class Row, int kHeads>
 __device__ __forceinline__ void collect_parts(Smem<Row, kHeads>& smem, const Args& args,
                                               const Span& span) {
   using Config = ConfigOf<Row, kHeads>;
-  if (range_here() >= args.main_ctas) return;
+  if (!is_main(args)) return;
   OtherParts others(args, span.token);
   if (smem.unhelped) others.leave_out_helpers();
   const int head = min(thread_here() & 127, kHeads - 1);
@@ -142,7 +151,7 @@ __device__ __forceinline__ void collect_parts(Smem<Row, kHeads>& smem, const Arg
 #pragma unroll
   for (int k = 1; k < kMostTokenParts; k++)
     of_part[k] = k <= others.count
-                     ? get(&statistics_of<kHeads>(args, others.part(k - 1, RangeHere{}))[head])
+                     ? get(&statistics_of<kHeads>(args, others.part(k - 1, CtaNumber{}))[head])
                      : make_uint4(0, 0, __float_as_uint(-INFINITY), 0);
   mb_wait(&smem.peers_marked, 0);
   of_part[0] =
@@ -164,7 +173,7 @@ __device__ __forceinline__ void collect_parts(Smem<Row, kHeads>& smem, const Arg
     total = fmaf(sum, weight[k], total);
   }
   // The first main writes lse and max_logit.
-  const bool write = (thread_here() & 127) < kHeads && (range_here() & (args.mains - 1)) == 0;
+  const bool write = (thread_here() & 127) < kHeads && (cta_number() & (args.mains - 1)) == 0;
   const float factor =
       finish_head(args, span.token, span.head_begin + head, largest, total, max_logit, write);
 #pragma unroll
@@ -176,12 +185,12 @@ __device__ __forceinline__ void collect_parts(Smem<Row, kHeads>& smem, const Arg
 // mains, and writes the output.
 template <class Row, int kHeads>
 __device__ __forceinline__ void add_parts(Smem<Row, kHeads>& smem, const Args& args, int token) {
-  if (range_here() >= args.main_ctas) return;
+  if (!is_main(args)) return;
   Span span = span_here<kHeads>(args);
   span.token = token;
   const int bytes = part_bytes<kHeads>(args);
   const int sender = thread_here() & 63;
-  const int begin = args.mains == 1 ? 0 : (range_here() & 1) * (kHeads / 2);
+  const int begin = args.mains == 1 ? 0 : (cta_number() & 1) * (kHeads / 2);
   touch(args.out, reinterpret_cast<const void*>(args.out_head_stride));
   meet<kSplitsMerging, ConfigOf<Row, kHeads>::kMathThreads>();
   const int count = smem.other_parts;

@@ -46,7 +46,7 @@ std::pair<std::byte*, size_t> exchange_memory(const Params& params) {
   return {static_cast<std::byte*>(begin), bytes};
 }
 
-WideOutput wide_output_of(const Params& p) {
+F32Output f32_output_of(const Params& p) {
   if (p.block_heads == 0) return {p.out_f32, 0, 0, 0};
   return {p.out_f32, p.out_block_stride - p.block_heads * p.out_head_stride,
           p.lse_block_stride - p.block_heads * p.lse_head_stride,
@@ -61,7 +61,7 @@ void launch_cut(const Params& params, const Cut& cut) {
   std::byte* const exchange = cut.exchange ? exchange_memory(params).first : nullptr;
   const Args args{{cut.splits, ceil_div(0x80000000u, splits), exchange},
                   device_params_of(params, cut.groups),
-                  wide_output_of(params),
+                  f32_output_of(params),
                   {}};
   // Without splits, each multiprocessor has a CTA that goes from token to token. Rows are counted
   // in stages of 16 over all tokens, in an int. Where a token's heads are in groups, these drift
@@ -83,7 +83,7 @@ void launch_cut(const Params& params, const Cut& cut) {
   }
 }
 
-// Sets the flags of all parts to 0, while the kernel that uses them begins.
+// Sets the flags of all parts to 0, while the kernel that uses them already begins (helped.cuh).
 __global__ void __launch_bounds__(kMostParts) clear_flags(uint32_t* flags) {
   let_next_start();
   flags[threadIdx.x] = 0;
@@ -95,12 +95,13 @@ void clear_flags_of(const Params& params) {
   keep_error(cudaGetLastError());
 }
 
-// Behind clear_flags_of(), and beside the kernel before it on the stream.
+// The launch that clear_flags_of() must precede. It begins beside the kernel before it on the
+// stream.
 void launch_helped(const Params& params, const HelpedCut& cut) {
   const HelpedTokens helped = helped_tokens(cut, params.tokens);
   const Args args{{1, 0x80000000u, exchange_memory(params).first},
                   device_params_of(params, cut.groups),
-                  wide_output_of(params),
+                  f32_output_of(params),
                   helped};
   launch_v32_fp8(args, {64, helped.main_ctas + helped.helpers}, cuda::stream_of(params.device));
 }

@@ -1,5 +1,11 @@
-// Decode on Hopper: what the kernel's parts share. Row traits, arguments, the sizes of a CTA and
-// its shared memory.
+// Decode on Hopper: what the kernel's parts share. In this order: how a record is read (RowTraits),
+// the arguments (Args), what a CTA takes (Way), the sizes of a CTA (ConfigOf), its warps and their
+// registers (CrewOf), its named barriers, its shared memory (Smem) and the mbarriers in that
+// (BarrierTable).
+//
+// Words: a stage is 16 rows of the ring, a block 64 rows (four stages). Lambda is a row's power of
+// two: its exponent is that of the row's largest scale less some headroom, so that K / 2^lambda
+// fits fp16. log2 P is a logit in log2 units less the head's reference, plus lambda.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -66,7 +72,7 @@ struct Splits {
   std::byte* exchange;
 };
 // An output in fp32 instead of DeviceParams::out, in blocks of heads.
-struct WideOutput {
+struct F32Output {
   // Null: bf16, to `out`.
   float* out_f32;
   // How much farther than by its head's stride the first head of a block is from the one before
@@ -76,7 +82,7 @@ struct WideOutput {
   // 2^16 / heads of a block, rounded up; 0: one block. Exact for up to 128 heads.
   uint32_t block_reciprocal;
 };
-struct Args : Splits, DeviceParams, WideOutput, HelpedTokens {};
+struct Args : Splits, DeviceParams, F32Output, HelpedTokens {};
 
 __device__ __forceinline__ int64_t block_of(const Args& args, int head) {
   return static_cast<uint32_t>(head) * args.block_reciprocal >> 16;
@@ -87,12 +93,22 @@ __device__ __forceinline__ float* f32_row(const Args& args, int token, int head)
          block_of(args, head) * args.out_block_gap;
 }
 
-// What a CTA takes: one token, one token after the other, a split of a token's lists, or a part of
-// one token or of several (helped.cuh). The splits of a token form a cluster or meet in the
-// workspace. Each way is a kernel of its own, because the first 64 KB of code come with
-// a launch and what lies beyond takes 0.3 us a KB where another kernel has run in between.
-enum class Way { kAlone, kMany, kCluster, kExchange, kHelped };
-// Whether a CTA goes from token to token.
+// What a CTA takes. Each way is a kernel of its own, because the first 64 KB of code come with a
+// launch and what lies beyond takes 0.3 us a KB where another kernel has run in between.
+enum class Way {
+  // One token with all of its rows.
+  kAlone,
+  // One token after the other, with all of their rows.
+  kMany,
+  // A split of a token's lists. The splits of a token form a cluster (merge.cuh).
+  kCluster,
+  // The same, but the splits meet in the workspace (exchange.cuh).
+  kExchange,
+  // The first blocks of a token, or the last blocks of one or more tokens (helped.cuh).
+  kHelped,
+};
+// Whether a CTA may go from token to token: rows, blocks and the phases of barriers are then
+// counted over all of its tokens.
 constexpr bool walks(Way way) { return way == Way::kMany || way == Way::kHelped; }
 
 // n / splits. Exact below 2^27. Up to 2^29 it may be one more than the whole part, but not where n
@@ -101,8 +117,10 @@ __device__ __forceinline__ unsigned over_splits(const Args& args, unsigned n) {
   return static_cast<unsigned>(uint64_t{n} * args.reciprocal >> 31);
 }
 
-// Sizes of a CTA of kHeads heads. Warpgroups 0 and 1 weigh, then come the score warpgroups, then
-// the copying warps.
+// Warpgroups 0 and 1 weigh. After them come the score warpgroups, then those of the copying warps.
+constexpr int kFirstScoreWarpgroup = 2;
+
+// Sizes of a CTA of kHeads heads.
 template <class Row, int kHeads>
 struct ConfigOf {
   // Rows of a pipeline stage and of a block.
@@ -112,8 +130,8 @@ struct ConfigOf {
   // With few heads, one score warpgroup would take longer for a block than the two that weigh it.
   // So two of them take blocks in turn.
   static constexpr int kScoreWarpgroups = kHeads <= 32 && Row::kFp8 ? 2 : 1;
-  static constexpr int kFirstCopyWarpgroup = 2 + kScoreWarpgroups;
-  static constexpr int kWeighThreads = 256;
+  static constexpr int kFirstCopyWarpgroup = kFirstScoreWarpgroup + kScoreWarpgroups;
+  static constexpr int kWeighThreads = 128 * kFirstScoreWarpgroup;
   static constexpr int kScoreThreads = 128 * kScoreWarpgroups;
   static constexpr int kMathThreads = kWeighThreads + kScoreThreads;
   // An odd multiple of 16 bytes, so that ldmatrix has no bank conflicts.
@@ -145,8 +163,10 @@ struct ConfigOf {
   static constexpr int kSideStageBytes = Row::kSideBytes ? Row::kSideBytes * kRows : 8;
   // Blocks whose rows are found ahead of the copies.
   static constexpr int kAhead = 3;
-  // The ring gets the room that the other fields leave.
+  // The ring gets the room that the other fields of Smem leave: nine numbers a head; `place` with
+  // its barriers; barriers and words that are there once.
   static constexpr int kOtherBytes = kHeads * 4 * 9 + kAhead * (kBlock * 8 + 8) + 192;
+  // A stage also takes its part of `side`, `scales` and `row_lambda`, two barriers and two words.
   static constexpr int kFit =
       (kMaxSharedBytes - kQBytes - kPBytes - kLog2PBytes - kOtherBytes) /
       (kStageBytes + kSideStageBytes + kFactors * kRows * 2 + kRows * 8 + 24);
@@ -154,23 +174,25 @@ struct ConfigOf {
   static_assert(kStages >= 8, "scores run one block ahead of the output");
 };
 
-// Threads and registers of a CTA. The last four or eight warps copy rows, find rows and describe
-// them. Of eight warps six copy, one finds and one describes; of four three copy and one does both.
-// Eight are for many tokens of few heads, where the others wait for copies; a launch of so many
-// warps takes longer to begin. There are 65,536 registers: five warpgroups begin with 96 a thread,
-// six with 80. Converting fp8 records to bf16 rows takes the copying warps a few more.
+// Threads and registers of a CTA. The last four or eight warps handle rows. Some of them copy rows
+// (copiers), one finds the places of later rows, one describes the blocks that have arrived. Of
+// eight warps six copy, one finds and one describes; of four three copy and one does both. Eight
+// are for many tokens of few heads, where the others wait for copies; a launch of so many warps
+// takes longer to begin. There are 65,536 registers: four warpgroups begin with 128 a thread, five
+// with 96, six with 80. Converting fp8 records to bf16 rows takes the copying warps a few more.
 template <class Row, int kHeads, Way kWay>
 struct CrewOf {
   using Config = ConfigOf<Row, kHeads>;
   static constexpr int kCopyWarps = kHeads <= 16 && Row::kFp8 && kWay == Way::kMany ? 8 : 4;
   static constexpr int kCopiers = kCopyWarps == 8 ? 6 : 3;
   static constexpr int kThreads = Config::kMathThreads + 32 * kCopyWarps;
+  // Whether a call may have two lists, and block tables.
   static constexpr bool kTwoLists = kWay != Way::kHelped;
   static constexpr bool kBlockTables =
       kWay != Way::kMany || takes_many_tokens(Row::Stored::kFormat, kHeads, true);
-  static constexpr bool kWide = Config::kScoreWarpgroups == 1 && Row::kFp8;
-  static constexpr int kCopyRegisters = kWide ? 40 : 48;
-  static constexpr int kScoreRegisters = kWide ? 104 : 96;
+  static constexpr bool kManyFp8Heads = Config::kScoreWarpgroups == 1 && Row::kFp8;
+  static constexpr int kCopyRegisters = kManyFp8Heads ? 40 : 48;
+  static constexpr int kScoreRegisters = kManyFp8Heads ? 104 : 96;
   static constexpr int kWeighRegisters = kThreads == 512 ? 184 : kThreads == 640 ? 120 : 96;
 };
 
@@ -182,16 +204,17 @@ enum NamedBarrier : int {
   // The score threads (kScoreThreads), when a later token's Q replaces the last one, and before the
   // weights of the splits are written over Q.
   kQueryReplaced = 2,
-  // All weigh and score threads (kMathThreads), where splits or parts merge: in a cluster before Q,
-  // P and rows are overwritten by the peers' sums; always when the weights are there.
+  // All weigh and score threads (kMathThreads), where splits or parts merge: when the weights of
+  // the splits are in shared memory, and in a cluster also before the peers' sums overwrite Q, P
+  // and rows.
   kSplitsMerging = 3,
   // The two weigh warpgroups (256 threads), once a block when P is there, and wherever they
   // exchange maxima, sums or parts of the output.
   kWeighing = 4,
 };
 
-// Where a stage's scale of row r is. Those of rows 2i, 2i+1, 2i+8 and 2i+9 lie together, as weigh
-// reads them.
+// Where the scale of row `row` lies among the 16 of a stage. Those of rows 2i, 2i+1, 2i+8 and 2i+9
+// lie together, as weigh reads them.
 __device__ __forceinline__ constexpr int scale_position(int row) {
   return (row & 6) * 2 + (row >> 3) * 2 + (row & 1);
 }
@@ -202,11 +225,12 @@ template <class Row, int kHeads>
 __device__ __forceinline__ constexpr int sixteen_of(int warp, int tile) {
   return ConfigOf<Row, kHeads>::kRopeInV || Row::kCodes ? 4 * tile + warp : 4 * warp + tile;
 }
-// Where a row's record is: a page, -1 where the list entry has no token, and the row in the page.
+// Where a row's record is: its page, -1 if the list entry has no token, and the row in the page.
 struct Place {
   int page, offset;
 };
-// More than the blocks that a ring holds, so that a barrier's phase is read before the next begins.
+// Barriers `block_ready`; block i uses barrier i mod kReady. There are more of them than blocks in
+// a ring, so that whoever waits for a phase sees it before the barrier's next phase begins.
 constexpr int kReady = 8;
 
 template <class Row, int kHeads>
@@ -215,22 +239,24 @@ struct alignas(1024) Smem {
   uint8_t q[Config::kQBytes];
   // P as [row][head], with a 128-byte swizzle; fp16 with fp8 rows (e4m3: codes.cuh).
   uint8_t p[Config::kPBytes];
-  // log2 P, as the score warpgroup's threads hold it.
+  // log2 P of a block, as the score warpgroup's threads hold it: thread t's for eight heads.
   float4 log2_p[kHeads / 8][128];
   // Rows as they are stored.
   uint8_t ring[Config::kStages][Config::kStageBytes];
-  // Of each row of a stage: 2^lambda, and lambda (-inf: no token).
+  // Of each row of a stage: 2^lambda, and lambda itself (-inf: no token).
   float2 row_lambda[Config::kStages][Config::kRows];
   // Scales that lie elsewhere in the page, as they are stored.
   uint8_t side[Config::kStages][Config::kSideStageBytes];
-  // Scales / 2^lambda as fp16; with kRopeFactor the last one, of the RoPE part, is 2^-lambda as
-  // bf16.
+  // Scales / 2^lambda as fp16, at scale_position(row); with kRopeFactor the last one, of the RoPE
+  // part, is 2^-lambda as bf16.
   uint16_t scales[Config::kStages][Config::kFactors][Config::kRows];
-  // Where the rows of a block are. Block i has entry (i - first_told()) mod kAhead; of the second
-  // block at most the last stage's rows are here.
+  // Where the rows of a block are, for the copiers. Block i has entry (i - first_found()) mod
+  // kAhead. Of blocks whose rows the copiers find themselves at most the last stage's rows are
+  // here.
   Place place[Config::kAhead][Config::kBlock];
-  // Statistics of each head: the softmax reference in log2 units, what earlier sums are multiplied
-  // by when it moves, and maxima or sums of each warp.
+  // Statistics of each head: the softmax reference in log2 units; what earlier sums are multiplied
+  // by when it moves; maxima or sums of each warp, and in the end of a helped token the weights of
+  // its parts.
   float reference[kHeads];
   float rescale[kHeads];
   float warp_part[4][kHeads];
@@ -241,7 +267,7 @@ struct alignas(1024) Smem {
   float row_sum[kHeads];
   // Of each stage, a bit for each row that has a token.
   uint32_t valid[Config::kStages];
-  // Of each stage: kOddRows, kOddBlock.
+  // Of each stage: kOddRows, kOddBlock (exact.cuh).
   uint32_t odd_scales[Config::kStages];
   // The mbarriers; BarrierTable has their arrivals, in this order.
   uint64_t stage_full[Config::kStages];
@@ -258,15 +284,15 @@ struct alignas(1024) Smem {
   uint64_t blocks_counted;
   // The bits of the largest value of Q, as bf16.
   uint32_t q_max;
-  // Whether block i moves the reference, by i mod 2.
+  // Whether weigh has to move the reference before the weights of block i, by i mod 2.
   uint32_t outgrown[2];
-  // The same as q_max of a later token's Q, by warp.
+  // The same as q_max, of a Q that the score warpgroups load alone, by warp.
   uint32_t q_max_of_warp[4 * Config::kScoreWarpgroups];
   // Blocks of a CTA's only token, or of a helper's first part, found by the copying warps for all
   // roles.
   int blocks;
-  // First and last position of a CTA's parts, by their tokens modulo kMostHelperParts. {0, 0}: the
-  // token is left to its mains.
+  // Way::kHelped: the positions of a CTA's parts, by their tokens modulo kMostHelperParts. {0, 0}
+  // in a helper: the token is left to its mains.
   Positions part[kMostHelperParts];
   // Whether a main's token is left to its mains, and its parts that other CTAs have.
   bool unhelped;
@@ -302,7 +328,7 @@ enum BarrierName {
 template <class Row, int kHeads, Way kWay>
 struct BarrierTable {
   using Config = ConfigOf<Row, kHeads>;
-  static constexpr bool kMany = walks(kWay);
+  static constexpr bool kWalks = walks(kWay);
   static constexpr BarrierGroup kGroups[kBarrierGroups] = {
       {kStageFull, Config::kStages, Row::kSideBytes ? 33 : 32,
        "the lanes of the copying warp (lane 0 for all where none wrote itself), once more for the "
@@ -319,7 +345,7 @@ struct BarrierTable {
       {kPEmpty, 1, 8, "each weigh warp when its products with P are done", "weigh"},
       // Two meanings: a cluster's CTAs send units; where a CTA has several tokens, the keepers of
       // its heads' statistics have set them back for the next one (statistics_reset()).
-      {kInbox, 1, kMany ? kHeads : 1,
+      {kInbox, 1, kWalks ? kHeads : 1,
        "the first weigh thread, with the bytes of the units; or the keeper of each head",
        "weigh in a cluster; score where a CTA has several tokens"},
       // Two meanings: of a cluster's splits; or a main's parts that other CTAs have.
@@ -353,7 +379,7 @@ struct BarrierTable {
     constexpr int kFirst = begin(kLog2PFull);
     if (barrier < begin(kStageEmpty)) return kArrivals<kStageFull>;
     const int k = barrier - kFirst;
-    if (k == begin(kInbox) - kFirst && kMany) return kArrivals<kInbox>;
+    if (k == begin(kInbox) - kFirst && kWalks) return kArrivals<kInbox>;
     return barrier < begin(kBlockReady)        ? kArrivals<kStageEmpty>
            : k < 0                             ? kArrivals<kBlockReady>
            : k == 0                            ? kArrivals<kLog2PFull>
@@ -373,26 +399,29 @@ struct BarrierTable {
   }
 };
 
-// Where a CTA has several tokens, the inbox has no units. Then it says that the statistics are as
-// the next token is to find them.
+// In CTAs that go from token to token no units arrive at the inbox. There the barrier says that
+// weigh has set the statistics back for the next token.
 template <class Row, int kHeads>
 __device__ __forceinline__ uint64_t* statistics_reset(Smem<Row, kHeads>& smem) {
   return &smem.inbox;
 }
 
-// fp16 does not carry the scales of some row: of this stage, of this block.
+// Some row has an odd scale, one that fp16 does not carry (exact.cuh): a row of this stage, of this
+// block.
 constexpr uint32_t kOddRows = 1;
 constexpr uint32_t kOddBlock = 2;
-// +inf weighs 2^kTop against a reference, which stays finite; a reference that moves becomes the
-// largest log2 P, rounded up, less kTop. log2 P may be up to kLag before the reference moves. A
-// weight times its record's scale over 2^lambda, which is below 2^7, is below 2^8 as e4m3, and the
-// largest one at least 2^3 when the reference has moved.
+// A reference moves up when log2 P exceeds kLag: by the block's largest log2 P, rounded up for fp8
+// rows, less kTop, so that the largest P is then about 2^kTop. +inf weighs 2^kTop, against a
+// reference that stays finite. With e4m3 products a weight is multiplied by its
+// record's scale over 2^lambda, which is below 2^7: the product stays below 2^8, and the largest is
+// at least 2^3 when the reference has moved.
 template <class Row>
 constexpr float kTop = Row::kCodes ? -2.f : 4.f;
 template <class Row>
 constexpr float kLag = Row::kCodes ? 1.f : 12.f;
 
-// How far the score or a weigh warpgroup is: the next block's first stage, and its number.
+// How far a score or weigh warpgroup is: the stage of the ring where its next block begins (a score
+// warp's own stage of it), and the block's number.
 struct Progress {
   int kv_stage, block;
 };

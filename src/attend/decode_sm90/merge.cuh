@@ -1,4 +1,7 @@
-// Decode on Hopper: the statistics of a head, and the merge of a cluster's splits.
+// Decode on Hopper: log-sum-exp, maximum and output factor of a head (finish_head()), and the merge
+// of the splits that form a cluster (Way::kCluster). Each CTA sends its units of O^T to the CTA
+// that adds them up and its statistics to all: Epilogue::send_to_cluster(). Meanwhile the score
+// warpgroup makes the weights of the splits, then the weigh warpgroups add up units: merge().
 #pragma once
 
 #include <cfloat>
@@ -7,7 +10,7 @@
 
 namespace winnow::internal::attend::decode_sm90 {
 
-// Has two arguments read here: a launch finds them in no cache, and what follows is a wait anyway.
+// Makes the compiler read two arguments here, before a wait: a launch finds them in no cache.
 __device__ __forceinline__ void touch(const void* a, const void* b) {
   asm volatile("" ::"l"(a), "l"(b) : "memory");
 }
@@ -36,7 +39,7 @@ __device__ __forceinline__ float output_factor(const Args& args, int head, float
   const float sink = args.sink ? ex2(args.sink[head] * kLog2e - reference) : 0.f;
   return 1.f / (row_sum + sink);
 }
-// Both.
+// Does both: writes the statistics of a head and returns what its O is to be multiplied by.
 __device__ __forceinline__ float finish_head(const Args& args, int token, int head, float reference,
                                              float row_sum, float max_logit, bool write) {
   if (write) write_statistics(args, token, head, reference, row_sum, max_logit);

@@ -1,11 +1,12 @@
-// Decode on Hopper: the output, from registers or, where a CTA has several tokens, by bulk copies.
+// Decode on Hopper: the output of a CTA that has all of its tokens' sums (Way::kAlone, Way::kMany),
+// from registers or, for V4's CTAs of many tokens, by bulk copies.
 #pragma once
 
 #include "attend/decode_sm90/span.cuh"
 
 namespace winnow::internal::attend::decode_sm90 {
 
-// A zero that the compiler does not move: sums become zero where they have been stored.
+// A zero that the compiler does not move away: sums are set to zero right where they were stored.
 __device__ __forceinline__ float zero_here() {
   float x;
   asm volatile("mov.f32 %0,0f00000000;" : "=f"(x));
@@ -29,10 +30,10 @@ struct ColumnOrder {
 };
 
 // Writes O^T times the heads' factors, 256 columns as bf16, straight from the registers: the ring
-// may be filled again, and through shared memory it took a microsecond more. The eight lanes of a
-// head have 16 columns, a sector of 32 bytes. kMany: sums become zero for the next token, here,
-// since code behind a jump is in no cache.
-template <class Row, int kHeads, bool kMany>
+// may be in use again, and through shared memory it took a microsecond more. The eight lanes of a
+// head have 16 columns, a sector of 32 bytes. kClearsSums: sums become zero for the next token,
+// here, since code behind a jump is in no cache.
+template <class Row, int kHeads, bool kClearsSums>
 __device__ __forceinline__ void write_out(const Smem<Row, kHeads>& smem, const Args& args,
                                           int token, float (&o)[4][kHeads / 2], int warpgroup) {
   const int thread = thread_here() & 127;
@@ -68,7 +69,7 @@ __device__ __forceinline__ void write_out(const Smem<Row, kHeads>& smem, const A
         const bool bf16_tile = !Row::kFp8 || (kRopeInV && tile == 3);
         if (bf16_tile) x = __byte_perm(x, __shfl_xor_sync(~0u, x, 4), order.mix);
         store_if((bf16_tile ? head + order.aside : head) + tile * kNextTile, x, heads_left > k);
-        if constexpr (kMany) {
+        if constexpr (kClearsSums) {
           o[tile][4 * j + k] = zero_here();
           o[tile][4 * j + k + 2] = zero_here();
         }

@@ -1,13 +1,21 @@
-// Decode on Hopper: tokens that are helped (Way::kHelped, helped.cuh), and who has which part of
-// them. Arithmetic alone, for the launch, for the kernel, and for decode_cuts_test.cpp on any
+// Decode on Hopper: tokens that are helped (Way::kHelped, helped.cuh), and which CTA has which part
+// of them. Arithmetic alone, for the launch, for the kernel, and for decode_cuts_test.cpp on any
 // machine.
 //
+// A token has one or two CTAs of its own, its mains, each with main_blocks of the token's first
+// blocks. The rests of all tokens, what their mains leave, are laid one after the other and dealt
+// out evenly to other CTAs, the helpers:
+//
+//   token 0           token 1           token 2        (one main each, two helpers)
+//   [main 0   |rest]  [main 1   |rest]  [main 2   |rest]
+//   rests laid together:  rest 0 rest 1 rest 2
+//   helper 3:             rest 0, first half of rest 1
+//   helper 4:             second half of rest 1, rest 2
+//
 // The CTAs of a group of heads are numbered: mains come first, those of a token side by side, then
-// the helpers. (A grid takes them from the last one on, range_here().) The rests of all tokens,
-// what their mains leave, are laid one after the other and dealt out evenly to the helpers. A CTA's
-// number is given as a function `range`, which is called where the number is needed: weigh has no
-// register to keep it. `Call` is HelpedTokens with `tokens` and `groups` of heads, as in the
-// kernel's arguments.
+// the helpers. A CTA's number is passed as a function object `cta`, which is called where the
+// number is needed: weigh has no register to keep it. `Call` is HelpedTokens with `tokens` and
+// `groups` of heads, as in the kernel's arguments.
 #pragma once
 
 #include <cstddef>
@@ -18,11 +26,11 @@
 
 namespace winnow::internal::attend::decode_sm90 {
 
-// Parts of a token at most: two mains' and two helpers'. And of a helper, which knows them by their
-// tokens modulo this.
+// The most parts of a token: two mains' and two helpers'. The most parts of a helper, which knows
+// them by their tokens modulo this.
 constexpr int kMostTokenParts = 4;
 constexpr int kMostHelperParts = 4;
-// Blocks of a list that is cut so, at most: so that all quotients are exact.
+// The most blocks of a list that is cut so. Up to them all quotients by reciprocals are exact.
 constexpr int kMostHelpedBlocks = 256;
 // The workspace of helped tokens: a flag for each part, statistics of its heads, then sums.
 constexpr int kMostParts = 256;
@@ -32,9 +40,10 @@ constexpr size_t helped_bytes(int heads, int stored_halves) {
                                                         static_cast<size_t>(stored_halves) * 512);
 }
 
-// Blocks are counted in full lists.
+// How tokens are cut into parts. Blocks are those of a full list.
 struct HelpedTokens {
-  // Blocks of a token, and 2^30 over them, rounded up: over_token_blocks(). 0: another way.
+  // Blocks of a token, and 2^30 over them, rounded up: over_token_blocks(). 0: tokens are not
+  // helped.
   int token_blocks;
   uint32_t token_reciprocal;
   // A token's own CTAs, 1 or 2, those of all tokens, and the blocks of each.
@@ -84,10 +93,10 @@ template <class Call>
 WINNOW_HD_INLINE int rest_begin(const Call& of, int helper) {
   return over_helpers(of, helper * (of.tokens * of.rest_blocks));
 }
-// What a CTA begins with.
-template <class Call, class Range>
-WINNOW_HD_INLINE Part first_part(const Call& of, Range range) {
-  const int here = range();
+// The part that a CTA begins with.
+template <class Call, class Cta>
+WINNOW_HD_INLINE Part first_part(const Call& of, Cta cta) {
+  const int here = cta();
   const int own_blocks = of.token_blocks - of.rest_blocks;
   if (here < of.main_ctas) {
     const int rank = here & (of.mains - 1);
@@ -100,10 +109,10 @@ WINNOW_HD_INLINE Part first_part(const Call& of, Range range) {
   return {token, first, smaller(first + (end - begin), of.token_blocks)};
 }
 // A helper's part of a later token, empty where it has none.
-template <class Call, class Range>
-WINNOW_HD_INLINE Part later_part(const Call& of, Range range, int token) {
+template <class Call, class Cta>
+WINNOW_HD_INLINE Part later_part(const Call& of, Cta cta, int token) {
   const int own_blocks = of.token_blocks - of.rest_blocks;
-  const int left = rest_begin(of, range() - of.main_ctas + 1) - token * of.rest_blocks;
+  const int left = rest_begin(of, cta() - of.main_ctas + 1) - token * of.rest_blocks;
   return {token, own_blocks, own_blocks + smaller(larger(left, 0), of.rest_blocks)};
 }
 
@@ -118,17 +127,17 @@ WINNOW_HD_INLINE bool left_to_mains(const HelpedTokens& of, int positions) {
 struct alignas(8) Positions {
   int begin, end;
 };
-// Of a list that is not full a part has the same share as of a full one, or the mains have all of
-// it; then a helper has {0, 0}.
-template <class Range>
-WINNOW_HD_INLINE Positions positions_of(const HelpedTokens& of, const Part& part, Range range,
+// The positions that a part has of a list of so many. Of a list that is not full a part has the
+// same share as of a full one, or the mains have all of it; then a helper has {0, 0}.
+template <class Cta>
+WINNOW_HD_INLINE Positions positions_of(const HelpedTokens& of, const Part& part, Cta cta,
                                         int positions) {
   const int blocks = ceil_div(positions, kBlockRows);
   int begin = part.first;
   int end = part.last;
   if (left_to_mains(of, positions)) {
-    const int rank = range() & (of.mains - 1);
-    const bool helps = range() >= of.main_ctas;
+    const int rank = cta() & (of.mains - 1);
+    const bool helps = cta() >= of.main_ctas;
     begin = helps ? 0 : rank * blocks >> (of.mains - 1);
     end = helps ? 0 : (rank + 1) * blocks >> (of.mains - 1);
   } else if (blocks < of.token_blocks) {
@@ -144,9 +153,9 @@ WINNOW_HD_INLINE int helper_part(const HelpedTokens& of, int helper, int token) 
   return of.main_ctas + helper + token;
 }
 // The number of the part of `token` that a CTA has.
-template <class Range>
-WINNOW_HD_INLINE int part_of(const HelpedTokens& of, Range range, int token) {
-  const int here = range();
+template <class Cta>
+WINNOW_HD_INLINE int part_of(const HelpedTokens& of, Cta cta, int token) {
+  const int here = cta();
   return here < of.main_ctas ? here : helper_part(of, here - of.main_ctas, token);
 }
 
@@ -179,9 +188,9 @@ struct OtherParts {
     count -= helpers;
     helpers = 0;
   }
-  template <class Range>
-  WINNOW_HD_INLINE int part(int i, Range range) const {
-    return i < helpers ? first_helper + i : range() ^ 1;
+  template <class Cta>
+  WINNOW_HD_INLINE int part(int i, Cta cta) const {
+    return i < helpers ? first_helper + i : cta() ^ 1;
   }
 };
 

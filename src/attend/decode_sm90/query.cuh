@@ -1,4 +1,7 @@
-// Decode on Hopper: Q in shared memory, the first token's and later ones'.
+// Decode on Hopper: Q into shared memory, multiplied by one power of two for all heads of the CTA
+// and converted to fp16 (fp8 rows; its RoPE part stays bf16), in the order of columns in which rows
+// come out as fragments. load_q(): the first token's, by weigh and score. reload_q(): a later
+// token's, by score alone, which in some forms loads the first one too (kScoreLoadsQuery).
 #pragma once
 
 #include "attend/decode_sm90/span.cuh"
@@ -6,7 +9,9 @@
 namespace winnow::internal::attend::decode_sm90 {
 
 // The exponent e for which Q times 2^(13 - e) is in fp16's range, from the bits of Q's largest
-// value. An infinity or NaN concerns its own head: 2^4 then keeps the others' values up to 4,000.
+// value as bf16. An infinity or NaN concerns its own head alone: e is then 9, so that 2^4 keeps the
+// others' values up to 4,000. The bound of 100 keeps `unit` in score() finite; with it, values of
+// 2^103 and more exceed fp16.
 __device__ __forceinline__ int q_exponent(uint32_t max_bits) {
   return max_bits >= 0x7f80 ? 9 : min(max(static_cast<int>(max_bits >> 7) - 127, -60), 100);
 }
@@ -104,8 +109,10 @@ __device__ __forceinline__ void put_q(Smem<Row, kHeads>& smem, int head, int chu
   }
 }
 
-// Asks the L2 for a part of Q. Splits share Q, and 16 CTAs that miss the same lines at once wait
-// 6,000 cycles for them. So each split requests a part first, and the L2 has Q when all read it.
+// Prefetches a part of Q into the L2. Splits share Q, and 16 CTAs that miss the same lines at once
+// wait 6,000 cycles for them. So each split requests a part first, and the L2 has Q when all read
+// it. `token` is the CTA's y: with Way::kHelped, or after kTokensY tokens, these are not its Q's
+// lines, and the prefetch is of no use.
 template <int kHeads>
 __device__ __forceinline__ void prefetch_q(const Args& args) {
   // Read here, because roles share no register.
@@ -115,13 +122,15 @@ __device__ __forceinline__ void prefetch_q(const Args& args) {
   const int split = block - group * args.splits;
   const int head_count = min(args.heads - group * kHeads, kHeads);
   const int i = split * 128 + (thread_here() & 127);
-  const auto ask = [&](const bf16* q, int64_t stride, int head, int line) {
+  const auto prefetch = [&](const bf16* q, int64_t stride, int head, int line) {
     if (head < head_count)
       asm volatile(
           "prefetch.global.L2 [%0];" ::"l"(q + (group * kHeads + head) * stride + line * 64));
   };
-  if (i < kHeads * 8) ask(args.q + token * args.q_token_stride, args.q_head_stride, i / 8, i % 8);
-  if (i < kHeads) ask(args.q_rope + token * args.rope_token_stride, args.rope_head_stride, i, 0);
+  if (i < kHeads * 8)
+    prefetch(args.q + token * args.q_token_stride, args.q_head_stride, i / 8, i % 8);
+  if (i < kHeads)
+    prefetch(args.q_rope + token * args.rope_token_stride, args.rope_head_stride, i, 0);
 }
 
 // Loads Q of the first token, and returns what the products with it are to be multiplied by. The
@@ -185,10 +194,10 @@ __device__ __forceinline__ void copy_16(uint32_t to, const bf16* from, bool exis
 }
 
 // Q of a later token, by the score warpgroups alone while the others are still at the last token.
-// All of it is requested at once, to where it will be, looked at for its largest value as it comes,
-// and converted there. A warp has heads 2w and 2w+1 of every eight, a lane two chunks of eight
-// columns of one of them; of two warpgroups each has every other eight. Some 1,000 instructions a
-// warp.
+// Three steps: request() copies all of it by cp.async to where it will be, find_exponent() looks
+// for its largest value as it comes, convert() converts it in place. A warp has heads 2w and 2w+1
+// of every eight, a lane two chunks of eight columns of one of them; of two warpgroups each has
+// every other eight. Some 1,000 instructions a warp.
 template <class Row, int kHeads>
 struct QueryReload {
   using Config = ConfigOf<Row, kHeads>;
@@ -225,7 +234,7 @@ struct QueryReload {
   }
 
   // Requests all of Q, in a group of copies for each turn of the NoPE part and one for RoPE.
-  __device__ __forceinline__ void ask(const Args& args, int token, int head_begin) {
+  __device__ __forceinline__ void request(const Args& args, int token, int head_begin) {
     const int head_count = min(args.heads - head_begin, kHeads);
     // All warps' products with the last Q are done.
     bar<kQueryReplaced, Config::kScoreThreads>();
@@ -328,8 +337,8 @@ struct QueryReload {
         first_head(8 * scorer) {}
 };
 
-// Whether the score warpgroups load the first Q too. Where weigh helps them Q is there 0.7 us
-// sooner, but that takes 7 to 12 KB of code, for which a CTA waits longer at a token's end.
+// Whether the score warpgroups load the first Q too. With weigh's help Q is there 0.7 us sooner,
+// but that takes 7 to 12 KB of code, for which a CTA waits longer at a token's end.
 template <class Row, int kHeads, Way kWay>
 constexpr bool kScoreLoadsQuery =
     Row::kFp8 && !Row::kCodes && kHeads == 64 &&
@@ -340,16 +349,16 @@ template <class Row, int kHeads>
 __device__ __forceinline__ float reload_q(Smem<Row, kHeads>& smem, const Args& args, int token,
                                           int head_begin) {
   QueryReload<Row, kHeads> reload(smem);
-  reload.ask(args, token, head_begin);
+  reload.request(args, token, head_begin);
   const int exponent = reload.find_exponent();
   reload.convert(q_factor<Row>(exponent));
   return pow2i(exponent - kQExponent<Row>);
 }
 
-// Asks the L2 for the next token's Q, long before it is read.
+// Prefetches the next token's Q into the L2, long before it is read. By 128 threads.
 template <class Row, Way kWay>
 __device__ __forceinline__ void prefetch_next_q(const Args& args, const Span& span) {
-  if (kWay == Way::kHelped && range_here() < args.main_ctas) return;
+  if (kWay == Way::kHelped && is_main(args)) return;
   const int64_t token = int64_t{span.token} + (kWay == Way::kHelped ? 1 : gridDim.y);
   if (token >= args.tokens) return;
   const int thread = thread_here() & 127;

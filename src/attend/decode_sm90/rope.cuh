@@ -1,18 +1,19 @@
-// Decode on Hopper: V4's RoPE columns, which are values too, become fp16 where they lie.
+// Decode on Hopper: V4's RoPE columns, which are values too, become fp16 where they lie in the
+// ring.
 //
 // Score has a stage's RoPE columns in its registers, as bf16 times 2^-lambda. It puts them back as
-// fp16, so that weigh takes them as they are, with the weights of all other columns. Lambda is made
-// for the scales of the other columns; rows whose RoPE values it does not fit are rare, and get a
-// larger one here.
+// fp16, so that weigh takes them as they are, with the weights of all other columns. Lambda was
+// chosen for the scales of the other columns. Rows whose RoPE values are too large for it are rare,
+// and get a larger lambda here.
 #pragma once
 
 #include "attend/decode_sm90/query.cuh"
 
 namespace winnow::internal::attend::decode_sm90 {
 
-// Rare: makes fp16 of the RoPE columns of a stage of which some value is not below 2^(lambda + 16),
-// or is not finite. A row's lambda grows until all of its finite values are. Then scales, which are
-// relative to lambda, become smaller. A lane has a row.
+// Rare: makes fp16 of the RoPE columns of a stage in which some value is not finite or not below
+// 2^(lambda + 16). Each row's lambda grows until its finite values are below that, and its scales,
+// which are relative to 2^lambda, shrink by as much. A lane has a row.
 template <class Row, int kHeads>
 __device__ __noinline__ void raise_lambda(Smem<Row, kHeads>& smem, int kv_stage) {
   using Config = ConfigOf<Row, kHeads>;
@@ -22,7 +23,7 @@ __device__ __noinline__ void raise_lambda(Smem<Row, kHeads>& smem, int kv_stage)
     auto* const rope =
         reinterpret_cast<uint32_t*>(smem.ring[kv_stage] + row * Config::kPitch + Row::kRopeOffset);
     constexpr int kWords = (Row::kQk - Row::kNope) / 2;
-    // What is added makes an infinity or a NaN negative.
+    // The largest exponent of the finite values: adding kOne makes an infinity or a NaN negative.
     constexpr uint32_t kOne = 0x00800080;
     uint32_t most = kOne;
 #pragma unroll 1

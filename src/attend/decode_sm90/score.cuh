@@ -1,4 +1,15 @@
-// Decode on Hopper: S^T = K Q^T of a block, handed on as log2 P.
+// Decode on Hopper: S^T = K Q^T of a block, stored as log2 P (score(), at the end of this file).
+// A warp has 16 rows of the block, one stage. It reads them as A fragments; the heads of Q are on
+// the N side. Four forms of the product differ in where V3.2's and V4's scales are multiplied:
+//
+//   scaled_sums()             fp8, up to 16 heads         sums over a scale's columns
+//   multiply_codes()          V3.2 fp8, 17 to 32 heads    growing sums, by the ratio of two scales
+//   multiply_stored_codes()   e4m3 products, 64 heads     sums over a scale's columns
+//   multiply_keys()           all others                  rows, before the product (bf16: none)
+//
+// In each the next columns are read and converted while the matrix unit works on the last ones:
+// wg_wait<1>() leaves the newest group of products under way and frees the fragments of the one
+// before.
 #pragma once
 
 #include "attend/decode_sm90/exact.cuh"
@@ -6,9 +17,9 @@
 
 namespace winnow::internal::attend::decode_sm90 {
 
-// S^T of a warp's 16 rows in a stage, times `unit`, by columns that share a scale. One of two sums
-// grows while the other one, of the columns before, is scaled and added to s. With few heads that
-// is fewer instructions than scaling the rows, and exact whatever V3.2's scales are.
+// S^T of a warp's 16 rows in a stage, times `unit`. Columns that share a scale have a sum of their
+// own. One of two sums grows while the other, of the columns before, is scaled and added to s. With
+// few heads that is fewer instructions than scaling the rows, and exact whatever V3.2's scales are.
 template <class Row, int kHeads>
 __device__ __forceinline__ void scaled_sums(Smem<Row, kHeads>& smem, int kv_stage, float unit,
                                             float (&s)[kHeads / 2]) {
@@ -23,11 +34,12 @@ __device__ __forceinline__ void scaled_sums(Smem<Row, kHeads>& smem, int kv_stag
   uint32_t rows = s32(smem.ring[kv_stage]) + lane_offset;
   // From lane 0, so that the compiler knows it as uniform.
   const uint32_t q_desc = __shfl_sync(~0u, desc(s32(smem.q), 16), 0);
-  // Fragments; codes of the next group, or RoPE.
+  // Fragments of two groups; the stored codes of the next group, and at last RoPE's columns.
   uint32_t a[2][4][4];
   uint32_t raw[4][4];
   float sum[2][kHeads / 2];
-  // The scales of rows r and r + 8 times unit: V3.2's as they are stored, V4's by their halves.
+  // The scales of rows r and r + 8, times unit. V3.2's are read from the row as they are stored;
+  // V4's are fp16 in smem.scales, relative to 2^lambda, and `halves` is 2^lambda times unit.
   float4 stored[2];
   float2 halves{};
   const uint16_t* scale_halves = &smem.scales[kv_stage][0][scale_position(row)];
@@ -42,6 +54,7 @@ __device__ __forceinline__ void scaled_sums(Smem<Row, kHeads>& smem, int kv_stag
     halves = make_float2(smem.row_lambda[kv_stage][row].x * unit,
                          smem.row_lambda[kv_stage][row + 8].x * unit);
   }
+  // The scales of tile `tile` (the columns that share a scale), of both rows.
   const auto scales_of = [&](int tile) {
     if constexpr (Row::kSideBytes == 0) {
       const auto of = [&](const float4& v) {
@@ -53,6 +66,7 @@ __device__ __forceinline__ void scaled_sums(Smem<Row, kHeads>& smem, int kv_stag
       return make_float2(__half2float(from[0]) * halves.x, __half2float(from[2]) * halves.y);
     }
   };
+  // Adds the finished sum of a tile to s, times its scales.
   const auto add = [&](int tile, float2 scale) {
     float(&from)[kHeads / 2] = sum[tile & 1];
     hold(from);
@@ -61,6 +75,7 @@ __device__ __forceinline__ void scaled_sums(Smem<Row, kHeads>& smem, int kv_stag
       s[c] = tile == 0 ? from[c] * (c & 2 ? scale.y : scale.x)
                        : fmaf(from[c], c & 2 ? scale.y : scale.x, s[c]);
   };
+  // Issues the products of a group of 64 columns; keep: 0 begins a sum.
   const auto multiply = [&](auto kind, uint32_t(&f)[4][4], int group, float(&to)[kHeads / 2],
                             int keep) {
     const uint32_t q = fresh(q_desc + (group * kHeads * 128 >> 4));
@@ -91,12 +106,14 @@ __device__ __forceinline__ void scaled_sums(Smem<Row, kHeads>& smem, int kv_stag
     wg_wait<1>();
     if (group % kGroupsPerScale == 0 && group > 0) add(tile - 1, scale);
   }
+  // RoPE: its rows are fragments as they are.
   ldsm(raw[2], rows + 64);
   ldsm(raw[3], rows + 96);
   const float2 scale = scales_of(Row::kScales - 1);
   multiply(std::true_type{}, raw, kGroups, sum[Row::kScales & 1], 0);
   wg_wait<1>();
   add(Row::kScales - 1, scale);
+  // V4: put RoPE's columns back as fp16 for weigh.
   if constexpr (Config::kRopeInV) {
     uint32_t rope[4][4];
     const uint32_t factor0 = twice(scale_halves[Row::kScales * Config::kRows]);
@@ -119,8 +136,9 @@ __device__ __forceinline__ float reciprocal(float x) {
 }
 
 // What the sums of a row are multiplied by after the columns of each scale: the scale over the next
-// one, and at last the scale itself. A scale that is far below the largest one counts as 2^-60 of
-// that, so that ratios stay finite. Only one below 2^-100 can be (strange_scale()).
+// one, and at last the last scale itself. A scale that is far below the largest one counts as 2^-60
+// of that, so that ratios stay finite. Without odd scales (is_odd_scale()) only one below 2^-100
+// can be so small.
 __device__ __forceinline__ void ratios_of(const float4& scales, float (&ratio)[4]) {
   const float most =
       fmaxf(fmaxf(fabsf(scales.x), fabsf(scales.y)), fmaxf(fabsf(scales.z), fabsf(scales.w)));
@@ -209,16 +227,18 @@ __device__ __forceinline__ void multiply_codes(const Smem<Row, kHeads>& smem, in
   multiply(std::true_type{}, kGroups);
 }
 
-// The same from the codes as they are stored, in score_codes.cuh. RoPE's products are under way
-// when it returns.
+// S^T from codes that are multiplied as they are stored, defined in score_codes.cuh. RoPE's
+// products are under way when it returns.
 template <class Row, int kHeads>
 __device__ void multiply_stored_codes(const Smem<Row, kHeads>& smem, int kv_stage,
                                       uint32_t lane_offset, int row, uint32_t q,
                                       float (&s)[kHeads / 2]);
 
 // S^T of a warp's 16 rows in a stage, in groups of 64 columns: the next group's fragments are made
-// while this one multiplies. The last products are under way when it returns. Returns 0, or where
-// the rows' lambda has been raised meanwhile, 2^-lambda of rows r and r + 8 as S has it: two bf16.
+// while this one multiplies. The last products are under way when it returns.
+//
+// Returns 0. But if V4's RoPE values did not fit and raised the rows' lambda, S still has the old
+// one: then it returns the old 2^-lambda of rows r and r + 8, two bf16.
 template <class Row, int kHeads>
 __device__ __forceinline__ uint32_t multiply_keys(Smem<Row, kHeads>& smem, int kv_stage,
                                                   uint32_t lane_offset, int row, uint32_t q,
@@ -255,10 +275,12 @@ __device__ __forceinline__ uint32_t multiply_keys(Smem<Row, kHeads>& smem, int k
     wg_wait<1>();
   };
   if constexpr (Row::kFp8) {
-    // The second half of RoPE's rows; so many of its loads come before the last group's products.
+    // The second half of RoPE's rows. kEarly of its two loads come before the last group's
+    // products.
     constexpr int kEarly = Row::kTile == 64 ? 1 : 2;
     uint32_t rope[2][4];
-    // Group 0 or 1 of the turn that begins at `rows`; `next`: where the next group's rows are.
+    // Scales and multiplies group 0 or 1 of the turn that begins at `rows`, and reads the next
+    // group, whose rows are at `next`.
     auto multiply_group = [&](int group, uint32_t next, int keep, bool last = false) {
       uint32_t(&f)[4][4] = a[group & 1];
       const uint32_t scale0 = next_scale0;
@@ -280,7 +302,9 @@ __device__ __forceinline__ uint32_t multiply_keys(Smem<Row, kHeads>& smem, int k
       multiply(std::false_type{}, group, keep);
     };
     load(base, 0);
+    // A turn takes two groups, so that both buffers of fragments have constant indices.
     constexpr int kTurns = kFp8Groups / 2;
+    // Bytes of a record between its codes and its RoPE columns.
     constexpr int kSkip = Row::kRopeOffset - Row::kNope;
 #pragma unroll
     for (int turn = 0; turn < kTurns; turn++) {
@@ -318,8 +342,8 @@ __device__ __forceinline__ uint32_t multiply_keys(Smem<Row, kHeads>& smem, int k
   return 0;
 }
 
-// Scores of a block with rows whose scales fp16 does not carry: their unit is not Q's, and lambda
-// is 0.
+// Scores of a stage with odd scales, from Q as the caller stores it: lambda becomes 0, and 2^lambda
+// becomes 1 / q_unit, which takes the scale of the Q in shared memory out of `unit` again.
 template <class Row, int kHeads>
 __device__ __forceinline__ void score_exactly(Smem<Row, kHeads>& smem, const Args& args, int token,
                                               int kv_stage, int thread, float q_unit,
@@ -347,9 +371,9 @@ __device__ __forceinline__ void score_exactly(Smem<Row, kHeads>& smem, const Arg
     }
 }
 
-// Scores a token's blocks from progress.block on, a warp's first stage at progress.kv_stage;
-// `progress` moves past them. `q_unit`: what products with Q are to be multiplied by. Of two score
-// warpgroups each has every other block of a CTA.
+// Scores a token's blocks, from progress.block on; `progress` moves past them. A warp's first stage
+// is progress.kv_stage. `q_unit`: what products with Q are to be multiplied by. Of two score
+// warpgroups each takes every other block of the CTA.
 template <class Row, int kHeads>
 __device__ __forceinline__ void score(Smem<Row, kHeads>& smem, const Args& args, const Span& span,
                                       float q_unit, Progress& progress) {
@@ -371,13 +395,16 @@ __device__ __forceinline__ void score(Smem<Row, kHeads>& smem, const Args& args,
   };
   int next_stage = progress.kv_stage;
   int i = progress.block;
+  // The other warpgroup takes this block.
   if (Config::kScoreWarpgroups == 2 && ((thread_here() / 128 ^ i) & 1)) {
     next_stage = advance(next_stage, 4);
     i++;
   }
 #pragma unroll 1
   for (; i < block_end; i += Config::kScoreWarpgroups) {
+    // Wait until the block is described, then multiply.
     mb_wait(&smem.block_ready[i % kReady], (i / kReady) & 1);
+    // The old 2^-lambda of this warp's rows if multiply_keys() has raised lambda.
     uint32_t raised = 0;
     if constexpr (Row::kCodes)
       multiply_stored_codes<Row, kHeads>(smem, next_stage, lane_offset, row, q, s);
@@ -387,7 +414,8 @@ __device__ __forceinline__ void score(Smem<Row, kHeads>& smem, const Args& args,
     else raised = multiply_keys<Row, kHeads>(smem, next_stage, lane_offset, row, q, s);
     const int kv_stage = next_stage;
     next_stage = advance(next_stage, 4 * Config::kScoreWarpgroups);
-    // Weigh has loaded the last block, and moved the reference where that was needed.
+    // Wait until weigh has read log2 P of the last block, and has moved the reference if that was
+    // needed.
     if (i >= 1) mb_wait(&smem.log2_p_empty[(i - 1) & 1], ((i - 1) >> 1) & 1);
     float2 lambda0 = smem.row_lambda[kv_stage][row];
     float2 lambda1 = smem.row_lambda[kv_stage][row + 8];
@@ -399,18 +427,20 @@ __device__ __forceinline__ void score(Smem<Row, kHeads>& smem, const Args& args,
       lambda0.x = pow2i(127 - static_cast<int>(raised >> 7 & 0xff));
       lambda1.x = pow2i(127 - static_cast<int>(raised >> 23));
     }
-    // Sums that have been scaled need no power of two.
+    // Sums that have been multiplied by whole scales lack no power of two.
     if constexpr (Config::kRescaledSums || Row::kCodes) lambda0.x = lambda1.x = 1;
     bool odd_rows = false;
     if constexpr (Config::kHasExactPath) odd_rows = smem.odd_scales[kv_stage] & kOddRows;
+    // Wait for the products.
     wg_wait<0>();
     hold(s);
     if constexpr (Config::kHasExactPath)
       if (odd_rows)
         score_exactly<Row, kHeads>(smem, args, span.token, kv_stage, thread, q_unit, lambda0,
                                    lambda1, s);
-    // log2(e^s * 2^lambda) - reference; an invalid row is -inf. The logit is rounded before the
-    // reference, which is one of them, is subtracted: equal ones stay equal however large they are.
+    // Store log2 P = log2(e^s * 2^lambda) - reference; a row without a token gives -inf. The first
+    // term is rounded before the reference, which is such a term, is subtracted: equal ones stay
+    // equal however large they are.
     const float unit0 = Config::kScaledSums ? 1 : unit * lambda0.x;
     const float unit1 = Config::kScaledSums ? 1 : unit * lambda1.x;
     float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
@@ -425,7 +455,7 @@ __device__ __forceinline__ void score(Smem<Row, kHeads>& smem, const Args& args,
       }
       smem.log2_p[j][thread] = make_float4(s[4 * j], s[4 * j + 1], s[4 * j + 2], s[4 * j + 3]);
     }
-    // Too far above the reference: weigh moves it. A NaN does so too, and infinities that met.
+    // Too far above the reference, or NaN: weigh has to move the reference.
     if (!(max_nan(max_nan(most[0], most[1]), max_nan(most[2], most[3])) <= kLag<Row>))
       smem.outgrown[i & 1] = 1;
     mb_arrive(&smem.log2_p_full);

@@ -1,4 +1,5 @@
-// Decode on Hopper: S^T = K Q^T from codes as they are stored (Precision::kFp8).
+// Decode on Hopper: S^T = K Q^T with Q as e4m3, from codes as they are stored (Precision::kFp8).
+// score() calls it; docs/fp8.md has its budget.
 #pragma once
 
 #include "attend/decode_sm90/score.cuh"

@@ -1,15 +1,19 @@
-// Decode on Hopper: the part of the work that a CTA takes.
+// Decode on Hopper: the part of the work that a CTA takes. Every role finds its token and heads
+// from the CTA's index by itself, since roles share no registers; what takes much code, such as
+// where a padded list ends, a copying warp finds and publishes in shared memory.
 #pragma once
 
 #include "attend/decode_sm90/layout.cuh"
 
 namespace winnow::internal::attend::decode_sm90 {
 
-// What a CTA works on: a token, the first of its heads and how many of kHeads exist; where the
-// positions of the second list begin; this split's positions [begin, end), in blocks.
+// What a CTA works on. Positions count through both lists of a token.
 struct Span {
+  // The token, the first of its heads, and how many of the CTA's kHeads heads exist.
   int token, head_begin, head_count;
+  // Where the second list begins, and where it ends.
   int first_list_end, positions;
+  // The CTA's positions [begin, end), and the blocks of 64 that they fill.
   int begin, end, blocks;
 };
 
@@ -24,25 +28,28 @@ __device__ __forceinline__ int token_here() {
 __device__ __forceinline__ int split_here(const Args& args) {
   return static_cast<int>(blockIdx.x - over_splits(args, blockIdx.x) * args.splits);
 }
-// Of helped tokens the mains come first, those of a token side by side, then the helpers. They are
-// taken from the last one on, since mains wait for helpers (helped.cuh). Read where it is used:
-// weigh has no register for what follows from it.
-__device__ __forceinline__ int range_here() {
+// Way::kHelped: the CTA's number in its group of heads, as parts.h counts: mains first, those of a
+// token side by side, then the helpers. The grid's first CTA has the last number, because mains
+// wait for helpers, which must have been launched before them (helped.cuh). It is read anew
+// wherever it is used: weigh has no register to keep it.
+__device__ __forceinline__ int cta_number() {
   int block, blocks;
   asm volatile("mov.u32 %0,%%ctaid.y;\nmov.u32 %1,%%nctaid.y;" : "=r"(block), "=r"(blocks));
   return blocks - 1 - block;
 }
-// The same as parts.h takes it.
-struct RangeHere {
-  __device__ __forceinline__ int operator()() const { return range_here(); }
+// The same as a function object for parts.h.
+struct CtaNumber {
+  __device__ __forceinline__ int operator()() const { return cta_number(); }
 };
-// What a CTA begins with.
+// Whether the CTA is a main, one of its token's own CTAs; else it helps.
+__device__ __forceinline__ bool is_main(const Args& args) { return cta_number() < args.main_ctas; }
+// The part that a CTA begins with.
 __device__ __forceinline__ Part first_part_here(const Args& args) {
-  return first_part(args, RangeHere{});
+  return first_part(args, CtaNumber{});
 }
 // A helper's part of a later token, empty where it has none.
 __device__ __forceinline__ Part later_part_here(const Args& args, int token) {
-  return later_part(args, RangeHere{}, token);
+  return later_part(args, CtaNumber{}, token);
 }
 template <int kHeads, Way kWay = Way::kAlone>
 __device__ __forceinline__ Span span_here(const Args& args) {
@@ -53,8 +60,8 @@ __device__ __forceinline__ Span span_here(const Args& args) {
   return span;
 }
 
-// This split's part of the token's lists; or all of them in less code, where CTAs go from token to
-// token. (With two score warpgroups that would spill a register.)
+// Sets this split's part of the token's lists; or all of them, which takes less code, where CTAs go
+// from token to token (kSplit false; with two score warpgroups that form would spill a register).
 template <class Config, bool kSplit>
 __device__ __forceinline__ void cut_list(const Args& args, Span& span) {
   span.first_list_end = span.positions = columns(args.lists[0], span.token);
@@ -74,8 +81,7 @@ __device__ __forceinline__ void cut_list(const Args& args, Span& span) {
   span.end = min(span.positions, span.begin + span.blocks * Config::kBlock);
 }
 
-// Positions of a token's list, of which there is one, without the invalid ones at its end; by a
-// warp.
+// Way::kHelped, whose calls have one list: its positions without the padding at its end. By a warp.
 __device__ __forceinline__ int list_length(const Args& args, int token, int lane) {
   const ListView& list = args.lists[0];
   const int positions = columns(list, token);
@@ -84,33 +90,33 @@ __device__ __forceinline__ int list_length(const Args& args, int token, int lane
   if (__builtin_expect(__ldg(row + positions - 1) >= 0, 1)) return positions;
   return length_without_padding(row, positions, lane);
 }
-// What a CTA begins with of the token's list.
+// Sets the first part that a CTA of helped tokens takes of its token's list. By a warp.
 template <class Config>
 __device__ __forceinline__ void cut_first_part(const Args& args, Span& span) {
   const int positions = list_length(args, span.token, thread_here() & 31);
   span.first_list_end = span.positions = positions;
-  const Positions cut = positions_of(args, first_part_here(args), RangeHere{}, positions);
+  const Positions cut = positions_of(args, first_part_here(args), CtaNumber{}, positions);
   span.begin = cut.begin;
   span.end = cut.end;
   span.blocks = ceil_div(cut.end - cut.begin, Config::kBlock);
 }
-// What a CTA begins with, for the roles that do not copy it; by one thread.
+// Publishes it for the roles that do not copy rows. By one thread.
 template <class Row, int kHeads>
-__device__ __forceinline__ void tell_first_part(Smem<Row, kHeads>& smem, const Args& args,
-                                                const Span& span) {
+__device__ __forceinline__ void publish_first_part(Smem<Row, kHeads>& smem, const Args& args,
+                                                   const Span& span) {
   smem.part[span.token % kMostHelperParts] = {span.begin, span.end};
   smem.unhelped = left_to_mains(args, span.positions);
 }
-// A helper's part of a later token, for all roles; by a copying warp while its first indices are on
-// their way.
+// Publishes a helper's part of a later token for all roles. By a copying warp, while its first
+// indices are on their way.
 template <class Row, int kHeads>
-__device__ __forceinline__ void tell_later_part(Smem<Row, kHeads>& smem, const Args& args,
-                                                int token) {
-  if (range_here() < args.main_ctas) return;
+__device__ __forceinline__ void publish_later_part(Smem<Row, kHeads>& smem, const Args& args,
+                                                   int token) {
+  if (is_main(args)) return;
   const Part part = later_part_here(args, token);
   if (part.first == part.last) return;
   const int lane = thread_here() & 31;
-  const Positions cut = positions_of(args, part, RangeHere{}, list_length(args, token, lane));
+  const Positions cut = positions_of(args, part, CtaNumber{}, list_length(args, token, lane));
   if (lane == 0) smem.part[token % kMostHelperParts] = cut;
 }
 template <class Config, Way kWay>
@@ -119,14 +125,14 @@ __device__ __forceinline__ void cut(const Args& args, Span& span) {
   else cut_list<Config, kWay != Way::kMany || Config::kScoreWarpgroups == 2>(args, span);
 }
 
-// The last index of a split, requested early. Where lengths end the lists, or there are two lists,
-// nothing is trimmed and 0 stands for an index.
+// The last index of a split, requested early; 0, a valid one, where trim() has nothing to do: where
+// lengths end the lists, or there are two lists.
 __device__ __forceinline__ int last_index(const Args& args, const Span& span) {
   const ListView& list = args.lists[0];
   if (args.list_count > 1 || list.lengths || span.blocks == 0) return 0;
   return __ldg(list.indices + span.token * list.index_stride + (span.end - 1));
 }
-// Leaves out the invalid entries at the end of a split.
+// Leaves out the padding (-1) at the end of a split whose last index is `last`. By a warp.
 template <class Config>
 __device__ __forceinline__ void trim(const Args& args, Span& span, int last) {
   if (__builtin_expect(last >= 0, 1)) return;
@@ -136,7 +142,7 @@ __device__ __forceinline__ void trim(const Args& args, Span& span, int last) {
   span.blocks = ceil_div(span.end - span.begin, Config::kBlock);
 }
 
-// The blocks of a CTA's first token, for the roles that do not copy it.
+// Sets the blocks of a CTA's first token, for the roles that do not copy rows.
 template <Way kWay, class Row, int kHeads>
 __device__ __forceinline__ void count_blocks(Smem<Row, kHeads>& smem, const Args& args,
                                              Span& span) {
@@ -149,13 +155,13 @@ __device__ __forceinline__ void count_blocks(Smem<Row, kHeads>& smem, const Args
   }
 }
 
-// The next token of a CTA that has several; false after its last one. Every role proceeds on its
-// own: rows, blocks and the phases of barriers are counted over all tokens.
+// Moves to the next token of a CTA that walks(); false after its last one. Every role proceeds on
+// its own: rows, blocks and the phases of barriers are counted over all tokens.
 template <Way kWay, class Row, int kHeads>
 __device__ __forceinline__ bool next_token(Smem<Row, kHeads>& smem, const Args& args, Span& span) {
   using Config = ConfigOf<Row, kHeads>;
   if constexpr (kWay == Way::kHelped) {
-    if (range_here() < args.main_ctas) return false;
+    if (is_main(args)) return false;
     const Part part = later_part_here(args, span.token + 1);
     if (part.first == part.last) return false;
     span.token++;
@@ -170,7 +176,9 @@ __device__ __forceinline__ bool next_token(Smem<Row, kHeads>& smem, const Args& 
   }
   return true;
 }
-// Whether this is the score warpgroup that does what is done once.
-__device__ __forceinline__ bool first_scorer() { return thread_here() / 128 == 2; }
+// Whether this is the first score warpgroup, which does what is done once.
+__device__ __forceinline__ bool first_scorer() {
+  return thread_here() / 128 == kFirstScoreWarpgroup;
+}
 
 }  // namespace winnow::internal::attend::decode_sm90

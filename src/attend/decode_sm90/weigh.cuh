@@ -1,10 +1,17 @@
 // Decode on Hopper: P of half of the heads, and O^T += V^T P^T for half of the columns.
 //
 // The two weigh warpgroups run the same code, in named steps: for each block load_scores(),
-// move_reference() where a logit has outgrown the reference, make_weights(), multiply_values(); at
-// the end of a token epilogue(). Both warpgroups have one code, because two of them did not fit the
-// instruction cache (V4 waited 15 % of its time). So with V4's fp8 rows the last tile of either can
-// be RoPE's, which is the second one's: score has left fp16 there (rope.cuh).
+// move_reference() if a logit has outgrown the reference, make_weights(), multiply_values(); at the
+// end of a token epilogue(). They meet at kWeighing once a block, when P is there, and more often
+// where the reference moves or maxima are tracked.
+//
+// Work is divided in two ways. For P each warpgroup has half of the heads, and a warp 16 rows, one
+// stage (quad: a pair of heads, row: a row and the one 8 further). For O^T each warpgroup has 256
+// columns, a warp four tiles of 16 of them (sixteen_of()), and all heads on the N side.
+//
+// Both warpgroups share one code, because two of them did not fit the instruction cache (V4 waited
+// 15 % of its time). So with V4's fp8 rows the code treats the last tile of either warpgroup as one
+// that may be RoPE's. It is in the second one, where score has left fp16 (rope.cuh).
 #pragma once
 
 #include "attend/decode_sm90/codes.cuh"
@@ -13,16 +20,17 @@
 
 namespace winnow::internal::attend::decode_sm90 {
 
-// What weigh knows of a block. P itself is an array apart: with one inside, the compiler does not
-// take such a struct apart before it has unrolled all loops, and makes different code.
+// What weigh knows of a block. P is an array beside it, not a member: the compiler takes a struct
+// with an array apart only after it has unrolled all loops, and makes different code.
 struct BlockRows {
   // 2^lambda and lambda of rows r and r + 8 of this warp's stage.
   float2 lambda0, lambda1;
   // Whether the reference has to move before P is made.
   bool outgrown;
-  // Whether P is to be bf16 and itself, because scales of this block do not fit fp16.
+  // Whether the block has odd scales: P is then bf16 and has no 2^lambda (exact.cuh).
   bool exact;
-  // Whether the output leaves through this block's stages, which are then given back later.
+  // Whether the stages are kept when the block is done, because the output leaves through them
+  // (OutputStaging).
   bool kept;
 };
 
@@ -33,14 +41,15 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
       Base::smem, Base::span, Base::thread, Base::warp, Base::warpgroup;
   using Base::first_eight, Base::has_eight, Base::kept_head, Base::kOwnEights, Base::wait_for_peer;
   using typename Base::Config, typename Base::KeptHead, typename Base::Staging;
-  // P of a block, or log2 P: of each own eight of heads, heads 2 quad and 2 quad + 1 of row r, then
-  // those of row r + 8.
+  // P of a block, or log2 P. For each eight of this warpgroup's heads a thread has four values:
+  // heads 2 quad and 2 quad + 1 of row r, then of row r + 8.
   using Weights = float[4 * kOwnEights];
 
-  // The reference for a largest logit, before kTop. Of fp8 rows it is an integer: the weights that
-  // two ranks or two splits of a token give a key then differ by a power of two, and fp16 rounds
-  // both by the same part of themselves, so that the ranks' outputs merge to one rank's bits. Of
-  // bf16 rows it is the logit itself, since bf16 would round a dominant weight by up to 2^-8.
+  // The reference for a largest log2 P, before kTop is taken off. Of fp8 rows it is an integer. The
+  // weights that two ranks or two splits of a token give a key then differ by a power of two, and
+  // fp16 rounds both by the same part of themselves, so that the ranks' outputs merge to one rank's
+  // bits. Of bf16 rows it is the value itself, since bf16 would round a dominant weight by up to
+  // 2^-8.
   static __device__ __forceinline__ float reference_at(float largest) {
     return Row::kFp8 ? ceilf(largest) : largest;
   }
@@ -59,8 +68,8 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
     for (int tile = 0; tile < 4; tile++) hold(o[tile]);
   }
 
-  // Reads log2 P, and what is known of its rows, while the last block is still being multiplied:
-  // that leaves 150 cycles less to wait for.
+  // Reads log2 P of block i, and what is known of its rows. It does so before it waits for the last
+  // block's products, which saves 150 cycles.
   __device__ __forceinline__ void load_scores(int i, int kv_stage, Weights& log2_p,
                                               BlockRows& block) {
     mb_wait(&smem.log2_p_full, i & 1);
@@ -80,11 +89,12 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
     block.exact = false;
     if constexpr (Config::kHasExactPath) block.exact = smem.odd_scales[kv_stage] & kOddBlock;
     drain();
+    // This warpgroup's products have read the last block's P.
     if (i >= 1 && lane == 0) mb_arrive(&smem.p_empty);
   }
 
-  // Maxima over the block of this warpgroup's heads, of log2 P plus a shift of each row. A thread
-  // gets that of the head it keeps.
+  // The maximum of log2 P plus a shift of each row, over the block, for each of this warpgroup's
+  // heads. Returns that of the head whose statistics this thread keeps.
   __device__ float column_max(const Weights& p, float shift0, float shift1) {
 #pragma unroll
     for (int j = 0; j < kOwnEights; j++) {
@@ -106,23 +116,24 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
                  fmaxf(smem.warp_part[2][h], smem.warp_part[3][h]));
   }
 
-  // The largest logit of each head, only where the caller requests it. A row without a token gives
-  // NaN, which fmaxf passes over.
+  // The largest logit of each head, only if the caller requests it. A row without a token gives NaN
+  // (-inf + inf), which fmaxf passes over.
   __device__ __forceinline__ void track_max_logit(const Weights& log2_p, const BlockRows& block) {
     const float most = column_max(log2_p, -block.lambda0.y, -block.lambda1.y);
     const auto [head, exists] = kept_head();
     if (exists) smem.max_logit[head] = fmaxf(smem.max_logit[head], most + smem.reference[head]);
-    // warp_part is read before the next maxima are written.
+    // All have read warp_part before the next maxima are written there.
     wait_for_peer();
   }
 
-  // Rare: moves the reference of every head to the maximum of the block, and rescales row sums and
-  // output.
+  // Rare: moves the reference of every head up to the block's maximum (kTop in layout.cuh), and
+  // rescales log2 P, row sums and output.
   __device__ __forceinline__ void move_reference(int i, Weights& log2_p) {
     const float most = column_max(log2_p, 0.f, 0.f);
     const auto [head, exists] = kept_head();
     if (exists) {
-      // No logit above -inf has been seen yet.
+      // No logit above -inf has been seen yet. (During the blocks row_sum only says whether one
+      // was.)
       const bool first = smem.row_sum[head] == 0;
       const float old = smem.reference[head];
       const float top = reference_at(most) - kTop<Row>;
@@ -131,6 +142,7 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
       smem.reference[head] = moved;
       smem.factor[head] = moved - old;
       smem.rescale[head] = first ? 0.f : ex2(old - moved);
+      // A head that still has no reference sets one in the next block.
       if (most > -INFINITY) smem.row_sum[head] = 1;
       else if (first) smem.outgrown[~i & 1] = 1;
     }
@@ -167,18 +179,19 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
     }
   }
 
-  // Exponentials and row sums of this warpgroup's heads; P goes to shared memory for both.
+  // Makes P and the row sums of this warpgroup's heads, and stores P for both warpgroups.
   __device__ __forceinline__ void make_weights(int i, int kv_stage, const BlockRows& block,
                                                Weights& p) {
-    // The reference that score reads next is the new one.
+    // Let score store the next log2 P: this one has been read, and the reference is the new one.
     if (!(Staging::kOverLog2P && block.kept)) mb_arrive(&smem.log2_p_empty[i & 1]);
-    // 2^-lambda, and 0 for a row without a token: P has 2^lambda, which the row sum must not have.
+    // 2^-lambda, and 0 for a row without a token: P contains 2^lambda, which the row sum must not.
     const auto inverse = [](float2 lambda) {
       return lambda.y > -INFINITY ? __uint_as_float((254u << 23) - __float_as_uint(lambda.x)) : 0.f;
     };
     float inverse0 = inverse(block.lambda0);
     float inverse1 = inverse(block.lambda1);
     const bool exact = block.exact;
+    // Odd scales: take 2^lambda out of P.
     if (exact) {
       const float shift0 = inverse0 > 0 ? block.lambda0.y : 0;
       const float shift1 = inverse1 > 0 ? block.lambda1.y : 0;
@@ -210,12 +223,12 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
     }
   }
 
-  // Both warpgroups are done with the last block's P.
+  // Waits until both warpgroups' products have read the last block's P.
   __device__ __forceinline__ void wait_for_last_weights(int i) {
     if (i >= 1) mb_wait(&smem.p_empty, (i - 1) & 1);
   }
 
-  // P^T as fp16 or bf16, of rows with RoPE in V as both.
+  // Stores P^T as [row][head], fp16 for fp8 rows, bf16 for bf16 rows and blocks with odd scales.
   __device__ __forceinline__ void store_weights(int i, bool exact, const Weights& p) {
     const int here = thread_here();
     const int p_row = (here >> 1 & 48) + (here & 15);
@@ -246,8 +259,9 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
       }
   }
 
-  // The same from V's codes as they are stored: a step is 32 rows, half a step two tiles of 16
-  // columns a warp, which share a scale.
+  // O^T += V^T P^T of a block with e4m3 products, from V's codes as they are stored: a step is 32
+  // rows, half a step two tiles of 16 columns a warp, which share a scale. Else as
+  // multiply_values().
   __device__ __forceinline__ void multiply_codes_of_values(int i, int block_end,
                                                            const BlockRows& block,
                                                            uint32_t fp8_offset, int& kv_stage) {
@@ -269,6 +283,7 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
     load(kv_stage, 0);
     make(0);
     load(kv_stage, 1);
+    // P of both warpgroups is there, and visible to the products.
     fence_async();
     wait_for_peer();
     // The last block: statistics leave while it is multiplied.
@@ -292,7 +307,7 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
       kv_stage = next(second);
       if (step == 0) load(kv_stage, 0);
       multiply(1);
-      // The stages are free, but not before these products are issued, see multiply_values().
+      // Free both stages, but not before these products are issued, see multiply_values().
       __syncwarp();
       if (lane == 0 && !block.kept) {
         mb_arrive(&smem.stage_empty[first]);
@@ -337,7 +352,7 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
     const auto dequantize = [&](int half) {
 #pragma unroll
       for (int n = 0; n < 2; n++) {
-        // What may be RoPE's comes first: its rows arrive while the other tile's are made.
+        // The tile that may be RoPE's comes first: ldmatrix reads it while the other one is made.
         const int k = rope_tile(2 * half + 1) ? 1 - n : n;
         const int tile = 2 * half + k;
         uint32_t(&f)[4] = a[half][k];
@@ -360,6 +375,7 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
     load(0);
     dequantize(0);
     load(1);
+    // P of both warpgroups is there, and visible to the products.
     fence_async();
     wait_for_peer();
     // The last block: statistics leave while it is multiplied.
@@ -389,8 +405,8 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
       if (++kv_stage == Config::kStages) kv_stage = 0;
       if (step < 3) load(0);
       multiply(1);
-      // The stage is free, but not before these products are issued, which wait for their operands:
-      // nothing else awaits ldmatrix, an arrival would overtake it, and the next rows would lie
+      // Free the stage, but not before these products are issued. Only they wait for the ldmatrix
+      // that reads it: an earlier arrival would overtake the read, and the next rows would arrive
       // where these are still being read.
       __syncwarp();
       if (lane == 0 && !block.kept) mb_arrive(&smem.stage_empty[this_stage]);
@@ -403,7 +419,7 @@ struct Weigh : Epilogue<Row, kHeads, kWay> {
   }
 };
 
-// A token's blocks from progress.block on, then its end; `progress` moves past them.
+// Weighs a token's blocks, from progress.block on, then ends the token; `progress` moves past them.
 template <class Row, int kHeads, Way kWay>
 __device__ __forceinline__ void weigh(Smem<Row, kHeads>& smem, const Args& args, const Span& span,
                                       int warpgroup, WeighProgress<kHeads>& progress) {
@@ -430,7 +446,9 @@ __device__ __forceinline__ void weigh(Smem<Row, kHeads>& smem, const Args& args,
   int kv_stage = progress.kv_stage;
   const int block_end = progress.block + span.blocks;
   if (Staging::kUsed && progress.block > 0 && span.blocks > 0) {
-    // There is nothing to do before that.
+    // Give back the stages through which the last token's output left. The wait is for the first
+    // block, which this warpgroup needs anyway: the copies have most likely read the stages by
+    // then.
     mb_wait(&smem.log2_p_full, progress.block & 1);
     give_back(smem, kv_stage);
   }
