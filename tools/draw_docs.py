@@ -12,7 +12,7 @@ import argparse
 import pathlib
 import sys
 
-from pictures import cpu, flow, helpers, layers, memory, one_token, ranks, roles
+from pictures import barriers, cpu, flow, helpers, layers, memory, one_token, ranks, roles
 
 PICTURES = pathlib.Path(__file__).resolve().parent.parent / "docs" / "pictures"
 
@@ -20,6 +20,7 @@ PICTURES = pathlib.Path(__file__).resolve().parent.parent / "docs" / "pictures"
 DRAWINGS = {
     "flow-of-a-token.svg": one_token.flow_of_a_token,
     "decode-roles.svg": roles.decode_roles,
+    "decode-barriers.svg": barriers.decode_barriers,
     "decode-memory.svg": memory.decode_shared,
     "decode-helpers.svg": helpers.decode_helpers,
     "prefill-roles.svg": roles.wide_roles,

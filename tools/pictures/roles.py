@@ -16,7 +16,8 @@ def decode_roles():
         12,
         43,
         "Weigh and the axis are to scale, composed of time stamps of two builds (V3.2, 8 tokens "
-        "of 128 heads, H200, 2026-11-16). The other boxes are schematic.",
+        "of 128 heads, H200, 2026-11-16). The other boxes are schematic. Since then "
+        "score loads all of Q here.",
         12,
         "dim",
     )
@@ -35,7 +36,7 @@ def decode_roles():
 
     put(0, 0, 3900, "plain", "indices,", "addresses")
     put(0, 3900, 7000, "copy", "copy 0, 1")
-    put(0, 7000, 9300, "wait", "until told", dashed=True)
+    put(0, 7000, 9300, "wait", "wait for", "places", dashed=True)
     put(0, 9300, 11000, "copy", "copy 2")
     put(0, 11000, 13000, "wait", "ring full", dashed=True)
     put(0, 13000, 14900, "copy", "copy 3")
