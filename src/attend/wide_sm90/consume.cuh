@@ -1,7 +1,15 @@
 // Wide attention on Hopper: scores, softmax and weighted sums, by two warpgroups in turn.
 //
 // The tensor core's order for a pair of blocks is QK a, QK b, PV a, PV b: softmax of a runs under
-// QK b, softmax of b under PV a, the gather of the next a under PV b.
+// QK b, softmax of b under PV a, the copies of the next a under PV b. The barriers that keep it:
+//
+//   warpgroup 0                              warpgroup 1
+//   score a, arrive at scored[0]             wait for scored[0], score b, arrive at scored[1]
+//   P of a, arrive at p_full[0]
+//   wait for scored[1] if b's rows came
+//   O += P a (from registers)                wait for p_full[0], O += P a (from shared memory)
+//                                            P of b, arrive at p_full[1]
+//   wait for p_full[1], O += P b             O += P b (from registers)
 #pragma once
 
 #include "attend/wide_sm90/finish.cuh"
@@ -33,8 +41,8 @@ __device__ __forceinline__ void multiply_keys(float (&s)[32], uint32_t q, uint32
     }
 }
 
-// O += P V, 256 columns; P from registers or from its tile. A group for each 16 rows, or one where
-// no part is given back before the whole (kParts false).
+// O += P V, 256 columns; P from registers or from its tile. Products of 16 rows form a group, so
+// that these rows can be given back alone; kParts false: all form one group.
 __device__ __forceinline__ void multiply_values(float (&o)[128], const uint32_t (&p)[16],
                                                 uint32_t v) {
   const uint32_t v_desc = fresh(desc(v, kTileBytes));
@@ -55,8 +63,8 @@ __device__ __forceinline__ void multiply_values(float (&o)[128], uint32_t p, uin
   }
 }
 
-// Hands P and the references to the other warpgroup, which fences before its products read them: a
-// fence here would wait for the producer's copies.
+// Publishes P and the references for the other warpgroup. That one executes the fence between the
+// proxies before its products read P: a fence here would wait for the producer's copies.
 template <class Family>
 __device__ __forceinline__ void publish(Smem<Family>& smem, int buffer, const uint32_t (&p)[16],
                                         const TwoRows& rows) {
@@ -76,7 +84,8 @@ __device__ __forceinline__ void publish(Smem<Family>& smem, int buffer, const ui
   if (lane == 0) mb_arrive(&smem.p_full[buffer]);
 }
 
-// Follows the references of the other warpgroup's block. Nothing of this one may be in flight.
+// Takes over the references of the other warpgroup's block, and rescales this warpgroup's sums if
+// they differ. None of its products may be under way.
 template <class Family>
 __device__ __forceinline__ void follow(Smem<Family>& smem, int buffer, float (&o)[128],
                                        TwoRows& rows) {
@@ -92,14 +101,14 @@ __device__ __forceinline__ void follow(Smem<Family>& smem, int buffer, float (&o
     rows.row_sum[1] *= by1;
     // Nothing but zeros was added to O where there was no reference yet.
     const bool earlier = rows.reference[0] > -FLT_MAX || rows.reference[1] > -FLT_MAX;
-    if (reference0 != rows.reference[0]) rows.place(0, reference0);
-    if (reference1 != rows.reference[1]) rows.place(1, reference1);
+    if (reference0 != rows.reference[0]) rows.set_reference(0, reference0);
+    if (reference1 != rows.reference[1]) rows.set_reference(1, reference1);
     if (__any_sync(~0u, earlier)) rescale_output(o, by0, by1);
   }
 }
 
-// Gives a half back, 16 rows as soon as a product of multiply_values() has read them. kLater:
-// groups of products issued since.
+// Gives a half back to the producer, 16 rows as soon as the product of multiply_values() that reads
+// them is done. kLater: groups of products issued since.
 template <int kLater, class Family>
 __device__ __forceinline__ void release(Smem<Family>& smem, int buffer, int half) {
   const bool first_lane = threadIdx.x % 32 == 0;
@@ -113,11 +122,12 @@ __device__ __forceinline__ void release(Smem<Family>& smem, int buffer, int half
   if (first_lane) mb_arrive(&smem.empty[buffer][half][3]);
 }
 
-// A warpgroup's part of an item's blocks. Halves are waited for and released as described in the
-// layout. `phase`: of this warpgroup's buffer and of the other's.
-// The tensor core takes products of both warpgroups in turn, so what should be first must be alone:
-// b is scored after a, and a is weighed after b is scored (unless b's rows are late), or the
-// softmax that the others wait for begins late.
+// A warpgroup's part of an item's blocks, in the order at the head of this file. `phase`: of the
+// barriers of this warpgroup's buffer, and of the other's.
+//
+// The tensor core takes products of both warpgroups in turn, so products that should be done first
+// must be alone: b is scored after a, and a is weighed after b is scored (unless b's rows are
+// late). Otherwise the softmax that the other warpgroup waits for begins late.
 template <class Family, int kWarpgroup>
 __device__ __forceinline__ void take_blocks(Smem<Family>& smem, const Args& args, int blocks,
                                             uint32_t (&phase)[2], float (&o)[128], TwoRows& rows) {
@@ -170,7 +180,7 @@ __device__ __forceinline__ void take_blocks(Smem<Family>& smem, const Args& args
     if (__builtin_expect(__any_sync(~0u, rare || outgrown(peak, rows, unit)), 0)) {
       bool moved;
       if (__any_sync(~0u, rare || !near(peak, unit))) {
-        moved = ready_rare(s, peak, rows, unit, valid, args.scale < 0);
+        moved = prepare_rare(s, peak, rows, unit, valid, args.scale < 0);
         far = rows.far;
       } else {
         moved = move_near(peak, unit, rows);
@@ -186,6 +196,7 @@ __device__ __forceinline__ void take_blocks(Smem<Family>& smem, const Args& args
     phase[0] ^= 1;
   };
   const int own_blocks = (blocks + 1 - kWarpgroup) / 2;
+  // With an odd number of blocks the last pair has no b.
   const int pairs = (blocks + 1) / 2;
   if (own_blocks == 0 && lane == 0) mb_arrive(&smem.q_empty);
 #pragma unroll 1
@@ -208,7 +219,8 @@ __device__ __forceinline__ void take_blocks(Smem<Family>& smem, const Args& args
         follow(smem, 1, o, rows);
         wg_fence();
         multiply_values<true>(o, other_p, other_v);
-        // That is past, but no phase may go by without a wait.
+        // This phase is over, since p_full[1] came after it. But if the wait above was left out,
+        // nobody has waited for it yet, and no phase may go by without a wait.
         mb_wait(&smem.scored[1], phase[1] ^ 1);
       }
     } else {

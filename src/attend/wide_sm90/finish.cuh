@@ -39,7 +39,7 @@ __device__ __forceinline__ void write_sectors(const Args& args, const Work& work
         __stcs(reinterpret_cast<uint2*>(to[i] + c * 32),
                odd ? make_uint2(other, high) : make_uint2(low, other));
     }
-    // Stores as they come.
+    // Keeps the compiler from preparing all stores before the first.
     if (c % 2) asm volatile("" ::: "memory");
   }
 }
@@ -53,8 +53,8 @@ __device__ __forceinline__ uint4 load_16(uint32_t from) {
   return x;
 }
 
-// The same in pieces of 64 or 32 columns, whole lines of 128 bytes or halves of them, through 16
-// rows of so many columns at `stage`, which this warp alone uses.
+// Writes the same in pieces of 64 or 32 columns, whole lines of 128 bytes or halves of them. A
+// piece goes through shared memory: 16 rows of kColumns at `stage`, which this warp alone uses.
 template <int kColumns, class Halfway>
 __device__ __forceinline__ void write_pieces(const Args& args, const Work& work, float (&o)[128],
                                              const float (&factor)[2], uint32_t stage,

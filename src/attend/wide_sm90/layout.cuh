@@ -1,9 +1,13 @@
 // Wide attention on Hopper: what its parts share (shared memory, barriers, work items, arguments).
 //
-// A CTA takes one token and 64 heads. A token's rows come in blocks of 64; K lies as bf16 in shared
-// memory once, for both products. Blocks go in pairs: block a (even) into buffer 0, scored by
-// warpgroup 0; block b (odd) into buffer 1, scored by warpgroup 1. Warpgroup 0 weighs columns
+// An item of work is one token and 64 heads. A token's rows come in blocks of 64; K lies as bf16 in
+// shared memory once, for both products. Blocks go in pairs: block a (even) into buffer 0, scored
+// by warpgroup 0; block b (odd) into buffer 1, scored by warpgroup 1. Warpgroup 0 weighs columns
 // 0..255 of both, warpgroup 1 columns 256..511.
+//
+// Words: a tile is 64 rows x 64 columns. A half of a buffer is the four tiles that one warpgroup
+// weighs. The tail tile is V3.2's RoPE, which only the scores need. The reference is the number
+// that is subtracted from a row's logits.
 #pragma once
 
 #include "attend/device_params.h"
@@ -20,7 +24,7 @@ constexpr int kHeads = 64, kBlock = 64;
 // A tile of 64 rows x 64 columns as bf16, with a 128-byte swizzle.
 constexpr int kTileBytes = kBlock * 128;
 constexpr int kConsumers = 256;
-// The limits of sweep.cuh.
+// The most blocks of a list and the most positions of a cache whose rows are sorted (sweep.cuh).
 constexpr int kSweepBlocks = 32, kSweepRows = 131072;
 
 // The named barriers of a CTA. 0 is __syncthreads().
@@ -53,17 +57,17 @@ struct TilesOf {
 };
 
 // Half 0 of a buffer: tiles 0..3, which warpgroup 0 weighs; half 1: tiles 4..7, which warpgroup 1
-// weighs. P of a block for the other warpgroup lies over the tail tile where there is one. So that
-// tile goes with the half of the warpgroup that reads P there: half 1 of buffer 0, half 0 of
-// buffer 1.
+// weighs. If there is a tail tile, P of the block for the other warpgroup lies over it once the
+// block is scored. So that tile is copied, and given back, with the half of the warpgroup that
+// reads P there: half 1 of buffer 0, half 0 of buffer 1.
 __host__ __device__ constexpr bool tail_with(int buffer, int half) { return half != buffer; }
 
-// Indices of a copying warp's rows of an item, in the order of sweep.cuh.
+// The indices of a copying warp's rows of an item, in the order of sweep.cuh.
 struct Sorted {
-  // Their low halves.
+  // Their low 16 bits.
   uint16_t low[kSweepBlocks * 16];
-  // Bits 0..9: ranks before positions cross 65,536; 10..19: ranks in all; 20: upwards. -1: nothing
-  // is sorted.
+  // Bits 0..9: how many come before the index crosses 65,536, up or down; 10..19: how many there
+  // are; 20: whether the order is upwards. -1: nothing is sorted.
   int summary;
 };
 
@@ -74,18 +78,18 @@ struct alignas(1024) Smem {
   uint8_t k[2][Tiles::kTiles][kTileBytes];
   // See p_tile().
   uint8_t p[Tiles::kTail ? 1 : 2][Tiles::kTail ? 16 : kTileBytes];
-  // A bit for each row of the buffer's block: it takes part.
+  // A bit for each row of the buffer's block: it has a token.
   uint2 valid[2];
   // The reference of a buffer's block, in log2 units.
   float reference[2][kHeads];
-  // Of each copying warp: the item at hand and the next. Where nothing is sorted, V3.2's consumers
-  // put pieces of the output here.
+  // For each copying warp: the item at hand and the next. In kernels that do not sort, V3.2's
+  // consumers store pieces of the output through this memory.
   Sorted sorted[4][2];
   // [item parity][warpgroup][head]
   float row_sum[2][2][kHeads];
   float max_logit[2][2][kHeads];
-  // The mbarriers; barrier_table() has their arrivals. [buffer][half], [buffer][half][16 rows] and
-  // [buffer].
+  // The mbarriers; BarrierTable has their arrivals. Indices: [buffer][half],
+  // [buffer][half][16 rows], [buffer].
   uint64_t full[2][2];
   uint64_t empty[2][2][4];
   uint64_t p_full[2];
@@ -96,7 +100,7 @@ struct alignas(1024) Smem {
   int blocks;
 };
 
-// Which barriers a row of the table means: all of a field, or those of one half.
+// Which barriers a row of the table stands for: all of a field, or those of one half.
 enum class Barrier { kFull0, kFull1, kEmpty, kPFull, kScored, kQFull, kQEmpty };
 struct BarrierGroup {
   Barrier barrier;
@@ -141,14 +145,17 @@ __device__ __forceinline__ uint8_t* p_tile(Smem<Family>& smem, int buffer) {
   else return smem.p[buffer];
 }
 
-// What a producer is (Rows<Record> in rows_bf16.cuh): Family; kSorts, whether it uses Smem::sorted;
-// kThreads (128 or 256) and kRegisters of its warpgroups; arrivals(half) on a `full` barrier;
-// touch(args), see there; produce(smem, args), run by all its threads (thread = threadIdx.x -
-// kConsumers). It meets the consumers at kInitialized before it uses an mbarrier. For every item it
-// waits for q_empty, calls copy_queries() and says how many blocks there are. Then for every block
-// and half it waits for `empty` of the rows at hand (phases start at 1: the first wait passes; a
-// tail tile goes with the last rows), writes rows (invalid ones as zeros, without reading), and
-// arrives on `full`. Rows that are stored, not copied asynchronously, need fence_async() before.
+// What the kernel asks of a producer of rows, such as Rows<Record> in rows_bf16.cuh: Family;
+// kSorts, whether it uses Smem::sorted; kThreads (128 or 256) and kRegisters of its warpgroups;
+// arrivals(half) on a `full` barrier; touch(args), see there; produce(smem, args), which all its
+// threads run (thread = threadIdx.x - kConsumers):
+// 1. It meets the consumers at kInitialized before it uses an mbarrier.
+// 2. For every item it waits for q_empty, calls copy_queries() and stores how many blocks there
+//    are.
+// 3. For every block and half it waits for `empty` of the rows at hand (phases start at 1: the
+//    first wait passes; the tail tile is free with the last rows of its half), writes rows (invalid
+//    ones as zeros, without reading), and arrives on `full`. Rows that are stored, not copied
+//    asynchronously, need fence_async() before.
 
 struct Args : DeviceParams {
   // tokens * groups, of 64 heads each: 1 or 2 groups.

@@ -14,8 +14,9 @@ using FamilyOf = std::conditional_t<std::is_base_of_v<V32, Record>, V32, V4>;
 // What an invalid entry's copy reads.
 static __device__ uint4 zeros[kMaxKeyDim / 8];
 
-// Addresses of the 16 rows that a warp copies of each block, fetched ahead: a lane finds one row of
-// this block or of the next, and takes the addresses it copies from others.
+// The addresses of the 16 rows that a warp copies of each block, two blocks at a time and ahead: a
+// lane finds one row of this block or of the next, and gets the addresses that it copies from other
+// lanes.
 template <class Record, bool kSwept>
 class Addresses {
  public:
@@ -93,12 +94,15 @@ class Addresses {
   const std::byte* row_ = nullptr;
 };
 
-// V3.2's rows are 4.5 times 256 bytes: asking for 256 at both ends would bring 128 of a neighbour.
-// Each tile but the first and the last has its other half in the row, wherever the row begins.
+// The producer of rows that are bf16 in the cache (layout.cuh says what a producer does). It copies
+// by 16-byte cp.async, four rows of a tile an instruction: each of four warps copies 16 rows of
+// each block and a part of Q. The copy of a half starts as soon as it is free, with addresses at
+// hand. kSwept: rows in the order of sweep.cuh.
 //
-// 16-byte asynchronous copies, four rows of a tile an instruction: four warps copy 16 rows of each
-// block and a part of Q. The copy of a half starts as soon as it is free, with addresses at hand.
-// kSwept: rows in the order of sweep.cuh.
+// Memory brings 256 bytes to the L2 at once if the copy asks for it (copy_16<true>). V3.2's rows
+// are 4.5 times 256 bytes: asked for at both ends, that would bring 128 bytes of a neighbour. All
+// tiles but the first and the last have the other half of their 256 bytes in the row, wherever the
+// row begins.
 template <class Record, bool kSwept = false>
 requires(!Record::kQuantized) struct Rows {
   using Family = FamilyOf<Record>;
@@ -122,7 +126,7 @@ requires(!Record::kQuantized) struct Rows {
     const int lane = thread & 31;
     constexpr int kTailOffset = Tiles::kValueTiles * kTileBytes;
     Addresses<Record, kSwept> rows(smem, args, warp);
-    // A bit for each buffer.
+    // The phases of `empty` to wait for, a bit for each buffer.
     uint32_t phase = 3;
     uint32_t q_phase = 1;
     // Rows 4 k + lane / 8: chunk_offset() has two forms, for even and odd k.
@@ -145,9 +149,9 @@ requires(!Record::kQuantized) struct Rows {
         const int buffer = i & 1;
         if (i < blocks) {
           rows.next(i);
-          // All CTAs begin at once, and memory serves all that is requested at about the same time.
-          // So the second block is requested when Q is there: the first is scored earlier, and
-          // makes room for the third while the second arrives.
+          // All CTAs begin at once, and memory serves what is requested at the same time together.
+          // So a CTA's second block is requested when its first Q is there: the first block is then
+          // scored earlier, and makes room for the third while the second arrives.
           if (i == 1 && item == blockIdx.x) mb_wait(&smem.q_full, 0);
           const uint32_t base = s32(smem.k[buffer]);
 #pragma unroll

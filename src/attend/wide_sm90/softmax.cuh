@@ -11,12 +11,14 @@
 
 namespace winnow::internal::attend::wide_sm90 {
 
+// How far a logit may exceed its row's reference before the reference moves.
 constexpr float kLag = 8.f;
-// 2^24, see place().
+// 2^24. References beyond it are far: see TwoRows::set_reference().
 constexpr float kFar = 16777216.f;
 
-// From products to logits. A scale of 0 keeps masked scores at -inf. Negative ones: see
-// ready_rare().
+// What products are multiplied by to become logits in log2 units. It is not 0 even for a scale of
+// 0, since 0 times a masked score of -inf would be NaN. A negative scale's sign is applied to the
+// scores: prepare_rare().
 __device__ __forceinline__ float logit_unit(const Args& args) {
   return fmaxf(fabsf(args.scale) * kLog2e, FLT_MIN);
 }
@@ -30,20 +32,21 @@ struct TwoRows {
   float row_max[2] = {-INFINITY, -INFINITY};
   // What the sums before the block at hand are multiplied by.
   float rescale[2];
-  // See place().
+  // Whether a reference is far.
   bool far = false;
 
-  // A new reference. Beyond 2^24 a logit's rounding is no longer small against kLag, and the
+  // Sets a reference. Beyond 2^24 a logit's rounding is no longer small against kLag, and the
   // exponent must be the difference of two rounded logits; below, one fused operation is exact
   // enough.
-  __device__ void place(int i, float logit) {
+  __device__ void set_reference(int i, float logit) {
     reference[i] = logit;
     far = far || fabsf(logit) > kFar;
   }
 };
 
-// Moves the reference of rows whose logits outgrew it. `peak`: this thread's maxima. +inf weighs 1
-// and what is finite nothing: the reference becomes unit 2^n, far above, and the score 2^n.
+// Moves the reference of rows whose logits outgrew it. `peak`: this thread's maxima. In a row with
+// +inf that weighs 1 and finite logits nothing: the infinite scores become 2^n and the reference
+// unit * 2^n, far above the others.
 __device__ __forceinline__ void move_reference(float (&s)[32], const float (&peak)[2], float unit,
                                                TwoRows& rows) {
   const int bits = __float_as_int(unit);
@@ -59,7 +62,7 @@ __device__ __forceinline__ void move_reference(float (&s)[32], const float (&pea
     if (logit > rows.reference[i] + kLag) {
       rows.rescale[i] = ex2(rows.reference[i] - logit);
       rows.row_sum[i] *= rows.rescale[i];
-      rows.place(i, logit);
+      rows.set_reference(i, logit);
     }
     if (infinite)
 #pragma unroll
@@ -105,13 +108,13 @@ __device__ __forceinline__ bool outgrown(const float (&peak)[2], const TwoRows& 
   return peak[0] * unit > rows.reference[0] + kLag || peak[1] * unit > rows.reference[1] + kLag;
 }
 
-// A thread's maxima are so near zero that references made of them are not far (TwoRows::place()).
+// Whether a thread's maxima are so near zero that references made of them are not far.
 __device__ __forceinline__ bool near(const float (&peak)[2], float unit) {
   return fabsf(peak[0] * unit) <= kFar && fabsf(peak[1] * unit) <= kFar;
 }
 
-// Moves the reference of rows whose logits outgrew it, where all maxima are near, as in most rows'
-// first block. True where sums before this block are to be rescaled.
+// The same as move_reference(), where all maxima are near() and finite, as in most rows' first
+// block. True where sums before this block are to be rescaled.
 __device__ __forceinline__ bool move_near(const float (&peak)[2], float unit, TwoRows& rows) {
   bool earlier = false;
 #pragma unroll
@@ -128,11 +131,10 @@ __device__ __forceinline__ bool move_near(const float (&peak)[2], float unit, Tw
   return __any_sync(~0u, earlier);
 }
 
-// Readies scores for exponentials() where more is out of the ordinary: rows that take no part, a
-// negative scale, logits that are infinite or far from zero. True where this warp moved a
-// reference.
-__device__ __forceinline__ bool ready_rare(float (&s)[32], float (&peak)[2], TwoRows& rows,
-                                           float unit, uint2 valid, bool negative) {
+// Prepares scores for exponentials() in the rare cases: rows without a token, a negative scale,
+// logits that are infinite or far from zero. True where this warp moved a reference.
+__device__ __forceinline__ bool prepare_rare(float (&s)[32], float (&peak)[2], TwoRows& rows,
+                                             float unit, uint2 valid, bool negative) {
   const int quad = threadIdx.x & 3;
   if (negative)
 #pragma unroll

@@ -1,5 +1,13 @@
-// Sparse attention on Hopper with heads on M: the kernel and its launch. layout.cuh has the plan,
-// docs/prefill-sm90.md budgets and measurements.
+// Sparse attention on Hopper for many tokens: O = softmax(Q K^T) V over bf16 rows, with heads on M.
+// A CTA takes items, a token and 64 heads each, one after the other. Who does what:
+// - the last warpgroup copies Q and rows into shared memory, where K lies as bf16 once, for both
+//   products (rows_bf16.cuh, sweep.cuh);
+// - warpgroups 0 and 1 take blocks of 64 rows in pairs: 0 scores block a and 1 block b, each
+//   makes P of its own block (softmax.cuh) and weighs 256 columns of both blocks (consume.cuh,
+//   finish.cuh).
+// Budget for 64 rows and 64 heads of V3.2: 2,176 cycles of the tensor core, 2,370 of shared memory,
+// about 1,450 of the L2; 2,650 are reached. layout.cuh has shared memory and barriers,
+// docs/prefill-sm90.md drawings and measurements.
 #pragma once
 
 #include "attend/wide_sm90/consume.cuh"
@@ -14,8 +22,8 @@ template <class Rows>
 constexpr int kConsumerRegisters =
     (Rows::kThreads == 128 ? 504 - Rows::kRegisters : 512 - 2 * Rows::kRegisters) / 2 & ~7;
 
-// Initialises the mbarriers, as the table says, by the first lanes of the consumers' warps in turn:
-// one takes about 70 cycles.
+// Initialises the mbarriers as BarrierTable says. One takes about 70 cycles, so the first lanes of
+// all consumer warps share them.
 template <class Rows, class Memory>
 __device__ __forceinline__ void initialize(Memory& smem) {
   using Table = BarrierTable<Rows>;
@@ -42,13 +50,14 @@ __device__ __forceinline__ void initialize(Memory& smem) {
   fence_barrier_init();
 }
 
-// Reads arguments by a warp that waits anyway: when a launch begins they are in no cache, and
-// whoever needs them first waits 400 to 1,000 cycles for 64 bytes. The reads are prefetches from
-// addresses made of them, since the compiler leaves out a load whose result is not used.
+// Brings arguments into the caches, by a warp that waits anyway: when a launch begins they are in
+// none, and whoever needs them first waits 400 to 1,000 cycles for 64 bytes. Each read is a
+// prefetch from an address that is made of the argument, since the compiler leaves out a load whose
+// result is not used.
 template <class Rows>
 __device__ __forceinline__ void touch(const Args& args) {
   Rows::touch(args);
-  // For an item's end: the sinks, where the output goes.
+  // What an item's end needs: the sinks, and where the output goes.
   const int head = 4 * threadIdx.x;
   if (args.sink && head < args.heads) prefetch_l2(args.sink + head);
   prefetch_l2(args.out + args.out_token_stride * (args.tokens - 1));
