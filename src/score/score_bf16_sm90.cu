@@ -91,7 +91,6 @@ void bf16_sm90(const Params& p) noexcept {
                   static_cast<unsigned>(std::min(p.tokens, kMostRows)));
   score_keys<<<grid, kThreads, 0, cuda::stream_of(p.device)>>>(p);
   cuda::keep_error(cudaGetLastError());
-  cuda::keep_error(cudaGetLastError());
 }
 
 }  // namespace winnow::internal::score

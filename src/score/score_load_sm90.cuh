@@ -1,5 +1,5 @@
-// How score's keys and queries get into shared memory on Hopper: the block's layout, the copies of
-// a tile of keys, and what a block asks for before it knows its range.
+// How score's keys and queries get into shared memory on Hopper: the block's sizes (Config) and
+// shared memory, the copies of a tile of keys, and what a block requests before it knows its range.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -33,14 +33,15 @@ struct Config {
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 56;
   static constexpr int kTile = kTileKeys;
   static constexpr int kStages = kN == 64 ? 6 : kN == 128 ? 15 : kRounds > 1 ? 12 : 20;
-  // A dry turn over the code of a tile: of more columns it lasts longer than the keys take.
+  // Whether a warpgroup makes a dry run of a tile's code (consume()). With more columns that lasts
+  // longer than the keys take.
   static constexpr bool kDry = kN == 64;
   static constexpr int kReaders = 4 * (kRounds > 1 ? kConsumers : 1);  // warps that read a tile
   static_assert(kN == 64 || kN == 128 || kN == 192 || kN == 256);
   static_assert(kTokens <= 32 && kConsumers <= 3);
-  // A stage is always the same warpgroup's: to one that has not seen the stage's tile before, a
-  // barrier which still waits for that tile looks like one that has the next. Copies do pass each
-  // other, by seven tiles and more.
+  // A stage always belongs to the same warpgroup. Otherwise a warpgroup that has not waited for the
+  // stage's last tile could take a barrier that still waits for that tile for one that has the
+  // next: the parity is the same. Copies do overtake each other, by seven tiles and more.
   static_assert(kRounds > 1 || kStages % kConsumers == 0);
 };
 
@@ -54,9 +55,11 @@ struct SharedMemory {
   alignas(1024) uint32_t q[C::kRounds][C::kN * 32];  // [n][128 B], 16-byte chunks xor n % 8
   alignas(128) Stage ring[C::kStages];
   float weights[C::kRounds][C::kN];
+  // Mbarriers. full: one arrival and the bytes of a tile, by the producer; the consumers wait.
+  // empty: kReaders warps have read the tile; the producer waits.
   uint64_t full[C::kStages], empty[C::kStages];
   int32_t begins[C::kTokens], ends[C::kTokens], requests[C::kTokens];
-  float* rows[C::kTokens];  // of logits: where key 0 would stand
+  float* rows[C::kTokens];  // of each token's logits: where that of key 0 would lie
 };
 
 // Four bytes of any alignment.
@@ -102,18 +105,19 @@ __device__ __forceinline__ int step_of(const Params& p) {
   return C::kTokens > 2 ? p.guess.step : C::kTokens;
 }
 
-// The page of key `first` if the block's request is the one that the order of tokens suggests.
-struct Ahead {
-  int32_t request = -1, page = -1, offset = 0;  // -1: no guess; no such page
+// The page of key `first` if the block's request is the one that the order of tokens suggests: a
+// read that need not wait for the token's request. -1: no guess; no such page.
+struct GuessedPage {
+  int32_t request = -1, page = -1, offset = 0;
   __device__ __forceinline__ Run run(const Params& p) const {
     return run_in(p, page, offset, kTileKeys);
   }
 };
-__device__ __forceinline__ Ahead look_ahead(const Params& p, int64_t block, uint32_t first) {
+__device__ __forceinline__ GuessedPage guess_page(const Params& p, int64_t block, uint32_t first) {
   const int64_t request = (block >> max(p.guess.request_shift, 0)) + p.guess.first_request;
   const uint32_t page = first >> p.guess.page_shift;
   const bool guess = p.guess.request_shift >= 0 && request < p.table_rows;
-  Ahead a;
+  GuessedPage a;
   a.offset = static_cast<int32_t>(first - (page << p.guess.page_shift));
   if (guess) a.request = static_cast<int32_t>(request);
   if (guess && page < p.table_width)
@@ -135,25 +139,26 @@ __device__ __forceinline__ void init_barriers(SharedMemory<C>& sm) {
   __syncwarp();
 }
 
-// Brings in the first tiles of a block that has one token, as many as the ring holds, before the
-// block has met: the token's range and request and the pages are asked for together. Returns how
-// many. The producer warp.
+// Requests the first tiles of a block that has one token, as many as the ring holds, before the
+// block's first __syncthreads(). The guess has proved right. Returns how many. By the producer
+// warp.
 template <class C>
-__device__ __forceinline__ int begin_early(const Params& p, const Ahead& ahead, const Range& range,
-                                           SharedMemory<C>& sm, Keys chunk) {
+__device__ __forceinline__ int begin_early(const Params& p, const GuessedPage& guess,
+                                           const Range& range, SharedMemory<C>& sm, Keys chunk) {
   const int32_t from = max(static_cast<int32_t>(range.first), chunk.first);
   const int32_t to = min(static_cast<int32_t>(range.last), chunk.last);
   if (from - chunk.first >= C::kTile || from >= to || !p.guess.bulk) return 0;
   const int tiles = min(C::kStages, ceil_div(to - chunk.first, C::kTile));
-  const Run run = ahead.run(p);
+  const Run run = guess.run(p);
   for (int i = 0; i < tiles; ++i)
     if (threadIdx.x % 32 == i) produce_by_copy(run, sm.ring[i], &sm.full[i]);
   __syncwarp();
   return tiles;
 }
 
-// Queries on their way into shared memory: 16 bytes a consumer thread and step, a batch of them
-// asked for before the first is used; a head's weight goes with its first 16.
+// Queries on their way into shared memory through registers: 16 bytes a consumer thread and step. A
+// batch of steps is requested before the first is used. A head's weight goes with its first 16
+// bytes.
 template <class C>
 struct Queries {
   static constexpr int kWorkers = 128 * C::kConsumers, kParts = C::kTokens * C::kHeads * 8;
@@ -202,8 +207,8 @@ struct Queries {
   }
 };
 
-// Asks for the queries and weights, which the block reads once its ranges are known. (Of a single
-// token it gains nothing.)
+// Prefetches the queries and weights, which the block reads once its ranges are known. (With a
+// single token that gains nothing.)
 template <class C>
 __device__ __forceinline__ void prefetch(const Params& p, int64_t token0) {
   const int tokens = static_cast<int>(min(static_cast<int64_t>(step_of<C>(p)), p.tokens - token0));

@@ -1,11 +1,12 @@
 // score on Hopper: index keys are the A operand, the heads of a few query tokens the B operand.
 //
-// Who does what: one producer warp fills a ring of tiles of 64 keys with bulk copies (one per page
-// that the tile touches; plain loads where pages are not aligned for the copy engine). Consumer
-// warpgroups take tiles in turn, or, when tokens are many, every tile with tokens of their own: a
-// quad of lanes reads a key's 128 bytes into A fragments and frees the stage, four wgmma m64nNk32
-// give 64 keys x N heads, then ReLU, weight and the sum over heads happen in the accumulators while
-// another warpgroup multiplies. A lane's weights stay in its registers.
+// Who does what: one producer warp fills a ring of tiles of 64 keys by bulk copies, one for the
+// keys and one for their scales; where tiles do not lie whole and aligned in pages, by plain loads.
+// Consumer warpgroups take tiles in turn, or, when tokens are many, every tile with tokens of their
+// own: a quad of lanes reads a key's 128 bytes into A fragments and frees the stage, four wgmma
+// m64nNk32 give 64 keys x N heads, then ReLU, weight and the sum over heads happen in the
+// accumulators while another warpgroup multiplies. A lane's weights stay in its registers. A warp
+// beside the producer looks up the ranges and requests of the block's tokens, then ends.
 //
 // Budget per tile of 64 keys and SM: 8,448 B, 630 cycles at 3.5 TB/s. N = 64: 128 cycles of tensor
 // core, so decode is bound by memory and wants bytes in flight, but not more than two blocks of 6
@@ -32,13 +33,14 @@ enum NamedBarrier : int {
   kQueriesStored = 1,
 };
 
-// A pass: the tokens of one request among the block's, and the tiles they need together.
+// A pass over the keys of one request: the block's tokens of that request, and the keys that they
+// need together.
 struct Pass {
-  uint32_t members;
-  int32_t request, from, to;  // keys, `from` at a tile's start
+  uint32_t members;           // a bit for each token
+  int32_t request, from, to;  // keys [from, to), `from` at a tile's start
 };
 
-// Takes the next pass out of `left` (a bit per token that still wants keys).
+// Takes the next pass out of `left`, which has a bit for each token that still needs keys.
 template <class C>
 __device__ Pass next_pass(const SharedMemory<C>& sm, uint32_t& left, Keys chunk) {
   Pass pass{0, sm.requests[__ffs(left) - 1], chunk.last, chunk.first};
@@ -117,14 +119,15 @@ __device__ __forceinline__ void add_heads(float (&totals)[2 * C::kGroup],
   }
 }
 
-// Gives the neighbour at distance `d` what it keeps of a pair and adds what it gives.
+// A lane and the one at distance `d` exchange one value each of their pairs and add what they get
+// to the value that they keep.
 __device__ __forceinline__ float trade(float low, float high, bool keep_high, int d) {
   return (keep_high ? high : low) + __shfl_xor_sync(~0u, keep_high ? low : high, d);
 }
 
-// Adds the totals over the quad, each sum in one lane c: (0 + 1) + (2 + 3). With four tokens or
-// more the lane has tokens c, c + 4, ..., both rows each, and with three lane 3 has none; with two,
-// token c % 2 and row c / 2; with one, row c % 2.
+// Adds the totals over the quad, always as (0 + 1) + (2 + 3); each sum ends in one lane c. With
+// four tokens or more that lane has tokens c, c + 4, ..., both rows each; with three tokens lane 3
+// has none; with two it has token c % 2 and row c / 2; with one, row c % 2.
 template <int kGroup>
 __device__ __forceinline__ void add_quad(float (&totals)[2 * kGroup], int c) {
   const bool odd = c & 1, upper = c & 2;
@@ -162,9 +165,9 @@ __device__ __forceinline__ void put(const Slot& slot, int32_t j, float value, fl
                  : "memory");
 }
 
-// What the producer warp knows and has begun before the block meets.
-struct Early {
-  Ahead ahead;
+// What the producer warp knows and has begun before the block's first __syncthreads().
+struct EarlyStart {
+  GuessedPage guess;
   int tiles = 0;  // of the first pass, in the ring or on their way there
 };
 
@@ -172,10 +175,10 @@ struct Early {
 // each issues its own.
 template <class C>
 __device__ __forceinline__ void produce(const Params& p, SharedMemory<C>& sm, Keys chunk,
-                                        uint32_t wanted, const Early& early) {
+                                        uint32_t wanted, const EarlyStart& early) {
   const int lane = threadIdx.x % 32;
   const bool bulk = p.guess.bulk;
-  // Of contiguous keys: no copy goes past them.
+  // Contiguous keys end there, and no copy may go past them.
   const int64_t rows = p.requests ? INT64_MAX : p.ranges.limit;
   int begun = early.tiles;
   int stage = 0;
@@ -186,7 +189,7 @@ __device__ __forceinline__ void produce(const Params& p, SharedMemory<C>& sm, Ke
       const int32_t mine = base + lane * C::kTile;
       Run run;
       if (bulk && mine < pass.to) {
-        if (base == chunk.first && pass.request == early.ahead.request) run = early.ahead.run(p);
+        if (base == chunk.first && pass.request == early.guess.request) run = early.guess.run(p);
         else run = run_of(p, pass.request, mine, C::kTile);
       }
       const int tiles = min(32, ceil_div(pass.to - base, C::kTile));
@@ -229,10 +232,10 @@ __device__ __forceinline__ void store_queries(const Params& p, SharedMemory<C>& 
   asm volatile("bar.sync %0,%1;" ::"n"(int{kQueriesStored}), "n"(128 * C::kConsumers) : "memory");
 }
 
-// A consumer warpgroup: tiles in turn, or all of them. Before its first a warpgroup of the turn may
-// take one that is not there, the queries instead of keys, and store nothing: that fetches the code
-// while the keys are on their way (180 instructions for one token, about 14 cycles each the first
-// time).
+// A consumer warpgroup: takes tiles in turn with the others, or all of them. Before its first tile
+// it may make a dry run: the code of a tile with the queries in place of keys, which stores
+// nothing. That fetches the code while the keys are on their way (180 instructions for one token,
+// about 14 cycles each the first time).
 template <class C>
 __device__ __forceinline__ void consume(SharedMemory<C>& sm, int warp, Keys chunk,
                                         uint32_t wanted) {
@@ -250,9 +253,9 @@ __device__ __forceinline__ void consume(SharedMemory<C>& sm, int warp, Keys chun
     weights[2 * b] = two.x;
     weights[2 * b + 1] = two.y;
   }
-  cuda::wait_for_previous();  // it may still read the logits
+  cuda::wait_for_previous();  // the kernel before may still read the logits
   constexpr int kTurn = C::kRounds == 1 ? C::kConsumers : 1;
-  int n = 0;  // tiles so far
+  int n = 0;  // the number of a tile among all of the block's; negative: a dry run
   for (uint32_t left = wanted; left;) {
     const Pass pass = next_pass(sm, left, chunk);
     constexpr int kMine = C::kGroup >= 4 ? C::kGroup / 4 : 1;  // tokens whose sums this lane gets
@@ -316,24 +319,24 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   cuda::let_next_start();
   if constexpr (C::kRounds > 1) prefetch<C>(p, token0);
 
-  // All that the block needs before its keys is asked for at once, each by warps of its own: the
-  // tokens' ranges and requests, the pages that a guess at the request gives, the queries. One
-  // after the other they would take 0.7 to 1 us each out of a cold L2.
+  // Request all that the block needs before its keys at once, each by warps of its own: the tokens'
+  // ranges and requests, the pages that a guess at the request gives, the queries. One after the
+  // other they would take 0.7 to 1 us each out of a cold L2.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
   const int lane = threadIdx.x % 32;
   Queries<C> queries;
-  Early early;
+  EarlyStart early;
   if (warp < 4 * C::kConsumers) {
     if constexpr (C::kRounds == 1) queries.load(p, token0, 0);
   } else if (warp == 4 * C::kConsumers) {
-    early.ahead = look_ahead(p, index, static_cast<uint32_t>(chunk0) + lane * C::kTile);
+    early.guess = guess_page(p, index, static_cast<uint32_t>(chunk0) + lane * C::kTile);
     if constexpr (C::kTokens == 1) {
       cuda::Asked request(0);
       if (p.requests) request = cuda::Asked(p.requests + token0 * p.request_stride);
       cuda::AskedRange range(p.ranges, token0);
       init_barriers(sm);  // while they are on their way
-      if (request.get() == early.ahead.request)
-        early.tiles = begin_early<C>(p, early.ahead, range.get(p.ranges), sm, {chunk0, chunk1});
+      if (request.get() == early.guess.request)
+        early.tiles = begin_early<C>(p, early.guess, range.get(p.ranges), sm, {chunk0, chunk1});
     } else {
       init_barriers(sm);
     }
@@ -351,11 +354,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     sm.rows[lane] = p.logits + t * p.logit_stride - (p.from_start ? r.first : 0);
   }
   __syncthreads();
-  // The tokens that want keys of the chunk, a bit each.
+  // Find the tokens that need keys of the chunk, a bit each.
   uint32_t wanted = 0;
   for (int u = 0; u < C::kTokens; ++u)
     if (sm.begins[u] < sm.ends[u]) wanted |= 1u << u;
-  // Logits of the chunk outside a token's range.
+  // Clear the logits of the chunk outside each token's range.
   if (p.clean)
     for (int u = 0; u < step_of<C>(p) && token0 + u < p.tokens; ++u)
       for (int32_t j = chunk0 + threadIdx.x; j < chunk1; j += C::kThreads)
@@ -363,6 +366,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
           p.logits[(token0 + u) * p.logit_stride + j] = -INFINITY;
   if (!wanted) return cuda::wait_for_previous();
 
+  // Split into the producer warp and the consumers; the other warps of the producer's warpgroup
+  // end.
   if (warp >= 4 * C::kConsumers) {
     if constexpr (C::kBlocks == 1) cuda::give_registers<C::kProducerRegisters>();
     if (warp > 4 * C::kConsumers) return;
