@@ -280,9 +280,9 @@ __device__ __forceinline__ void make_exchanged_weights(Smem<Row, kHeads>& smem, 
   meet<kSplitsMerging, Config::kMathThreads>();
 }
 
-// The weigh warpgroups add up this CTA's units in the order of the splits, a thread kWords words of
-// each part. All parts that fit its registers are requested at once: 16 of one unit, or eight of
-// two.
+// The weigh warpgroups add up this CTA's units in the order of the splits. A thread has kWords
+// words of a unit's part from each split. All parts that fit its registers are requested at once:
+// 16 of one unit, or eight of each of two units where there are at most eight splits.
 template <class Row, int kHeads, int kWords>
 __device__ __forceinline__ void add_units(Smem<Row, kHeads>& smem, const Args& args,
                                           const Span& span, int count) {
@@ -294,6 +294,7 @@ __device__ __forceinline__ void add_units(Smem<Row, kHeads>& smem, const Args& a
   const int half = thread % kThreads * (kWords / 2);
   const int splits = args.splits;
   const int split = split_here(args);
+  // Whether two units are taken at once.
   const bool two = splits <= 8;
   bool weights_there = false;
 #pragma unroll 1
@@ -307,8 +308,11 @@ __device__ __forceinline__ void add_units(Smem<Row, kHeads>& smem, const Args& a
     a += first * splits * 128;
     // So that the addresses of parts differ by constants.
     asm volatile("" : "+l"(a), "+l"(b));
+    // How many parts `a` and `b` have. None: the thread only meets the others below.
     const int in_a = k < count ? splits : 0;
     const int in_b = !two ? in_a - 8 : k + kUnits < count ? splits : 0;
+    // Mark what is awaited as empty, then poll until no sentinel remains. A part is stored as a
+    // whole, so its first word stands for all.
     uint32_t part[16][kWords] = {};
 #pragma unroll
     for (int s = 0; s < 8; s++) {
@@ -326,9 +330,11 @@ __device__ __forceinline__ void add_units(Smem<Row, kHeads>& smem, const Args& a
       for (int s = 0; s < 16; s++) again |= part[s][0] == kSentinel;
       again = __any_sync(~0u, again);
     }
+    // Meet the score warpgroups once: the weights of the splits are in shared memory.
     if (!weights_there) meet<kSplitsMerging, ConfigOf<Row, kHeads>::kMathThreads>();
     weights_there = true;
-    // Eight parts, then the other eight, which move up in the registers: their code is there once.
+    // Add eight parts, then the other eight, which move up in the registers: so both take the same
+    // code.
     float sum[kWords / 2][4] = {};
     int unit = first;
     int parts = in_a;
