@@ -1,6 +1,6 @@
-// Loads that are requested at one place and used at another. What is computed from a plain load
-// the compiler puts where it likes, before the next load too: a block that has just started then
-// waits for one out of a cold L2 after the other, 0.5 us each.
+// Loads that are issued at one place and used at another. The compiler is free to move what uses a
+// plain load up to it, before the next load: a block that has just started then waits for one load
+// out of a cold L2 after the other, 0.5 us each.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,18 +11,19 @@
 
 namespace winnow::internal::cuda {
 
-// After the loads before it and before those after it.
+// Loads here: after the loads above and before those below.
 __device__ __forceinline__ int32_t load_here(const int32_t* from) {
   int32_t x;
   asm volatile("ld.global.b32 %0,[%1];" : "=r"(x) : "l"(from) : "memory");
   return x;
 }
 
+// A load that is issued here and waited for in get().
 class Asked {
  public:
   __device__ __forceinline__ explicit Asked(int32_t x) : x_(x) {}
   __device__ __forceinline__ explicit Asked(const int32_t* from) : x_(load_here(from)) {}
-  // Here, and not before.
+  // Its value, which the compiler uses from here on and not before.
   __device__ __forceinline__ int32_t get() {
     asm volatile("" : "+r"(x_)::"memory");
     return x_;

@@ -3,7 +3,7 @@
 // its angles, with the rows beside them, and of instructions that nothing hides. So blocks are
 // small, a thread has 16 B of a head (index heads: two of them), token and head are found without a
 // division, and all that the kernel knows lies in two or three cache lines of its parameters. No
-// thread leaves early: the compiler would move the loads behind that.
+// thread returns early: the compiler would move the loads after that.
 #pragma once
 
 #include <cuda_runtime.h>

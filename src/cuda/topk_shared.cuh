@@ -28,10 +28,10 @@ constexpr uint32_t kPieces = kEven / 8;  // of 16 bytes, that a block's counts a
 static_assert(kPieces * kMaxBlocks == kThreads);
 
 struct alignas(16) SharedRowMemory {
-  uint64_t counted, listed;         // mbarriers: all counts are here; all entries are here
+  uint64_t counted, listed;         // mbarriers: all blocks' counts have come; all entries have
   uint2 rank[kRanked];              // key and column of the entries of the middle bin
   uint16_t all[kMaxBlocks][kEven];  // counts of every block; zero where there is none
-  uint32_t none[4];                 // what lies below the bins; zero at first, as all that follows
+  uint32_t none[4];                 // counts below the bins; zero at first, as all that follows
   uint32_t own[kEven];              // counts of this block
   Scan scan;
   uint2 range[kWarps];     // of each warp's sample: keys, the complement of the least
@@ -64,9 +64,10 @@ struct EvenBins {
   __device__ bool good() const { return scale > 0 && scale < INFINITY && isfinite(offset); }
 };
 
-// A thread's place of the sample. Where more than 1/20 is wanted, quads of neighbours: a warp asks
-// for 8 lines and not for 32, which take a cycle or two each, the row's loads after them. Were all
-// neighbours alike, no quad would exceed the K-th once in 700 rows.
+// A thread's place of the sample. If more than 1/20 of the row is wanted, quads of neighbours are
+// taken: a warp then requests 8 lines and not 32, each of which delays the row's loads by a cycle
+// or two. Even if all neighbours were alike, only one of 700 rows would have no quad above its
+// K-th.
 __device__ __forceinline__ const float* sample_place(const Row& row, uint32_t wanted) {
   if (wanted <= (row.last - row.first) / 20) return sampled(row, threadIdx.x, 9);
   const auto column = static_cast<uint32_t>(sampled(row, threadIdx.x / 4, 7) - row.origin);
