@@ -135,8 +135,8 @@ __global__ void __launch_bounds__(kPlainWarps * 32) plain(const __grid_constant_
   if (stored || p.latent != nullptr) finish(call, floats, token, stored, slot, lane);
 }
 
-// What V4.1's layers of ratio 1 ask for: rows of floats, RMS with weights, RoPE over pairs in place
-// last, V4's records in pages of a power of two; all of it found by products of 32 bits.
+// The usual call of V4.1's layers of ratio 1: rows of floats, RMS with weights, RoPE over pairs in
+// place last, V4's records in pages of a power of two; all of it found by products of 32 bits.
 using PlainRecord = V4Fp8;
 bool is_usual(const Call& call) {
   const Params& p = call.p;
@@ -150,7 +150,7 @@ bool is_usual(const Call& call) {
 }
 
 // A token that is not stored goes through all but the stores: the compiler would move the loads of
-// its row behind an earlier exit, which waits for position and slot.
+// its row after an earlier exit, which waits for position and slot.
 __global__ void __launch_bounds__(kPlainWarps * 32) plain_usual(const __grid_constant__ Call call) {
   const Params& p = call.p;
   const uint32_t token = blockIdx.x * kPlainWarps + threadIdx.x / 32;

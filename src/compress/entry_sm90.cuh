@@ -1,9 +1,8 @@
-// compress on the device: from pooled values to latent and record, four values a thread. Whoever
-// shares a row runs this together, so that every warp has its part; the norm's sum is what they
-// exchange.
+// compress on the device: from the pooled values of an entry to its latent and record, four values
+// a thread. All threads that share a row run this together; the norm's sum is what they exchange.
 //
-// R is the record of a usual call (is_usual()), whose steps are known when it is compiled: a third
-// of the instructions. void: any call.
+// R is the record of a usual call (is_usual()), whose steps are known when it is compiled, which
+// takes a third of the instructions; void: any call.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,7 +15,7 @@
 
 namespace winnow::internal::compress {
 
-// Where an entry goes.
+// Where an entry goes: to a record at `slot`, to a latent, or nowhere.
 struct Goal {
   bool record = false, latent = false;
   int64_t slot = -1;
@@ -33,13 +32,13 @@ __device__ __forceinline__ Goal goal_of(const Params& p, int64_t slot, int64_t l
   return g;
 }
 
-// What a thread's values take after the pool, requested before the rows are there.
+// What a thread needs for its values after the pool. It is requested before the rows have come.
 struct Steps {
   float weight[kQuad];
   float cosine[kQuad], sine[kQuad];  // of lanes whose values RoPE turns
 };
 
-// What V4's and V4.1's layers ask for: RMS with weights, RoPE over pairs in place, last, no
+// The usual call of V4's and V4.1's layers: RMS with weights, RoPE over pairs in place, last, no
 // Hadamard, V4's records, pages of a power of two.
 inline bool is_usual(const Call& call) {
   const Params& p = call.p;

@@ -88,8 +88,8 @@ __device__ __noinline__ void take_any(const Call& call, DecodeMemory<kRanks>& sh
   ordered_rows(p, token, a, store);
 }
 
-// What is taken of the call behind the first wait is looked at during it: each of the call's first
-// looks at a line of its arguments waits by itself.
+// Reads arguments that are needed after the first wait during that wait: each first read of a line
+// of the arguments is a wait of its own.
 __device__ __forceinline__ void touch(const Call& call) {
   const Params& p = call.p;
   asm volatile("" ::"r"(call.block.factor), "l"(p.table), "l"(p.state), "l"(p.norm.weight),

@@ -1,10 +1,10 @@
-// compress on the device: the tokens around a token, and what is done in order where rows of the
-// call may take places in a ring that its entries read.
+// compress on the device: the tokens around a token, and what must be done in order where a row of
+// the call may overwrite, in a ring, a row that one of the call's entries reads.
 //
-// A run is what a call has of a request: neighbouring tokens at ascending positions. Its rows take
-// no such place as long as it and a window fit into the ring. Most calls have short runs, which
-// every token sees; else all entries of the run that read the state, and then the rows that take
-// such places, are left to its first token.
+// A run is a request's tokens in a call: neighbours at ascending positions. Its rows overwrite
+// nothing that is read as long as the run and a window fit into the ring. Most calls have such
+// short runs, and every token sees its own by look(). In longer runs the first token makes all
+// entries that read the state, and then stores the rows that overwrite what these have read.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -106,7 +106,8 @@ __device__ __forceinline__ float* own_row_of(const Call& call, int64_t token, in
                       static_cast<int32_t>(position));
 }
 
-// Whether the token's run is seen whole and short enough to take no place that an entry reads.
+// Whether look() has seen the token's run whole, and it is too short to overwrite what an entry
+// reads.
 __device__ __forceinline__ bool is_short(const Params& p, const Around& a) {
   return a.back < 31 && a.ahead < 32 && a.back + a.ahead + rows_of_entry(p) <= p.block;
 }
@@ -145,8 +146,8 @@ __device__ __forceinline__ bool reads_state(const Params& p, int64_t token) {
   return !is_neighbour(p, token, token - (last - begin), begin);
 }
 
-// Whether the row of a position takes the place of one that an entry of the call may read: one of
-// those before the run's first position, as far as a window reaches.
+// Whether the row of a position overwrites one that an entry of the call may read: one before the
+// run's first position, as far as a window reaches.
 __device__ __forceinline__ bool takes_place(const Params& p, int64_t first, int64_t position) {
   const int64_t distance = position - first + 1;
   return round_up(distance, p.block) - distance + 1 < rows_of_entry(p);

@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const int64_t first = unit * kRatio;
   const bool inside = first + kRatio <= p.tokens;
   const bool reads_before = inside && warp == 0 && unit > 0;
-  Part next, own;  // for the entry behind, and for the window's own
+  Part next, own;  // for the next window's entry, and for the window's own
   if (inside) {
     next.load(p, first, at);
     own.load(p, first, kWidth + at);

@@ -64,7 +64,7 @@ __device__ __forceinline__ Quad load_now(const float* from) {
 }
 template <Load kLoad>
 __device__ __forceinline__ Quad load_quad(const void* data, bool is_bf16, int64_t at) {
-  __builtin_assume(__isGlobal(data));  // or the loads would ask where it is
+  __builtin_assume(__isGlobal(data));  // otherwise each load first finds out the address space
   const float* from = static_cast<const float*>(data) + at;
   const bf16* half = static_cast<const bf16*>(data) + at;
   if constexpr (kLoad == Load::kAny) {

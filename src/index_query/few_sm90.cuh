@@ -73,7 +73,7 @@ __device__ __forceinline__ void prepare_few(const FewIndexed& p, uint32_t token,
   const uint64_t weight_at = uint64_t{token} * p.weight_token + uint64_t{head} * p.weight_head;
   const uint32_t weight = p.weights_are_bf16 ? static_cast<const uint16_t*>(p.weights)[weight_at]
                                              : static_cast<const uint32_t*>(p.weights)[weight_at];
-  __syncwarp();  // what is above is asked for first
+  __syncwarp();  // what is above is requested first
   const bool inside = position < p.turns.table_positions;
   const core::RopeParams rope = cuda::rope_of(p.turns, kHalf, p.inverse);
   turned = cuda::rotated(kHalf, cuda::turn_of<true>(rope, inside ? position : 0, lane), turned);

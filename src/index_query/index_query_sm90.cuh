@@ -74,7 +74,7 @@ void with_form(Form form, const Call& call, F&& f) {
   }
 }
 
-// A head's weight, asked for here and looked at when the codes are made.
+// A head's weight, requested here and looked at when the codes are made.
 __device__ __forceinline__ uint32_t weight_bits(const Params& p, uint32_t token, uint32_t head) {
   const int64_t at = token * p.weight_token + head * p.weight_head;
   return p.weights_are_bf16 ? static_cast<const uint16_t*>(p.weights)[at]

@@ -1,11 +1,14 @@
-// norm on the device, by blocks of four warps: a warp per row of up to 512 values, which it holds
-// in registers; four warps per row of up to 2,048, who exchange their sums through shared memory.
-// One pass; row and weights are asked for together. Longer rows are read once a sum and once more
-// for the result, from L1 or L2, by a warp. Few rows whose norm is plain (RMS with weights and no
-// bias, all aligned) have a block each, whose parameters lie in two cache lines.
-//
-// Many such rows of up to 1,536 values take a warp each: 3 KiB of a row in flight, no barrier, and
-// weights from L1. Budget: 2 B read and 2 B written a value; 5 million instructions for 8,192 rows
+// norm on the device: RMSNorm or LayerNorm of bf16 rows, by blocks of four warps.
+// - Rows of up to 512 values: a warp each, which holds the row in registers.
+// - Rows of up to 2,048: four warps each, which exchange their sums through shared memory. Both
+// read
+//   a row once, and request row and weights together.
+// - Longer rows: a warp each, which reads the row once a sum and once more for the result, from L1
+//   or L2.
+// A norm is plain if it is RMS with weights and no bias, and all is aligned. Few plain rows have a
+// block each, whose parameters lie in two cache lines (norm_few()). Many plain rows of up to 1,536
+// values have a warp each: 3 KiB of a row in flight, no barrier, and weights from L1
+// (norm_many()). Budget: 2 B read and 2 B written a value; 5 million instructions for 8,192 rows
 // of 1,536 and of 512, a quarter of the issue slots.
 #pragma once
 
@@ -90,9 +93,9 @@ __device__ __forceinline__ void norm_shared(const Rows& rows, const bf16* x, bf1
   for (int m = 0; m < kPieces; ++m) cuda::store_piece(out, at[m], rows.width, wide, row.pieces[m]);
 }
 
-// The same where the norm is plain, with inverse_of(sum of the squares). Weights and row are asked
-// for at once: behind a question whether there are weights, they would be asked for when the row
-// has come.
+// The same for a plain norm, with inverse_of(sum of the squares). Weights and row are requested at
+// once: after a branch on whether there are weights, these would be requested when the row has
+// come.
 template <class InverseOf>
 __device__ __forceinline__ void norm_shared_plain(const bf16* x, bf16* out, const float* weights,
                                                   int width, int warp, int lane, Sums& sums,
@@ -205,7 +208,7 @@ struct FewCall {
   FewRows rows[2];
 };
 
-// One of two, without an index into the parameters, which takes longer.
+// One of the two sets, without an index into the parameters, which would take longer.
 __device__ __forceinline__ FewRows rows_of(const FewCall& call, bool second) {
   const FewRows& a = call.rows[0];
   const FewRows& b = call.rows[1];

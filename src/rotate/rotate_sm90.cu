@@ -134,7 +134,7 @@ __device__ __forceinline__ float four_scales(core::Quantizer q, const uint32_t (
   return cuda::scale_of_bf16(q, fminf(fmaxf(amax, 0.0f), FLT_MAX));  // not of NaNs alone
 }
 
-// As quantize(), for Latents: position and rows are asked for at once, the angles as soon as the
+// As quantize(), for Latents: position and rows are requested at once, the angles as soon as the
 // position is there. (A position of 64 bits would be widened ahead of the rows' loads, which then
 // wait for it.) 440 instructions for four tiles, 590 where they turn.
 template <int kEach, bool kPowerOfTwo>

@@ -54,7 +54,7 @@ __device__ __forceinline__ void prepare(const WriteCall& call, const cuda::Turn&
     if (p.hadamard) row.pieces[0] = cuda::hadamard(row.pieces[0], lane);
 }
 
-// Token t, by a warp; those behind the last are none. Slot, position, row and weights are asked for
+// Token t, by a warp; those behind the last are none. Slot, position, row and weights are requested
 // together, then the angles.
 template <class R>
 __device__ __forceinline__ void write_token(const WriteCall& call, int64_t t, int lane) {
@@ -138,7 +138,7 @@ struct PlainToken {
 
 // write_token() for tokens of a plain call of latents that share warp `warp`, kLanes lanes each, in
 // fewer registers and instructions: of many tokens two share a warp. No token leaves early, because
-// the compiler would move the loads of its row behind that. kWeightsFirst: weights are asked for
+// the compiler would move the loads of its row behind that. kWeightsFirst: weights are requested
 // with the row; else they come from L1 when they are due.
 template <class R, int kLanes, bool kWeightsFirst>
 __device__ __forceinline__ void write_plain(const WriteCall& call, uint32_t warp, int warp_lane) {
@@ -153,7 +153,7 @@ __device__ __forceinline__ void write_plain(const WriteCall& call, uint32_t warp
   PlainToken of(p, warp * kTokens + warp_lane / kLanes);
   const bool turns = lane >= kTurnedLane && lane < kTurnedLane + cuda::kRopeLanes;
   const bf16* from = cuda::at_product(p.kv, of.token, p.kv_stride) + lane * cuda::kPiece;
-  const int part = lane % cuda::kRopeLanes;  // of what RoPE turns, and asked for by all lanes
+  const int part = lane % cuda::kRopeLanes;  // of what RoPE turns, and requested by all lanes
   const bf16* turned_from =
       cuda::at_product(p.rope_part, of.token, p.rope_stride) + part * cuda::kPiece;
   uint4 row[kPieces], apart{};
