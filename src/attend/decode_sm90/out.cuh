@@ -132,13 +132,16 @@ __device__ __forceinline__ void write_out_f32(Smem<Row, kHeads>& smem, const Arg
   put_f32(smem, args, token, sums);
 }
 
-// Where the output lies before bulk copies take it. Stores from registers hold them until the L2
+// Where the output lies before bulk copies take it. Stores from registers hold these until the L2
 // has taken the data, 4,700 cycles for the 64 KB of V4 with 64 heads. So where a CTA has several
-// tokens, V4's output leaves by a bulk copy a head, and the next token begins meanwhile. It lies in
-// the stages of the token's last block, which are given back when they have been read, and what
-// they cannot hold lies over P and log2 P. Score waits for the place of log2 P, so the heads there
-// leave first. The heads of a quad of lanes, kHeads / 4, have a stage of their own, then a part of
-// the other place, 32 bytes aside from the quad's before: stores then have no bank conflicts.
+// tokens, V4's output leaves by a bulk copy a head, and the next token begins meanwhile. A head
+// takes 1 KB. Lanes of the same `quad` have kHeads / 4 of the heads, which lie, in this order,
+// - in one of the four stages of the token's last block, which are given back when the copies have
+//   read them: kStaged heads;
+// - over P: kOverP heads, if the stage does not hold all;
+// - over log2 P: the rest. Score waits for this place, so these heads leave first.
+// Each quad's heads begin 32 bytes aside from those of the quad before: stores then have no bank
+// conflicts.
 template <class Row, int kHeads, Way kWay>
 struct OutputStaging {
   using Config = ConfigOf<Row, kHeads>;
