@@ -1,11 +1,20 @@
 // Decode on Hopper: merges splits that are no cluster, through global memory that stays in the L2
 // (Way::kExchange). Clusters of 8 CTAs would leave multiprocessors idle: 15 clusters fit on 132.
 //
-// All CTAs run at once (a cooperative launch). Each CTA draws a fresh launch id and exchanges it
-// with its peers while rows are on their way. It fills its output slots with a NaN sentinel, then
-// publishes the id. Readers poll until no sentinel remains, so no fence or flag follows the sums.
-// Nothing is cleared before the launch: the workspace may hold anything, although a replayed graph
-// has the same arguments and the same grid id each time.
+// All CTAs run at once (a cooperative launch). Nothing is cleared before the launch: the workspace
+// may hold anything, although a replayed graph has the same arguments and the same grid id each
+// time. What split A does, for each other split B:
+//
+//   while rows are on their way (meet_peers(), mark_units(), mark_statistics()):
+//     draw a fresh launch id a, launch_id[A] = a
+//     read launch_id[B] until there is a reply of B that contains a: B's id b is beside it
+//     reply to B with {b, a}
+//     fill the own slots for statistics and units with sentinels, then marked[A] = a
+//     wait until marked[B] is b: now B's slots hold sentinels or what B has stored in this launch
+//   before and after the last block's products (publish_statistics(), publish_units()):
+//     store statistics, then units
+//   then (make_exchanged_weights(), collect_units()):
+//     poll B's slots until no sentinel remains; so no fence or flag follows the sums
 #pragma once
 
 #include "attend/decode_sm90/merge.cuh"
