@@ -1,5 +1,10 @@
 // What the top-k kernels share: keys in the order of the floats, rows as aligned groups of four
 // columns, and the search for a rank in a histogram.
+//
+// Words: a column is given if it is among the K largest, so that its id is written; ids are written
+// in ascending order. `wanted` is how many are still to be found. The middle bin is the bin of a
+// histogram that the K-th largest falls into: what lies above it is given, and of the bin itself
+// the best, or all of it (`whole`) if it holds just as many as are wanted.
 #pragma once
 
 #include <cuda_runtime.h>
