@@ -80,8 +80,9 @@ void set_last_chosen(const char* name, const char* second) {
 
 std::string_view request_of(const char* stage, std::span<const Candidate> candidates,
                             const Target& target) {
-  return target.kernel ? target.kernel
-                       : forced_by_environment(stage, candidates, target.device.kind);
+  // A misspelt WINNOW_KERNEL is an error beside a request, too, though the request overrides it.
+  const std::string_view forced = forced_by_environment(stage, candidates, target.device.kind);
+  return target.kernel ? target.kernel : forced;
 }
 
 namespace {
