@@ -8,6 +8,7 @@
 
 #include "commands.h"
 #include "core/arithmetic.h"
+#include "numbers.h"
 #include "table.h"
 #include "verb.h"
 #include "winnow/plan.h"
@@ -155,13 +156,10 @@ void add_plan(CLI::App& app, Outcome&) {
       "Examples:\n  winnow plan --query-lens 1,1,1,512 --seq-lens 4096,900,70000,2048\n"
       "  winnow plan --model v4 --mode separate --json");
   auto c = std::make_shared<PlanCommand>();
-  cmd->add_option("--query-lens", c->query_lens, "New tokens of each request, decodes first")
-      ->delimiter(',')
-      ->check(CLI::Range(0, 1 << 20))
-      ->capture_default_str();
-  cmd->add_option("--seq-lens", c->seq_lens, "Tokens of each sequence, the new ones included")
-      ->delimiter(',')
-      ->check(CLI::Range(0, 1 << 28));
+  add_numbers(*cmd, "--query-lens", c->query_lens, "New tokens of each request, decodes first",
+              {0, 1 << 20});
+  add_numbers(*cmd, "--seq-lens", c->seq_lens, "Tokens of each sequence, the new ones included",
+              {0, 1 << 28});
   cmd->add_option("--model", c->model, "Model family")
       ->check(CLI::IsMember({"v32", "v4"}))
       ->capture_default_str();

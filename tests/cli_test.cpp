@@ -52,6 +52,7 @@ TEST_F(Cli, BadUsageIsNamed) {
   expect("run --model v5", {"--model", "v5", "v32", "v4"});
   expect("run --heads 129", {"--heads", "129"});
   expect("run --kernel nope", {"nope"});
+  expect("run --ranks 2 --kernel nope", {"run: --kernel: expected a kernel of some stage"});
   expect("write --format v4", {"--format", "v4_fp8", "index_keys"});
   expect("attend --kernel nope", {"attend", "unknown kernel 'nope'", "simd", "reference"});
   expect("norm --kernel nope", {"norm", "unknown kernel 'nope'; norm has:", "simd, reference"});
@@ -90,6 +91,26 @@ TEST_F(Cli, BadUsageIsNamed) {
   expect("locate --repeat 0", {"--repeat", "not in range"});
   for (const char* verb : {"attend", "score", "select", "locate", "write"})
     expect(std::string(verb) + " --batch 1048576 --s-q 1048576", {"--batch", "--s-q", "tokens"});
+}
+
+// What is empty between two commas is no number, and is not passed over.
+TEST_F(Cli, ListsOfNumbersAreWhole) {
+  const auto refuse = [&](const std::string& arguments, const char* option, const char* found) {
+    const Output o = run(arguments);
+    EXPECT_EQ(o.code, 2) << arguments << o.out;
+    expect_in(o.err, {option, ": expected numbers from ", found});
+  };
+  for (const char* list : {"1,,2", ",1", "1,", "''", "'[1,,2]'"})
+    refuse(std::string("plan --query-lens ") + list, "--query-lens", "found '");
+  refuse("plan --query-lens 1,1 --seq-lens 5,,6", "--seq-lens", "found ''");
+  refuse("bench parallel --ranks 1,,2", "--ranks", "found ''");
+  refuse("bench parallel --ranks 1,1025", "--ranks", "found '1025'");
+  refuse("plan --query-lens 1,-1", "--query-lens", "found '-1'");
+  refuse("plan --query-lens 1,2.5", "--query-lens", "found '2.5'");
+  refuse("plan --query-lens 1,99999999999", "--query-lens", "found '99999999999'");
+  EXPECT_EQ(run_json("plan --json --query-lens 1,0,2").at("tokens"), 3);
+  EXPECT_EQ(run_json("plan --json --query-lens 7").at("requests"), 1);
+  expect_in(run("plan --help").out, {"--query-lens INT,... in [0 - 1048576]=1,1,1,1,200,300"});
 }
 
 TEST_F(Cli, SupportListsEveryStage) {
