@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "core/kernel_table.h"
 #include "layer.h"
 #include "progress.h"
 #include "start_ranks.h"
@@ -14,6 +15,7 @@
 #include "whole/run_model.h"
 #include "whole/spec.h"
 #include "winnow/error.h"
+#include "winnow/support.h"
 
 namespace winnow::cli {
 
@@ -161,6 +163,12 @@ int run_ranked(const RunOptions& o) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("run: --heads: expected a multiple of --ranks {}, found {}",
                             o.ranked.ranks, o.heads));
+  const std::vector<KernelInfo> kernels = support();
+  const auto named = [&](const KernelInfo& k) { return detail::means(o.kernel, k.kernel); };
+  // Of ranks that all refuse, a launcher prints more than their reason.
+  if (!o.kernel.empty() && std::none_of(kernels.begin(), kernels.end(), named))
+    throw Error(ErrorCode::kInvalidArgument,
+                "run: --kernel: expected a kernel of some stage, found " + o.kernel);
   RankedRun r = o.ranked;
   r.json = o.json;
   const auto add = [&](const char* name, int64_t value) {

@@ -48,9 +48,9 @@ TEST_F(Cli, RunsOverRanks) {
   const Output o = run("run --ranks 2 --spread queries" + small);
   EXPECT_EQ(o.code, 0) << o.err;
   expect_in(o.out, {"2 ranks over mpi", "bytes from other ranks",
-                    "difference from one rank's outputs: 0.000 of its bound",
-                    "one rank's bits: 100.000 %"});
-  EXPECT_EQ(o.out.find("roundings"), std::string::npos) << o.out;
+                    "difference from one rank's outputs: 0.000 of its bound\n",
+                    "above 1 is a failure", "one rank's bits: 100.000 %"});
+  EXPECT_EQ(o.out.find("The others round"), std::string::npos) << o.out;
   const Output none = run("run --ranks 2" + small, "PATH=/nowhere");
   EXPECT_EQ(none.code, 2);
   expect_in(none.err, {"no mpirun in PATH", "install", "mpirun -n 2", "winnow-ranks run"});
