@@ -27,6 +27,15 @@ def check_sizes(config, *names: str) -> None:
             raise ValueError(f"layers: config: {name}: expected {expected}, found {size}")
 
 
+def check_flags(config, *names: str) -> None:
+    """A bool of Python or of NumPy, as the verbs take it: "no" would count as True."""
+    for name in names:
+        kind = type(getattr(config, name))
+        of_numpy = kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")
+        if kind is not bool and not of_numpy:
+            raise TypeError(f"layers: config: {name}: expected a bool, found {kind.__name__}")
+
+
 class FloatLinear(nn.Module):
     """x [tokens, columns] bf16 -> x · weightᵀ in fp32, as DeepSeek's code and vLLM have V4's rows.
 
