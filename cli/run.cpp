@@ -163,12 +163,6 @@ int run_ranked(const RunOptions& o) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("run: --heads: expected a multiple of --ranks {}, found {}",
                             o.ranked.ranks, o.heads));
-  const std::vector<KernelInfo> kernels = support();
-  const auto named = [&](const KernelInfo& k) { return detail::means(o.kernel, k.kernel); };
-  // Of ranks that all refuse, a launcher prints more than their reason.
-  if (!o.kernel.empty() && std::none_of(kernels.begin(), kernels.end(), named))
-    throw Error(ErrorCode::kInvalidArgument,
-                "run: --kernel: expected a kernel of some stage, found " + o.kernel);
   RankedRun r = o.ranked;
   r.json = o.json;
   const auto add = [&](const char* name, int64_t value) {
@@ -262,7 +256,18 @@ int run_real(const CLI::App& cmd, const RunOptions& o) {
   return whole::run_model(real);
 }
 
+// Before a plan refuses it, which has no option of this name, or each of many ranks does, of which
+// a launcher prints more than the reason.
+void check_kernel(const std::string& kernel) {
+  const std::vector<KernelInfo> all = support();
+  const auto named = [&](const KernelInfo& k) { return detail::means(kernel, k.kernel); };
+  if (!kernel.empty() && std::none_of(all.begin(), all.end(), named))
+    throw Error(ErrorCode::kInvalidArgument,
+                "run: --kernel: expected a kernel of some stage, found " + kernel);
+}
+
 int run_family(const CLI::App& cmd, const RunOptions& o) {
+  check_kernel(o.kernel);
   refuse(cmd, {"--layers", "--cache", "--device"}, o,
          fmt::format("{}", fmt::join(whole::models(), ", ")));
   return run_loop(o);

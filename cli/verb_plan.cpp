@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -172,16 +173,21 @@ void add_plan(CLI::App& app, Outcome&) {
   cmd->add_option("--split", c->split, "How lists are cut into tiles")
       ->check(CLI::IsMember({"balanced", "fixed"}))
       ->capture_default_str();
-  cmd->add_option("--split-size", c->split_size, "Of --split fixed")->capture_default_str();
+  cmd->add_option("--split-size", c->split_size, "Of --split fixed")
+      ->check(CLI::Range(1, INT32_MAX))
+      ->capture_default_str();
   cmd->add_option("--heads", c->heads, "Query heads of this rank")
       ->check(CLI::Range(kMinHeads, kMaxHeads))
       ->capture_default_str();
-  cmd->add_option("--threshold", c->threshold, "Longest query of a decode")->capture_default_str();
+  cmd->add_option("--threshold", c->threshold, "Longest query of a decode")
+      ->check(CLI::Range(0, INT32_MAX))
+      ->capture_default_str();
   cmd->add_option("--page", c->page, "Tokens per page")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   cmd->add_option("--workspace-rows", c->workspace_rows,
-                  "Of --mode separate (5 x longest, or what the pages hold)");
+                  "Of --mode separate (5 x longest, or what the pages hold)")
+      ->check(CLI::Range(int64_t{0}, int64_t{INT32_MAX}));
   cmd->add_option("--kernel", c->kernel, "Kernel of every stage");
   cmd->add_flag("--mha", c->mha, "Of --mode auto, v32: prefills may go per head, decompressed");
   cmd->add_flag("--uniform", c->uniform, "Decodes of one length only");

@@ -51,7 +51,7 @@ TEST_F(Cli, BadUsageIsNamed) {
   expect("atend", {"unknown command 'atend'", "attend", "verify"});
   expect("run --model v5", {"--model", "v5", "v32", "v4"});
   expect("run --heads 129", {"--heads", "129"});
-  expect("run --kernel nope", {"nope"});
+  expect("run --kernel nope", {"run: --kernel: expected a kernel of some stage, found nope"});
   expect("run --ranks 2 --kernel nope", {"run: --kernel: expected a kernel of some stage"});
   expect("write --format v4", {"--format", "v4_fp8", "index_keys"});
   expect("attend --kernel nope", {"attend", "unknown kernel 'nope'", "simd", "reference"});
@@ -66,11 +66,17 @@ TEST_F(Cli, BadUsageIsNamed) {
   expect("bench locate select --kernel nope", {"unknown kernel 'nope'", "locate=simd"});
   expect("plan --query-lens 4 --seq-lens 2", {"plan", "seq_lens"});
   expect("plan --model v4 --mha", {"plan", "mha"});
+  expect("plan --threshold ''", {"--threshold", "not in range"});
+  expect("plan --workspace-rows -1", {"--workspace-rows", "-1 not in range"});
+  expect("plan --workspace-rows 99999999999999999999",
+         {"--workspace-rows", "99999999999999999999"});
+  expect("plan --split-size 0", {"--split-size", "0 not in range"});
   expect("verify", {"path", "See winnow verify --help."});
   expect("norm --page 7", {"not expected: --page 7\nSee winnow norm --help."});
   expect("absorb --context 7", {"--context", "not expected"});
   expect("run --steps 1 --seed -1", {"--seed", "expected 0 or more, found -1"});
   expect("attend --seed -1", {"--seed", "-1"});
+  expect("attend --seed ''", {"--seed", "expected 0 or more, found ''"});
   expect("soak --steps 8 --seed -1", {"--seed", "expected 0 or more, found -1"});
   expect("write --seed 18446744073709551616", {"--seed", "64 bits, found 18446744073709551616"});
   expect("run --context 16777216 --requests 4096",
