@@ -22,6 +22,9 @@ def check_sizes(config, *names: str) -> None:
     for name in names:
         size = getattr(config, name)
         heads = name.endswith("heads")
+        if not hasattr(size, "__index__"):
+            found = type(size).__name__
+            raise TypeError(f"layers: config: {name}: expected an int, found {found}")
         if size < 1 or (heads and size > _MOST_HEADS):
             expected = f"1 to {_MOST_HEADS}" if heads else "1 or more"
             raise ValueError(f"layers: config: {name}: expected {expected}, found {size}")
