@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "commands.h"
 #include "core/arithmetic.h"
@@ -131,6 +132,10 @@ void print(const Plan& plan, double us, uint64_t tiles_digest) {
 void run_plan(PlanCommand c) {
   if (c.seq_lens.empty())  // decodes far into their context, prefills at their start
     for (const int32_t q : c.query_lens) c.seq_lens.push_back(q <= c.threshold ? 4096 : q);
+  const int64_t tokens = std::accumulate(c.query_lens.begin(), c.query_lens.end(), int64_t{0});
+  if (tokens > INT32_MAX)
+    throw CLI::ValidationError("--query-lens",
+                               fmt::format("{} tokens, more than {}", tokens, INT32_MAX));
   std::vector<int32_t> starts = {0};
   for (const int32_t q : c.query_lens) starts.push_back(starts.back() + q);
   const int32_t longest = *std::max_element(c.seq_lens.begin(), c.seq_lens.end());

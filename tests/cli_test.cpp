@@ -114,6 +114,14 @@ TEST_F(Cli, ListsOfNumbersAreWhole) {
   refuse("plan --query-lens 1,-1", "--query-lens", "found '-1'");
   refuse("plan --query-lens 1,2.5", "--query-lens", "found '2.5'");
   refuse("plan --query-lens 1,99999999999", "--query-lens", "found '99999999999'");
+  std::string many = "1048576", short_contexts = "1";
+  for (int i = 0; i < 2047; ++i) {
+    many += ",1048576";
+    short_contexts += ",1";
+  }
+  const Output sum = run("plan --query-lens " + many + " --seq-lens " + short_contexts);
+  EXPECT_EQ(sum.code, 2);
+  expect_in(sum.err, {"--query-lens: 2147483648 tokens, more than 2147483647"});
   EXPECT_EQ(run_json("plan --json --query-lens 1,0,2").at("tokens"), 3);
   EXPECT_EQ(run_json("plan --json --query-lens 7").at("requests"), 1);
   expect_in(run("plan --help").out, {"--query-lens INT,... in [0 - 1048576]=1,1,1,1,200,300"});
