@@ -12,9 +12,9 @@ namespace {
 
 int32_t number_of(std::string_view word, const std::string& option, NumberRange range) {
   int32_t number = 0;
-  const char* const end = word.data() + word.size();
-  const auto [rest, error] = std::from_chars(word.data(), end, number);
-  if (error != std::errc() || rest != end || number < range.least || number > range.most)
+  const auto [rest, error] = std::from_chars(word.data(), word.data() + word.size(), number);
+  if (error != std::errc() || rest != word.data() + word.size() || number < range.least ||
+      number > range.most)
     throw CLI::ValidationError(
         option, fmt::format("expected numbers from {} to {} with a comma between two, found '{}'",
                             range.least, range.most, word));

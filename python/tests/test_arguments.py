@@ -54,6 +54,10 @@ def test_host_integers_go_to_host_integers(call):
         (lambda x: winnow.request_ids([0, 1.5]), "query_starts: expected int32 values, found 1.5"),
         (lambda x: winnow.request_ids([0, 2**31]), "query_starts: expected int32 values"),
         (lambda x: winnow.request_ids([0, 2], tokens=-1), "tokens: expected 0 or more"),
+        (
+            lambda x: winnow.request_ids([0, 2], tokens=1),
+            "^request_ids: tokens: expected 2 or more, as query_starts has, found 1$",
+        ),
         (lambda x: winnow.workspace_starts([1], None), "chunks: expected a sequence .* None"),
         (lambda x: winnow.workspace_starts([1], [(0, "1")]), r"chunks: .* found \(0, '1'\)"),
         (lambda x: winnow.select(x, 2**70), "select: topk: expected an int64, found 1180591620"),
