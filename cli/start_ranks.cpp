@@ -15,6 +15,7 @@
 #include <sstream>
 #include <thread>
 
+#include "core/kernel_table.h"
 #include "table.h"
 #include "winnow/error.h"
 
@@ -127,6 +128,7 @@ std::string joined(const std::vector<std::string>& words) {
 }  // namespace
 
 RankOutput start_ranks(const std::string& command, const RankJob& job) {
+  detail::check_environment();  // which every rank would say, beside its launcher
   std::vector<std::string> ranked = {helper_of(command)};
   ranked.insert(ranked.end(), job.words.begin(), job.words.end());
   const std::string count = std::to_string(job.ranks);

@@ -127,6 +127,21 @@ TEST_F(Cli, ListsOfNumbersAreWhole) {
   expect_in(run("plan --help").out, {"--query-lens INT,... in [0 - 1048576]=1,1,1,1,200,300"});
 }
 
+// Once, as bad usage: not as a kernel's failure for every check, and not by every rank.
+TEST_F(Cli, AMisspeltKernelOfTheEnvironmentIsNamed) {
+  for (const std::string& command :
+       {"verify '" + kGolden + "'", std::string("run --steps 1"), std::string("run --ranks 2"),
+        std::string("attend --kernel reference"), std::string("bench parallel --ranks 1")}) {
+    const Output o = run(command, "WINNOW_KERNEL=refrence");
+    EXPECT_EQ(o.code, 2) << command << o.out;
+    EXPECT_EQ(o.err,
+              "winnow: error: WINNOW_KERNEL: expected kernel or stage=kernel, as `winnow "
+              "support` lists them, found 'refrence'\n")
+        << command;
+  }
+  EXPECT_EQ(run("support", "WINNOW_KERNEL=refrence").code, 0);
+}
+
 TEST_F(Cli, SupportListsEveryStage) {
   const json j = run_json("support --json");
   EXPECT_EQ(j.at("version"), version());
