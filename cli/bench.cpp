@@ -11,6 +11,7 @@
 
 #include "commands.h"
 #include "harness.h"
+#include "numbers.h"
 #include "report.h"
 #include "start_ranks.h"
 #include "store.h"
@@ -127,9 +128,7 @@ void add_bench(CLI::App& app, Outcome&) {
   stages.emplace_back(kParallel);
   cmd->add_option("stage", o->stages, "Stages to time (all); parallel: a layer over MPI ranks")
       ->check(CLI::IsMember(stages));
-  cmd->add_option("--ranks", o->ranks, "Of parallel: ranks, one thread each")
-      ->delimiter(',')
-      ->check(CLI::Range(1, 1024));
+  add_numbers(*cmd, "--ranks", o->ranks, "Of parallel: ranks, one thread each", {1, 1024});
   cmd->add_option("--json", o->json, "Write the results as a JSON array")->check(named_file);
   cmd->add_option("--save", o->save, "Write results and machine header, .json and .md")
       ->check(named_file);

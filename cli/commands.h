@@ -14,8 +14,10 @@ struct Outcome {
   int code = 0;
 };
 
-// A check of numbers without a sign: CLI11 takes "-1" for the largest of them, and what is larger.
+// A check of numbers without a sign: CLI11 takes "-1" for the largest of them, and what is larger,
+// and nothing at all, as a script's variable that is not set gives it, for 0.
 inline std::string not_negative(const std::string& text) {
+  if (text.empty()) return "expected 0 or more, found ''";
   if (text.starts_with('-')) return "expected 0 or more, found " + text;
   errno = 0;
   std::strtoull(text.c_str(), nullptr, 0);

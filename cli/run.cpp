@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "core/kernel_table.h"
 #include "layer.h"
 #include "progress.h"
 #include "start_ranks.h"
@@ -14,6 +15,7 @@
 #include "whole/run_model.h"
 #include "whole/spec.h"
 #include "winnow/error.h"
+#include "winnow/support.h"
 
 namespace winnow::cli {
 
@@ -254,7 +256,18 @@ int run_real(const CLI::App& cmd, const RunOptions& o) {
   return whole::run_model(real);
 }
 
+// Before a plan refuses it, which has no option of this name, or each of many ranks does, of which
+// a launcher prints more than the reason.
+void check_kernel(const std::string& kernel) {
+  const std::vector<KernelInfo> all = support();
+  const auto named = [&](const KernelInfo& k) { return detail::means(kernel, k.kernel); };
+  if (!kernel.empty() && std::none_of(all.begin(), all.end(), named))
+    throw Error(ErrorCode::kInvalidArgument,
+                "run: --kernel: expected a kernel of some stage, found " + kernel);
+}
+
 int run_family(const CLI::App& cmd, const RunOptions& o) {
+  check_kernel(o.kernel);
   refuse(cmd, {"--layers", "--cache", "--device"}, o,
          fmt::format("{}", fmt::join(whole::models(), ", ")));
   return run_loop(o);

@@ -15,6 +15,7 @@
 #include <sstream>
 #include <thread>
 
+#include "core/kernel_table.h"
 #include "table.h"
 #include "winnow/error.h"
 
@@ -127,6 +128,7 @@ std::string joined(const std::vector<std::string>& words) {
 }  // namespace
 
 RankOutput start_ranks(const std::string& command, const RankJob& job) {
+  detail::check_environment();  // which every rank would say, beside its launcher
   std::vector<std::string> ranked = {helper_of(command)};
   ranked.insert(ranked.end(), job.words.begin(), job.words.end());
   const std::string count = std::to_string(job.ranks);
@@ -167,10 +169,12 @@ RankOutput start_ranks(const std::string& command, const RankJob& job) {
   return output;
 }
 
-// Why outputs with other bits are no fault.
+// Why outputs with other bits are no fault, where many have them.
 constexpr const char* kWhyNotEqual =
-    "  The others differ by roundings: kernels with bf16 products round the softmax's weights\n"
-    "  relative to the largest logit of a rank's own part. --kernel simd rounds none of them.\n";
+    "  The others round elsewhere, within that bound: kernels with bf16 products round the "
+    "softmax's\n"
+    "  weights relative to the largest logit, which is another one in a rank's part than in the\n"
+    "  whole. --kernel simd rounds no weights.\n";
 
 int run_over_ranks(const RankedRun& run) {
   RankJob job{.ranks = run.ranks, .words = {"run", "--spread", run.spread}};
@@ -200,6 +204,7 @@ int run_over_ranks(const RankedRun& run) {
   const double equal = number("equal_to_one_rank");
   fmt::print(
       "\nlargest difference from one rank's outputs: {:.3f} of its bound\n"
+      "  The bound is what rounding may cost at that place; above 1 is a failure.\n"
       "outputs with one rank's bits: {:.3f} %\n",
       number("worst_of_bound"), 100 * equal);
   if (ok && equal < 0.99) fmt::print("{}", kWhyNotEqual);

@@ -3,11 +3,14 @@
 #include <fmt/ranges.h>
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "commands.h"
 #include "core/arithmetic.h"
+#include "numbers.h"
 #include "table.h"
 #include "verb.h"
 #include "winnow/plan.h"
@@ -129,6 +132,10 @@ void print(const Plan& plan, double us, uint64_t tiles_digest) {
 void run_plan(PlanCommand c) {
   if (c.seq_lens.empty())  // decodes far into their context, prefills at their start
     for (const int32_t q : c.query_lens) c.seq_lens.push_back(q <= c.threshold ? 4096 : q);
+  const int64_t tokens = std::accumulate(c.query_lens.begin(), c.query_lens.end(), int64_t{0});
+  if (tokens > INT32_MAX)
+    throw CLI::ValidationError("--query-lens",
+                               fmt::format("{} tokens, more than {}", tokens, INT32_MAX));
   std::vector<int32_t> starts = {0};
   for (const int32_t q : c.query_lens) starts.push_back(starts.back() + q);
   const int32_t longest = *std::max_element(c.seq_lens.begin(), c.seq_lens.end());
@@ -155,13 +162,10 @@ void add_plan(CLI::App& app, Outcome&) {
       "Examples:\n  winnow plan --query-lens 1,1,1,512 --seq-lens 4096,900,70000,2048\n"
       "  winnow plan --model v4 --mode separate --json");
   auto c = std::make_shared<PlanCommand>();
-  cmd->add_option("--query-lens", c->query_lens, "New tokens of each request, decodes first")
-      ->delimiter(',')
-      ->check(CLI::Range(0, 1 << 20))
-      ->capture_default_str();
-  cmd->add_option("--seq-lens", c->seq_lens, "Tokens of each sequence, the new ones included")
-      ->delimiter(',')
-      ->check(CLI::Range(0, 1 << 28));
+  add_numbers(*cmd, "--query-lens", c->query_lens, "New tokens of each request, decodes first",
+              {0, 1 << 20});
+  add_numbers(*cmd, "--seq-lens", c->seq_lens, "Tokens of each sequence, the new ones included",
+              {0, 1 << 28});
   cmd->add_option("--model", c->model, "Model family")
       ->check(CLI::IsMember({"v32", "v4"}))
       ->capture_default_str();
@@ -174,16 +178,21 @@ void add_plan(CLI::App& app, Outcome&) {
   cmd->add_option("--split", c->split, "How lists are cut into tiles")
       ->check(CLI::IsMember({"balanced", "fixed"}))
       ->capture_default_str();
-  cmd->add_option("--split-size", c->split_size, "Of --split fixed")->capture_default_str();
+  cmd->add_option("--split-size", c->split_size, "Of --split fixed")
+      ->check(CLI::Range(1, INT32_MAX))
+      ->capture_default_str();
   cmd->add_option("--heads", c->heads, "Query heads of this rank")
       ->check(CLI::Range(kMinHeads, kMaxHeads))
       ->capture_default_str();
-  cmd->add_option("--threshold", c->threshold, "Longest query of a decode")->capture_default_str();
+  cmd->add_option("--threshold", c->threshold, "Longest query of a decode")
+      ->check(CLI::Range(0, INT32_MAX))
+      ->capture_default_str();
   cmd->add_option("--page", c->page, "Tokens per page")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   cmd->add_option("--workspace-rows", c->workspace_rows,
-                  "Of --mode separate (5 x longest, or what the pages hold)");
+                  "Of --mode separate (5 x longest, or what the pages hold)")
+      ->check(CLI::Range(int64_t{0}, int64_t{INT32_MAX}));
   cmd->add_option("--kernel", c->kernel, "Kernel of every stage");
   cmd->add_flag("--mha", c->mha, "Of --mode auto, v32: prefills may go per head, decompressed");
   cmd->add_flag("--uniform", c->uniform, "Decodes of one length only");

@@ -48,9 +48,9 @@ TEST_F(Cli, RunsOverRanks) {
   const Output o = run("run --ranks 2 --spread queries" + small);
   EXPECT_EQ(o.code, 0) << o.err;
   expect_in(o.out, {"2 ranks over mpi", "bytes from other ranks",
-                    "difference from one rank's outputs: 0.000 of its bound",
-                    "one rank's bits: 100.000 %"});
-  EXPECT_EQ(o.out.find("roundings"), std::string::npos) << o.out;
+                    "difference from one rank's outputs: 0.000 of its bound\n",
+                    "above 1 is a failure", "one rank's bits: 100.000 %"});
+  EXPECT_EQ(o.out.find("The others round"), std::string::npos) << o.out;
   const Output none = run("run --ranks 2" + small, "PATH=/nowhere");
   EXPECT_EQ(none.code, 2);
   expect_in(none.err, {"no mpirun in PATH", "install", "mpirun -n 2", "winnow-ranks run"});
@@ -100,6 +100,14 @@ TEST_F(Cli, RanksNameBadWords) {
   expect("run --steps", "--steps: expected a value");
   expect("run --heads 4x", "--heads: expected a whole number, found '4x'");
   expect("bench --steps 3", "unknown option '--steps'");
+  // Sizes that no layer has would divide by zero, or count as others.
+  expect("run --page 0", "--page: expected 1 to 65536, found 0");
+  expect("run --steps 0", "--steps: expected 1 to 1099511627776, found 0");
+  expect("run --requests -1", "--requests: expected 1 to 4096, found -1");
+  expect("run --heads 4294967312", "--heads: expected 1 to 128, found 4294967312");
+  expect("run --spread rows",
+         "--spread: expected heads, context, queries or sharded, found 'rows'");
+  expect("bench --milliseconds 0", "--milliseconds: expected 1 to 1048576, found 0");
 }
 
 TEST_F(Cli, BenchOverRanks) {

@@ -51,7 +51,8 @@ TEST_F(Cli, BadUsageIsNamed) {
   expect("atend", {"unknown command 'atend'", "attend", "verify"});
   expect("run --model v5", {"--model", "v5", "v32", "v4"});
   expect("run --heads 129", {"--heads", "129"});
-  expect("run --kernel nope", {"nope"});
+  expect("run --kernel nope", {"run: --kernel: expected a kernel of some stage, found nope"});
+  expect("run --ranks 2 --kernel nope", {"run: --kernel: expected a kernel of some stage"});
   expect("write --format v4", {"--format", "v4_fp8", "index_keys"});
   expect("attend --kernel nope", {"attend", "unknown kernel 'nope'", "simd", "reference"});
   expect("norm --kernel nope", {"norm", "unknown kernel 'nope'; norm has:", "simd, reference"});
@@ -65,11 +66,17 @@ TEST_F(Cli, BadUsageIsNamed) {
   expect("bench locate select --kernel nope", {"unknown kernel 'nope'", "locate=simd"});
   expect("plan --query-lens 4 --seq-lens 2", {"plan", "seq_lens"});
   expect("plan --model v4 --mha", {"plan", "mha"});
+  expect("plan --threshold ''", {"--threshold", "not in range"});
+  expect("plan --workspace-rows -1", {"--workspace-rows", "-1 not in range"});
+  expect("plan --workspace-rows 99999999999999999999",
+         {"--workspace-rows", "99999999999999999999"});
+  expect("plan --split-size 0", {"--split-size", "0 not in range"});
   expect("verify", {"path", "See winnow verify --help."});
   expect("norm --page 7", {"not expected: --page 7\nSee winnow norm --help."});
   expect("absorb --context 7", {"--context", "not expected"});
   expect("run --steps 1 --seed -1", {"--seed", "expected 0 or more, found -1"});
   expect("attend --seed -1", {"--seed", "-1"});
+  expect("attend --seed ''", {"--seed", "expected 0 or more, found ''"});
   expect("soak --steps 8 --seed -1", {"--seed", "expected 0 or more, found -1"});
   expect("write --seed 18446744073709551616", {"--seed", "64 bits, found 18446744073709551616"});
   expect("run --context 16777216 --requests 4096",
@@ -90,6 +97,49 @@ TEST_F(Cli, BadUsageIsNamed) {
   expect("locate --repeat 0", {"--repeat", "not in range"});
   for (const char* verb : {"attend", "score", "select", "locate", "write"})
     expect(std::string(verb) + " --batch 1048576 --s-q 1048576", {"--batch", "--s-q", "tokens"});
+}
+
+// What is empty between two commas is no number, and is not passed over.
+TEST_F(Cli, ListsOfNumbersAreWhole) {
+  const auto refuse = [&](const std::string& arguments, const char* option, const char* found) {
+    const Output o = run(arguments);
+    EXPECT_EQ(o.code, 2) << arguments << o.out;
+    expect_in(o.err, {option, ": expected numbers from ", found});
+  };
+  for (const char* list : {"1,,2", ",1", "1,", "''", "'[1,,2]'"})
+    refuse(std::string("plan --query-lens ") + list, "--query-lens", "found '");
+  refuse("plan --query-lens 1,1 --seq-lens 5,,6", "--seq-lens", "found ''");
+  refuse("bench parallel --ranks 1,,2", "--ranks", "found ''");
+  refuse("bench parallel --ranks 1,1025", "--ranks", "found '1025'");
+  refuse("plan --query-lens 1,-1", "--query-lens", "found '-1'");
+  refuse("plan --query-lens 1,2.5", "--query-lens", "found '2.5'");
+  refuse("plan --query-lens 1,99999999999", "--query-lens", "found '99999999999'");
+  std::string many = "1048576", short_contexts = "1";
+  for (int i = 0; i < 2047; ++i) {
+    many += ",1048576";
+    short_contexts += ",1";
+  }
+  const Output sum = run("plan --query-lens " + many + " --seq-lens " + short_contexts);
+  EXPECT_EQ(sum.code, 2);
+  expect_in(sum.err, {"--query-lens: 2147483648 tokens, more than 2147483647"});
+  EXPECT_EQ(run_json("plan --json --query-lens 1,0,2").at("tokens"), 3);
+  EXPECT_EQ(run_json("plan --json --query-lens 7").at("requests"), 1);
+  expect_in(run("plan --help").out, {"--query-lens INT,... in [0 - 1048576]=1,1,1,1,200,300"});
+}
+
+// Once, as bad usage: not as a kernel's failure for every check, and not by every rank.
+TEST_F(Cli, AMisspeltKernelOfTheEnvironmentIsNamed) {
+  for (const std::string& command :
+       {"verify '" + kGolden + "'", std::string("run --steps 1"), std::string("run --ranks 2"),
+        std::string("attend --kernel reference"), std::string("bench parallel --ranks 1")}) {
+    const Output o = run(command, "WINNOW_KERNEL=refrence");
+    EXPECT_EQ(o.code, 2) << command << o.out;
+    EXPECT_EQ(o.err,
+              "winnow: error: WINNOW_KERNEL: expected kernel or stage=kernel, as `winnow "
+              "support` lists them, found 'refrence'\n")
+        << command;
+  }
+  EXPECT_EQ(run("support", "WINNOW_KERNEL=refrence").code, 0);
 }
 
 TEST_F(Cli, SupportListsEveryStage) {

@@ -1,12 +1,14 @@
 // winnow-ranks: a rank of `winnow run --ranks N` and of `winnow bench parallel`, which start it
 // under mpirun. Rank 0 prints JSON, an object a line. Exit status: 0 done, 1 a check failed, 2 an
 // error.
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <string>
 
 #include "ranks/ranks.h"
+#include "winnow/model.h"
 #include "winnow/mpi.h"
 
 namespace winnow::cli {
@@ -28,13 +30,35 @@ bool asks_for_help(int argc, char** argv) {
   return false;
 }
 
-// Before MPI, which would report a misspelt option as ranks that were killed.
+// Before MPI, which would report a misspelt option as ranks that were killed. Ranges are those of
+// `winnow run`.
 Words checked_words(const std::string& what, int argc, char** argv) {
-  if (what == "run")
+  constexpr Allowed kText, kSeconds = {1, 1 << 20}, kHeads = {kMinHeads, kMaxHeads};
+  constexpr Allowed kAny = {INT64_MIN, INT64_MAX}, kSteps = {1, int64_t{1} << 40};
+  if (what == "run") {
+    Words words(argc, argv,
+                {{"spread", kText},
+                 {"interleave", {1, 1 << 16}},
+                 {"heads", kHeads},
+                 {"index-heads", kHeads},
+                 {"topk", {1, 1 << 20}},
+                 {"requests", {1, 4096}},
+                 {"context", {16, 1 << 24}},
+                 {"step-tokens", {1, 1 << 16}},
+                 {"page", {1, 1 << 16}},
+                 {"steps", kSteps},
+                 {"seed", kAny},
+                 {"kernel", kText},
+                 {"deadline", kSeconds}});
+    spread_of(words.text("spread", "context"));
+    return words;
+  }
+  if (what == "bench")
     return Words(argc, argv,
-                 {"spread", "interleave", "heads", "index-heads", "topk", "requests", "context",
-                  "step-tokens", "page", "steps", "seed", "kernel", "deadline"});
-  if (what == "bench") return Words(argc, argv, {"filter", "kernel", "milliseconds", "deadline"});
+                 {{"filter", kText},
+                  {"kernel", kText},
+                  {"milliseconds", {1, 1 << 20}},
+                  {"deadline", kSeconds}});
   throw Error(ErrorCode::kInvalidArgument, "expected run or bench, found '" + what + "'");
 }
 

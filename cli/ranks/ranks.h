@@ -4,7 +4,6 @@
 #include <charconv>
 #include <chrono>
 #include <map>
-#include <set>
 #include <string>
 #include <system_error>
 
@@ -13,19 +12,32 @@
 
 namespace winnow::cli {
 
+// What a word may be: any text, or a whole number of a range.
+struct Allowed {
+  int64_t least = 0, most = -1;
+  bool text() const { return most < least; }
+};
+
 // "--name value" pairs behind the command, as `winnow run --ranks` and `winnow bench parallel` hand
 // them on.
 class Words {
  public:
-  Words(int argc, char** argv, const std::set<std::string>& known) {
+  Words(int argc, char** argv, const std::map<std::string, Allowed>& known) {
     for (int i = 2; i < argc; i += 2) {
       const std::string word = argv[i];
       const std::string name = word.starts_with("--") ? word.substr(2) : "";
-      if (!known.contains(name))
+      const auto found = known.find(name);
+      if (found == known.end())
         throw Error(ErrorCode::kInvalidArgument, "unknown option '" + word + "'");
       if (i + 1 == argc) throw Error(ErrorCode::kInvalidArgument, word + ": expected a value");
       words_[name] = argv[i + 1];
-      if (name != "spread" && name != "kernel" && name != "filter") number(name, 0);
+      const Allowed& allowed = found->second;
+      if (allowed.text()) continue;
+      const int64_t value = number(name, 0);
+      if (value < allowed.least || value > allowed.most)
+        throw Error(ErrorCode::kInvalidArgument,
+                    word + ": expected " + std::to_string(allowed.least) + " to " +
+                        std::to_string(allowed.most) + ", found " + std::to_string(value));
     }
   }
   std::string text(const std::string& name, const std::string& otherwise) const {

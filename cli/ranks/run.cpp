@@ -45,7 +45,7 @@ Spread spread_of(const std::string& name) {
   if (name == "context") return Spread::kContext;
   if (name == "queries" || name == "sharded") return Spread::kQueries;
   throw Error(ErrorCode::kInvalidArgument,
-              "winnow-ranks: spread: expected heads, context, queries or sharded, found " + name);
+              "--spread: expected heads, context, queries or sharded, found '" + name + "'");
 }
 
 int run_ranks(const Words& words, Communicator& base) {

@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 
 #include <map>
+#include <optional>
 
 #include "winnow/error.h"
 
@@ -46,6 +47,15 @@ std::string description(const Tensor& t, const Origin& origin) {
 }
 
 [[noreturn]] void type_error(const std::string& message) { throw nb::type_error(message.c_str()); }
+
+// A bool of Python or of NumPy, and nothing else that has a truth: "no" is true, too.
+std::optional<bool> truth_of(nb::handle h) {
+  if (h.ptr() == Py_True) return true;
+  if (h.ptr() == Py_False) return false;
+  const std::string_view type = Py_TYPE(h.ptr())->tp_name;  // NumPy 2's and NumPy 1's
+  if (type != "numpy.bool" && type != "numpy.bool_") return {};
+  return PyObject_IsTrue(h.ptr()) == 1;
+}
 
 // The memory of the calls on a device's default stream, which follow each other: a new array for
 // each of them would cost the host half as much as the call. Null where another thread is about to
@@ -264,9 +274,9 @@ double Call::number(std::string_view name) const {
 bool Call::flag(std::string_view name, bool otherwise) const {
   const nb::handle h = (*this)[name];
   if (!h.is_valid()) return otherwise;
-  const int value = PyObject_IsTrue(h.ptr());
-  if (value < 0) wrong_type(name, "a bool");
-  return value > 0;
+  const std::optional<bool> value = truth_of(h);
+  if (!value) wrong_type(name, "a bool");
+  return *value;
 }
 
 std::string Call::text(std::string_view name, const char* otherwise) const {
@@ -375,12 +385,12 @@ Target Call::target() {
 
 bool Call::wanted(std::string_view name) const {
   const nb::handle h = (*this)[name];
-  return h.is_valid() && h.ptr() != Py_False;
+  return h.is_valid() && truth_of(h).value_or(true);
 }
 
 Tensor Call::out(std::string_view name, DType dtype, std::initializer_list<int64_t> shape) {
   const nb::handle h = (*this)[name];
-  if (!h.is_valid() || h.ptr() == Py_True) {
+  if (!h.is_valid() || truth_of(h) == true) {
     for (int64_t n : shape)
       if (n < 0)
         fail(name, "an array", "none, and its shape cannot be told from the other arguments");

@@ -28,7 +28,12 @@ std::vector<Chunk> chunks_of(const Call& c) {
 // Tokens of an output: what is requested, else those of the batch.
 std::span<int32_t> per_token(Call& c, const std::vector<int32_t>& query_starts) {
   const int64_t tokens = query_starts.empty() ? 0 : query_starts.back();
-  return c.integers_out(c.size("tokens", tokens));
+  const int64_t asked = c.size("tokens", tokens);
+  // The library would name the array that is made.
+  if (asked < tokens)
+    c.fail("tokens", std::to_string(tokens) + " or more, as query_starts has",
+           std::to_string(asked));
+  return c.integers_out(asked);
 }
 
 nb::object request_ids_(Call& c) {

@@ -10,6 +10,7 @@ import torch
 
 import winnow
 from winnow import flash_mla, hf
+from winnow.torch import MlaConfig, Rope, V41Config
 
 INT = torch.int32
 
@@ -53,6 +54,10 @@ def test_host_integers_go_to_host_integers(call):
         (lambda x: winnow.request_ids([0, 1.5]), "query_starts: expected int32 values, found 1.5"),
         (lambda x: winnow.request_ids([0, 2**31]), "query_starts: expected int32 values"),
         (lambda x: winnow.request_ids([0, 2], tokens=-1), "tokens: expected 0 or more"),
+        (
+            lambda x: winnow.request_ids([0, 2], tokens=1),
+            "^request_ids: tokens: expected 2 or more, as query_starts has, found 1$",
+        ),
         (lambda x: winnow.workspace_starts([1], None), "chunks: expected a sequence .* None"),
         (lambda x: winnow.workspace_starts([1], [(0, "1")]), r"chunks: .* found \(0, '1'\)"),
         (lambda x: winnow.select(x, 2**70), "select: topk: expected an int64, found 1180591620"),
@@ -99,6 +104,32 @@ def test_values_out_of_range(call, text):
 def test_values_of_another_type(call, text):
     with pytest.raises(TypeError, match=text):
         call(torch.zeros(1, 4))
+
+
+@pytest.mark.parametrize("wrong", ["no", "", 0, 1, 2.0, [], torch.tensor(True), np.zeros(1, bool)])
+def test_a_bool_is_a_bool(wrong):
+    """ "no" and a tensor that holds False are true to Python."""
+    x = torch.randn(2, 5)
+    name = type(wrong).__name__
+    with pytest.raises(TypeError, match=f"^select: relative: expected a bool, found .*{name}$"):
+        winnow.select(x, 2, relative=wrong)
+    with pytest.raises(TypeError, match=f"^Plan: mha: expected a bool, found .*{name}$"):
+        winnow.Plan(pages=4, mha=wrong)
+    with pytest.raises(TypeError, match=f"config: indexer: expected a bool, found {name}$"):
+        MlaConfig(64, 4, 32, 16, 16, 4, 8, 1.0, Rope(1e4), indexer=wrong)
+    for flag in ("makes_entries", "chooses", "finds_blocks", "within_blocks"):
+        with pytest.raises(TypeError, match=f"config: {flag}: expected a bool, found {name}$"):
+            V41Config(64, 4, 32, 0, 8, 1, 8, Rope(1e4), **{flag: wrong})
+
+
+@pytest.mark.parametrize("kind", [bool, np.bool_])
+def test_bools_of_both_kinds(kind):
+    x, starts = torch.randn(2, 5), torch.full((2,), 3, dtype=INT)
+    for yes in (True, False):
+        got = winnow.select(x, 2, starts=starts, relative=kind(yes))
+        assert got.tolist() == [[0, 1], [0, 1]] if yes else [[3, 4], [3, 4]]
+        assert isinstance(winnow.select(x, 2, values=kind(yes)), tuple) == yes
+    MlaConfig(64, 4, 32, 16, 16, 4, 8, 1.0, Rope(1e4), indexer=kind(False))
 
 
 @pytest.mark.parametrize(

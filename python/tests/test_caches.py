@@ -45,6 +45,11 @@ def test_numbers_of_tokens_are_ints():
     request = caches.add()
     with pytest.raises(TypeError, match="^caches: parts: expected an int, found float"):
         caches.begin([(request, 2.0)])
+    for parts in (request, [request], [(request,)], [(request, 1, 1)]):
+        with pytest.raises(
+            TypeError, match=r"^caches: parts: expected pairs \(request, new tokens"
+        ):
+            caches.begin(parts)
     step = caches.begin([(request, torch.tensor(3))])
     with pytest.raises(TypeError, match="^caches: accepted: expected an int, found float"):
         caches.commit(step, {request: 2.0})

@@ -394,6 +394,9 @@ def test_what_cannot_be_converted():
         assert dict(model.named_modules()) == before
     with pytest.raises(ValueError, match="page: expected 1 to .*, found 0"):
         winnow.hf.convert(model_of("DeepseekV32", 0), page=0)
+    for page in ("64", 64.0):
+        with pytest.raises(TypeError, match="^winnow.hf: page: expected an int, found "):
+            winnow.hf.convert(model_of("DeepseekV32", 0), page=page)
     spread = model_of("DeepseekV32", 0)
     spread.model.layers[1].to("meta")
     with pytest.raises(ValueError, match=r"model: expected one device, found \['cpu', 'meta'\]"):

@@ -83,6 +83,10 @@ def test_damaged_checkpoints(tmp_path):
         index.write_text(text)
         with pytest.raises(ValueError, match="index.json: expected JSON with a weight_map"):
             Checkpoint(tmp_path)
+    for files in ([one.name], {"a": 3}, "a"):
+        index.write_text(json.dumps({"weight_map": files}))
+        with pytest.raises(ValueError, match="index.json: weight_map: expected a file's name"):
+            Checkpoint(tmp_path)
     index.unlink()
     two.write_bytes(two.read_bytes()[:-4])
     with pytest.raises(ValueError, match="^checkpoint: .*two.safetensors: "):
@@ -184,3 +188,8 @@ def test_sizes_that_no_layer_has():
     ):
         with pytest.raises(ValueError, match=f"^layers: config: {words}"):
             dataclasses.replace(V4, **change)
+    for size in (4.0, "4", None):
+        found = type(size).__name__
+        for config in (MLA, V4):
+            with pytest.raises(TypeError, match=f"config: heads: expected an int, found {found}$"):
+                dataclasses.replace(config, heads=size)

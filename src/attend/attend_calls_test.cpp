@@ -327,7 +327,7 @@ TEST_F(AttendErrors, Results) {
   expect([](AttendArgs& a) { a.max_logit.stride[0] = 1; }, {"max_logit", "overlap"});
   std::byte one[1];
   expect([](AttendArgs& a) { a.scale = AttendArgs{}.scale; },
-         {"attend", "scale", "192^-1/2", "found none"});
+         {"attend", "scale", "192^-1/2", "found none (NaN)"});
   expect([&](AttendArgs& a) { a.workspace = one; }, {"workspace", "at least", "found 1"});
   expect(
       [&](AttendArgs& a) {

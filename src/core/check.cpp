@@ -174,7 +174,7 @@ void Check::rows_of_16(const Tensor& t, const char* argument) const {
 }
 
 void Check::scale(float value) const {
-  that(!std::isnan(value), "scale", "a number (V3.2: 192^-1/2 * m^2, V4: 512^-1/2)", "none");
+  that(!std::isnan(value), "scale", "a number (V3.2: 192^-1/2 * m^2, V4: 512^-1/2)", "none (NaN)");
 }
 
 void Check::workspace(std::span<const std::byte> given, size_t bytes) const {

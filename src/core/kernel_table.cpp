@@ -14,20 +14,40 @@ namespace winnow::internal::core::detail {
 
 namespace {
 
+// An item of WINNOW_KERNEL: "kernel", for every stage that has it on the call's device, or
+// "stage=kernel", which must exist there, and counts more.
+struct Item {
+  std::string_view text;
+  bool of_stage() const { return text.find('=') != text.npos; }
+  std::string_view name() const { return text.substr(0, text.find('=')); }  // of a stage or kernel
+  std::string_view kernel() const { return text.substr(text.find('=') + 1); }
+};
+
 // Throws if no kernel, or no stage for one of its own, has the name: WINNOW_KERNEL is misspelt, and
 // would be ignored.
-void check_known(std::string_view name, bool stage, std::string_view item) {
+void check_known(const Item& item) {
   static std::atomic<const std::vector<KernelInfo>*> all{nullptr};
   for (const KernelInfo& k : made_once(all, support))
-    if (stage ? name == k.stage : means(name, k.kernel)) return;
+    if (item.of_stage() ? item.name() == k.stage : means(item.name(), k.kernel)) return;
   throw Error(ErrorCode::kInvalidArgument,
               cat("WINNOW_KERNEL: expected kernel or stage=kernel, as `winnow support` lists them, "
                   "found '",
-                  item, "'"));
+                  item.text, "'"));
 }
 
-// WINNOW_KERNEL is a list of "kernel" (for every stage that has it on the call's device) or
-// "stage=kernel" (which must exist there, and counts more). Of several the last wins.
+// Calls `visit` for each item of WINNOW_KERNEL.
+template <class F>
+void each_item(F&& visit) {
+  const char* env = std::getenv("WINNOW_KERNEL");
+  std::string_view rest = env ? env : "";
+  while (!rest.empty()) {
+    const size_t comma = rest.find(',');
+    visit(Item{rest.substr(0, comma)});
+    rest = comma == std::string_view::npos ? std::string_view() : rest.substr(comma + 1);
+  }
+}
+
+// What WINNOW_KERNEL wants of a stage. Of several items the last wins.
 std::string_view forced_by_environment(std::string_view stage,
                                        std::span<const Candidate> candidates, DeviceKind device) {
   const auto known = [&](std::string_view name) {
@@ -35,25 +55,18 @@ std::string_view forced_by_environment(std::string_view stage,
       if (means(name, c.entry->name) && c.entry->device == device) return true;
     return false;
   };
-  const char* env = std::getenv("WINNOW_KERNEL");
-  std::string_view forced, rest = env ? env : "";
+  std::string_view forced;
   bool strict = false;
-  while (!rest.empty()) {
-    const size_t comma = rest.find(',');
-    const std::string_view item = rest.substr(0, comma);
-    rest = comma == std::string_view::npos ? std::string_view() : rest.substr(comma + 1);
-    const size_t equals = item.find('=');
-    const std::string_view name = item.substr(0, equals);
-    const bool of_stage = equals != std::string_view::npos;
-    if (!of_stage && known(name)) {
-      if (!strict) forced = name;
-    } else if (of_stage && name == stage) {
-      forced = item.substr(equals + 1);
+  each_item([&](const Item& item) {
+    if (!item.of_stage() && known(item.name())) {
+      if (!strict) forced = item.name();
+    } else if (item.of_stage() && item.name() == stage) {
+      forced = item.kernel();
       strict = true;
     } else {
-      check_known(name, of_stage, item);  // another stage's
+      check_known(item);  // another stage's
     }
-  }
+  });
   return forced;
 }
 
@@ -68,6 +81,8 @@ thread_local char last[64] = "";
 
 }  // namespace
 
+void check_environment() { each_item(check_known); }
+
 const char* last_chosen() { return last; }
 
 // By hand: with cold caches a call waits for every line of code that it runs, and printf has many.
@@ -80,8 +95,9 @@ void set_last_chosen(const char* name, const char* second) {
 
 std::string_view request_of(const char* stage, std::span<const Candidate> candidates,
                             const Target& target) {
-  return target.kernel ? target.kernel
-                       : forced_by_environment(stage, candidates, target.device.kind);
+  // A misspelt WINNOW_KERNEL is an error beside a request, too, though the request overrides it.
+  const std::string_view forced = forced_by_environment(stage, candidates, target.device.kind);
+  return target.kernel ? target.kernel : forced;
 }
 
 namespace {

@@ -38,6 +38,10 @@ size_t choose(const char* stage, std::span<const Candidate> candidates, const Ta
 std::string_view request_of(const char* stage, std::span<const Candidate> candidates,
                             const Target& target);
 
+// Throws if WINNOW_KERNEL has a name that no stage has, as every choice of a kernel does: for tools
+// to say it once.
+void check_environment();
+
 // What this thread ran last, for tools that let the library choose: a kernel, or the names of two
 // joined by " + " where a call runs both.
 const char* last_chosen();

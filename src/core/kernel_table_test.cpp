@@ -132,6 +132,19 @@ TEST(KernelTable, EnvironmentWithANameThatNothingHasIsRefused) {
   EXPECT_EQ(pick(), "simd");
 }
 
+// The request counts, and the variable is misspelt all the same.
+TEST(KernelTable, EnvironmentIsCheckedBesideARequest) {
+  const Environment e("refrence");
+  const Target asked{.kernel = "simd"};
+  const auto words = {"WINNOW_KERNEL: expected kernel or stage=kernel", "found 'refrence'"};
+  testing::expect_invalid([&] { pick(asked); }, words);
+  testing::expect_invalid([&] { usable_rows("stage", std::span<const K>(table), asked); }, words);
+  {
+    const Environment good("stage=reference");
+    EXPECT_EQ(pick(asked), "simd");
+  }
+}
+
 // Two kernels of a family: the first serves small shapes, and is the slower one below four heads.
 const char* slower_below_four(const Shape& s) {
   return s.heads < 4 ? "fewer than 4 heads" : nullptr;

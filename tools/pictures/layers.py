@@ -3,11 +3,22 @@
 from .picture import Picture
 
 HEIGHT = 38
-ROW = 58
+ROW = 62
+HEADER = 18  # above the parts of a call that joins several verbs
+
+# Columns, from left to right: x and width.
+FIRST_GEMM = (132, 70)
+NORM_WRITE = (220, 160)
+SECOND_GEMM = (400, 82)
+PREPARE = (502, 160)
+STORED = (690, 106)
+LISTED = (820, 86)
+ATTEND = (926, 76)
+OUTPUT = (1022, 106)
 
 
 def layer_step():
-    pic = Picture(1180, 640, "The step of an attention layer")
+    pic = Picture(1180, 796, "The step of an attention layer")
     pic.text(12, 24, "One step of a layer: from x to y", 15, bold=True)
     legend = [
         ("plain", "GEMM (torch)"),
@@ -19,121 +30,209 @@ def layer_step():
     for i, (kind, text) in enumerate(legend):
         pic.box(468 + 142 * i, 8, 136, 24, kind, text, size=11)
     _mla(pic, 52)
-    pic.line([(12, 330), (1168, 330)], "grid")
-    _v4(pic, 344)
+    pic.line([(12, 428), (1168, 428)], "grid")
+    _v4(pic, 444)
     return pic
 
 
-def _row(pic, y, name, boxes):
-    """Boxes (x, width, kind, lines...) of one row, each with an arrow from the one before."""
-    pic.text(12, y + HEIGHT / 2 + 4, name, 12, "dim")
+def _rows(top, count):
+    return [top + 14 + HEADER + ROW * i for i in range(count)]
+
+
+def _right(column):
+    return column[0] + column[1]
+
+
+def _middle(y):
+    return y + HEIGHT / 2
+
+
+def _row(pic, y, name, *boxes):
+    """Boxes (column, kind, lines...) of one row, each with an arrow from the one before."""
+    pic.text(12, _middle(y) + 4, name, 12, "dim")
     before = None
-    for x, width, kind, *lines in boxes:
-        pic.box(x, y, width, HEIGHT, kind, *lines, size=11)
+    for column, kind, *lines in boxes:
+        if kind is not None:
+            pic.box(*_place(column, y), kind, *lines, size=11)
         if before is not None:
-            pic.arrow((before, y + HEIGHT / 2), (x, y + HEIGHT / 2))
-        before = x + width
+            pic.arrow((before, _middle(y)), (column[0], _middle(y)))
+        before = _right(column)
+    return before
+
+
+def _place(column, y):
+    x, width = column
+    return x, y, width, HEIGHT
+
+
+def _launch(pic, column, name, parts):
+    """One call for parts (y, lines...) of several rows; _row() takes them without a kind."""
+    x, width = column
+    first, last = parts[0][0], parts[-1][0]
+    pic.box(x, first - HEADER, width, last + HEIGHT - first + HEADER, "copy")
+    pic.text(x + width / 2, first - 4, name, 11, anchor="middle", bold=True)
+    for y, *lines in parts:
+        for i, line in enumerate(lines):
+            pic.text(
+                x + width / 2,
+                _middle(y) + 4 + 14 * (i - (len(lines) - 1) / 2),
+                line,
+                11,
+                anchor="middle",
+            )
+        if y != last:
+            edge = y + (ROW + HEIGHT) / 2
+            pic.line([(x + 8, edge), (x + width - 8, edge)], dashed=True)
 
 
 def _output(pic, y, first, last):
-    """attend(), what follows it, and y."""
-    pic.box(916, y, 76, 3 * ROW + HEIGHT, "weigh", "attend", size=13)
-    pic.box(1012, y, 106, HEIGHT, "weigh", *first, size=11)
-    pic.box(1012, y + ROW, 106, HEIGHT, "plain", *last, size=11)
-    pic.arrow((992, y + HEIGHT / 2), (1012, y + HEIGHT / 2))
-    pic.arrow((1065, y + HEIGHT), (1065, y + ROW))
-    pic.arrow((1118, y + ROW + HEIGHT / 2), (1146, y + ROW + HEIGHT / 2))
-    pic.text(1152, y + ROW + HEIGHT / 2 + 4, "y", 14, bold=True)
+    """attend() over all rows, what follows it, and y."""
+    x, width = ATTEND
+    pic.box(x, y[0], width, y[-1] + HEIGHT - y[0], "weigh", "attend", size=13)
+    pic.box(*_place(OUTPUT, y[0]), "weigh", *first, size=11)
+    pic.box(*_place(OUTPUT, y[1]), "plain", *last, size=11)
+    centre = OUTPUT[0] + OUTPUT[1] / 2
+    pic.arrow((_right(ATTEND), _middle(y[0])), (OUTPUT[0], _middle(y[0])))
+    pic.arrow((centre, y[0] + HEIGHT), (centre, y[1]))
+    pic.arrow((_right(OUTPUT), _middle(y[1])), (1150, _middle(y[1])))
+    pic.text(1156, _middle(y[1]) + 4, "y", 14, bold=True)
+
+
+def _to_attend(pic, x, y, name=""):
+    pic.arrow((x, _middle(y)), (ATTEND[0], _middle(y)))
+    if name:
+        pic.text(LISTED[0], _middle(y) - 6, name, 11, "dim")
+
+
+def _turn(pic, x, y, row, column):
+    """From the lower edge of a box to another row."""
+    pic.arrow((x, y + HEIGHT), (x, _middle(row)), (column[0], _middle(row)))
 
 
 def _mla(pic, top):
     pic.text(12, top + 6, "DeepSeek V3.2, GLM-5", 14, bold=True)
-    y = [top + 20 + ROW * i for i in range(4)]
-    middle = HEIGHT / 2
-    query = [
-        (132, 80, "plain", "q_a"),
-        (226, 70, "copy", "norm"),
-        (312, 90, "plain", "q_b"),
-        (418, 200, "copy", "absorb_query", "prepare_query: RoPE"),
-    ]
-    _row(pic, y[0], "query", query)
-    pic.arrow((618, y[0] + middle), (916, y[0] + middle))
-    pic.text(690, y[0] + middle - 6, "q, q_rope", 11, "dim")
-    keys = [
-        (132, 80, "plain", "kv_a"),
-        (418, 200, "copy", "write", "norm, RoPE, record"),
-        (650, 110, "look", "pages of kv"),
-    ]
-    _row(pic, y[1], "latent key", keys)
-    pic.arrow((760, y[1] + middle), (916, y[1] + middle))
-    chosen = [
-        (312, 90, "plain", "wq_b,", "weights_proj"),
-        (418, 200, "copy", "index_query", "RoPE, e4m3, weights"),
-        (650, 110, "score", "score_select"),
-        (792, 90, "score", "locate"),
-    ]
-    _row(pic, y[2], "index query", chosen)
-    pic.arrow((882, y[2] + middle), (916, y[2] + middle))
-    # The indexer's queries come from the normalised q_a as well.
-    pic.arrow((261, y[0] + HEIGHT), (261, y[2] + middle), (312, y[2] + middle))
-    index_keys = [
-        (132, 80, "plain", "wk"),
-        (418, 200, "copy", "write", "LayerNorm, RoPE, record"),
-        (650, 110, "look", "pages of index"),
-    ]
-    _row(pic, y[3], "index key", index_keys)
-    pic.arrow((705, y[3]), (705, y[2] + HEIGHT))
-    note = (
-        "GLM's shared layers have no indexer: they take the slots that the last full layer chose."
+    y = latent, index_key, query, rope, index_query = _rows(top, 5)
+    _launch(
+        pic,
+        NORM_WRITE,
+        "norm_write",
+        [
+            (latent, "write:", "norm, RoPE, record"),
+            (index_key, "write:", "LayerNorm, RoPE, record"),
+            (query, "norm"),
+        ],
     )
-    pic.text(12, y[3] + HEIGHT + 22, note, 11, "dim")
-    _output(pic, y[0], ("project_output",), ("o_proj",))
+    _launch(
+        pic,
+        PREPARE,
+        "prepare_queries",
+        [(rope, "prepare_query: RoPE"), (index_query, "index_query:", "RoPE, e4m3, weights")],
+    )
+    pages = (STORED, "look", "pages of kv")
+    end = _row(pic, latent, "latent key", (FIRST_GEMM, "plain", "kv_a"), (NORM_WRITE, None), pages)
+    _to_attend(pic, end, latent)
+    pages = (STORED, "look", "pages of index")
+    _row(pic, index_key, "index key", (FIRST_GEMM, "plain", "wk"), (NORM_WRITE, None), pages)
+    end = _row(
+        pic,
+        query,
+        "query, latent part",
+        (FIRST_GEMM, "plain", "q_a"),
+        (NORM_WRITE, None),
+        (SECOND_GEMM, "plain", "q_b"),
+        (PREPARE, "copy", "absorb_query"),
+    )
+    _to_attend(pic, end, query, "q")
+    _to_attend(pic, _row(pic, rope, "query, RoPE part", (PREPARE, None)), rope, "q_rope")
+    end = _row(
+        pic,
+        index_query,
+        "index query",
+        (SECOND_GEMM, "plain", "wq_b,", "weights_proj"),
+        (PREPARE, None),
+        (STORED, "score", "score_select"),
+        (LISTED, "score", "locate"),
+    )
+    _to_attend(pic, end, index_query)
+    _turn(pic, 300, query, index_query, SECOND_GEMM)  # index queries come from the norm, too
+    _turn(pic, 441, query, rope, PREPARE)
+    pic.arrow((743, index_key + HEIGHT), (743, index_query))
+    note = (
+        "GLM's shared layers have no indexer: they call prepare_query alone, and take the slots "
+        "that the last full layer chose."
+    )
+    pic.text(12, index_query + HEIGHT + 24, note, 11, "dim")
+    _output(pic, y, ("project_output",), ("o_proj",))
 
 
 def _v4(pic, top):
     pic.text(12, top + 6, "DeepSeek V4", 14, bold=True)
-    y = [top + 20 + ROW * i for i in range(5)]
-    middle = HEIGHT / 2
-    query = [
-        (132, 80, "plain", "q_a"),
-        (226, 70, "copy", "norm"),
-        (312, 90, "plain", "q_b"),
-        (418, 200, "copy", "prepare_query", "norm of each head, RoPE"),
-    ]
-    _row(pic, y[0], "query", query)
-    pic.arrow((618, y[0] + middle), (916, y[0] + middle))
-    window = [
-        (132, 80, "plain", "kv"),
-        (418, 200, "copy", "write", "norm, RoPE, record"),
-        (650, 110, "look", "pages: window"),
-        (792, 90, "score", "window_lists"),
-    ]
-    _row(pic, y[1], "window", window)
-    pic.arrow((882, y[1] + middle), (916, y[1] + middle))
-    entries = [
-        (132, 80, "plain", "kv, gate", "in fp32"),
-        (418, 200, "copy", "compress", "pool, norm, RoPE, record"),
-        (650, 110, "look", "pages: entries"),
-        (792, 90, "score", "locate, or", "c128a_lists"),
-    ]
-    _row(pic, y[2], "C4A, C128A: entry", entries)
-    pic.arrow((882, y[2] + middle), (916, y[2] + middle))
-    chosen = [
-        (312, 90, "plain", "q_b, weights"),
-        (418, 200, "copy", "index_query", "RoPE, e4m3, weights"),
-        (650, 110, "score", "score_select"),
-    ]
-    _row(pic, y[3], "C4A: index query", chosen)
-    pic.arrow((261, y[0] + HEIGHT), (261, y[3] + middle), (312, y[3] + middle))
-    pic.arrow((760, y[3] + middle), (837, y[3] + middle), (837, y[2] + HEIGHT))
-    index_entries = [
-        (132, 80, "plain", "kv, gate", "in fp32"),
-        (418, 200, "copy", "compress", "pool, norm, RoPE, record"),
-        (650, 110, "look", "pages of index"),
-    ]
-    _row(pic, y[4], "C4A: index key", index_entries)
-    pic.arrow((705, y[4]), (705, y[3] + HEIGHT))
-    pic.box(312, y[2], 82, HEIGHT, "look", "ring of rows", size=10)
-    pic.arrow((394, y[2] + middle), (418, y[2] + middle))
-    pic.box(312, y[4], 82, HEIGHT, "look", "ring of rows", size=10)
-    _output(pic, y[0], ("rotate", "inverse"), ("o_a groups,", "o_b"))
+    y = window, query, index_query, index_key, entry = _rows(top, 5)
+    _launch(
+        pic,
+        NORM_WRITE,
+        "norm_write",
+        [(window, "write:", "norm, RoPE, record"), (query, "norm")],
+    )
+    _launch(
+        pic,
+        PREPARE,
+        "prepare_queries",
+        [
+            (query, "prepare_query:", "norm of each head, RoPE"),
+            (index_query, "index_query:", "RoPE, e4m3, weights"),
+        ],
+    )
+    end = _row(
+        pic,
+        window,
+        "window",
+        (FIRST_GEMM, "plain", "kv"),
+        (NORM_WRITE, None),
+        (STORED, "look", "pages: window"),
+        (LISTED, "score", "window_lists"),
+    )
+    _to_attend(pic, end, window)
+    end = _row(
+        pic,
+        query,
+        "query",
+        (FIRST_GEMM, "plain", "q_a"),
+        (NORM_WRITE, None),
+        (SECOND_GEMM, "plain", "q_b"),
+        (PREPARE, None),
+    )
+    _to_attend(pic, end, query)
+    _row(
+        pic,
+        index_query,
+        "C4A: index query",
+        (SECOND_GEMM, "plain", "q_b, weights"),
+        (PREPARE, None),
+        (STORED, "score", "score_select"),
+    )
+    _turn(pic, 300, query, index_query, SECOND_GEMM)
+    compress = ("compress", "pool, norm, RoPE, record")
+    rows = (FIRST_GEMM, "plain", "kv, gate", "in fp32")
+    ring = (SECOND_GEMM, "look", "ring of rows")
+    pages = (STORED, "look", "pages of index")
+    _row(pic, index_key, "C4A: index key", rows, ring, (PREPARE, "copy", *compress), pages)
+    end = _row(
+        pic,
+        entry,
+        "C4A, C128A: entry",
+        rows,
+        ring,
+        (PREPARE, "copy", *compress),
+        (STORED, "look", "pages: entries"),
+        (LISTED, "score", "locate, or", "c128a_lists"),
+    )
+    _to_attend(pic, end, entry)
+    pic.arrow((743, index_key), (743, index_query + HEIGHT))
+    chosen = LISTED[0] + LISTED[1] / 2
+    pic.arrow(
+        (_right(STORED), _middle(index_query)), (chosen, _middle(index_query)), (chosen, entry)
+    )
+    note = "Layers without an indexer (C128A, window alone) call prepare_query alone."
+    pic.text(12, entry + HEIGHT + 24, note, 11, "dim")
+    _output(pic, y, ("rotate", "inverse"), ("o_a groups,", "o_b"))

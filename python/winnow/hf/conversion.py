@@ -28,6 +28,8 @@ _PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 def convert_model(model: nn.Module, cache: str, page: int) -> nn.Module:
     if cache not in ("fp8", "bf16"):
         raise ValueError(f"winnow.hf: cache: expected fp8 or bf16, found {cache!r}")
+    if not hasattr(page, "__index__"):
+        raise TypeError(f"winnow.hf: page: expected an int, found {type(page).__name__}")
     family = getattr(getattr(model, "config", None), "model_type", None)
     if family not in _NO_MASK:
         raise NotImplementedError(

@@ -265,6 +265,10 @@ class LayerCaches:
 
         Prefill chunks, decodes (one token) and drafts (a few) mix. Lengths change in commit().
         """
+        try:
+            parts = [(request, tokens) for request, tokens in parts]
+        except (TypeError, ValueError):
+            raise TypeError("caches: parts: expected pairs (request, new tokens)") from None
         parts = [(request, _whole("parts", tokens)) for request, tokens in parts]
         if len({request for request, _ in parts}) != len(parts):
             raise ValueError("caches: parts: expected every request once")

@@ -22,9 +22,21 @@ def check_sizes(config, *names: str) -> None:
     for name in names:
         size = getattr(config, name)
         heads = name.endswith("heads")
+        if not hasattr(size, "__index__"):
+            found = type(size).__name__
+            raise TypeError(f"layers: config: {name}: expected an int, found {found}")
         if size < 1 or (heads and size > _MOST_HEADS):
             expected = f"1 to {_MOST_HEADS}" if heads else "1 or more"
             raise ValueError(f"layers: config: {name}: expected {expected}, found {size}")
+
+
+def check_flags(config, *names: str) -> None:
+    """A bool of Python or of NumPy, as the verbs take it: "no" would count as True."""
+    for name in names:
+        kind = type(getattr(config, name))
+        of_numpy = kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")
+        if kind is not bool and not of_numpy:
+            raise TypeError(f"layers: config: {name}: expected a bool, found {kind.__name__}")
 
 
 class FloatLinear(nn.Module):

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from winnow import _winnow
 from winnow.torch.caches import Records
-from winnow.torch.layer import INDEX_DIM, Layer, check_sizes
+from winnow.torch.layer import INDEX_DIM, Layer, check_flags, check_sizes
 from winnow.torch.operators import ops
 from winnow.torch.rope import Rope, mscale
 from winnow.torch.step import Step
@@ -41,6 +41,7 @@ class MlaConfig:
     indexer: bool = True
 
     def __post_init__(self):
+        check_flags(self, "indexer")
         check_sizes(self, "hidden", "heads", "q_lora", "nope", "value")
         if self.indexer:
             check_sizes(self, "index_heads", "topk")

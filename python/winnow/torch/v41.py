@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from winnow import _winnow
 from winnow.torch.caches import Records, State
-from winnow.torch.layer import INDEX_DIM, FloatLinear
+from winnow.torch.layer import INDEX_DIM, FloatLinear, check_flags
 from winnow.torch.rope import Rope
 from winnow.torch.step import Step
 from winnow.torch.v4 import ALIASES, HEAD, WindowLayer, check_window_sizes
@@ -45,6 +45,7 @@ class V41Config:
     within_blocks: bool = False  # chooses inside these alone
 
     def __post_init__(self):
+        check_flags(self, "makes_entries", "chooses", "finds_blocks", "within_blocks")
         if self.ratio not in (0, 1, 2):
             raise ValueError(f"layers: config: ratio: expected 0, 1 or 2, found {self.ratio}")
         check_window_sizes(self, indexer=self.ratio > 0 and self.chooses)

@@ -61,6 +61,8 @@ def _files_of(index: pathlib.Path) -> dict[str, str]:
         files = json.loads(index.read_text())["weight_map"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"checkpoint: {index}: expected JSON with a weight_map") from error
+    if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
+        raise ValueError(f"checkpoint: {index}: weight_map: expected a file's name for each tensor")
     return files
 
 

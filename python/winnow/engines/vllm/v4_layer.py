@@ -88,7 +88,7 @@ def compress(self, kv_score, positions, rotary_emb):
         int32(positions)[:tokens],
         requests=state.token_to_req_indices[:tokens],
         ratio=self.compress_ratio,
-        overlap=self.overlap,
+        overlap=bool(self.overlap),
         bias=self.ape,
         state=self.state_cache.kv_cache,
         state_table=state.block_table,
