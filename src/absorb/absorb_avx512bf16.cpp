@@ -26,7 +26,7 @@ namespace {
 
 constexpr int kLanes = 16, kBlockColumns = 32;  // columns of a vector, of a block
 constexpr int kColumns = 128, kDepth = 128;     // of a piece of weights
-constexpr int kSmall = 32, kFew = 8;            // of a piece and rows for which it is small
+constexpr int kSmall = 32, kFew = 16;           // of a piece and rows for which it is small
 constexpr int kPairs = kDepth / 2;              // of k
 constexpr int kRows = 12, kStripe = 8 * kRows;  // rows multiplied at a time, rows whose sums wait
 
@@ -217,6 +217,8 @@ void multiply_few(const Product& p, int64_t first, int64_t begin, int64_t end) {
 // has the whole depth.
 void multiply_many(const Product& p, int64_t first, int64_t head) {
   Scratch s;
+  const int64_t ahead =
+      cpu::threads();  // heads to that of this worker's next task, or about so many
   const auto cols = static_cast<int>(std::min<int64_t>(kColumns, p.cols - first));
   const bf16* weights = p.b + head * p.b_head + first * p.b_col;
   int64_t packed = -1;
@@ -225,7 +227,9 @@ void multiply_many(const Product& p, int64_t first, int64_t head) {
     std::memset(s.sums, 0, static_cast<size_t>(rows) * sizeof(s.sums[0]));
     for (int64_t k = 0; k < p.depth; k += kDepth) {
       const auto depth = static_cast<int>(std::min<int64_t>(kDepth, p.depth - k));
-      const Piece w{weights + k * p.b_k, nullptr, p.b_k, p.b_col, depth, cols};
+      Piece w{weights + k * p.b_k, nullptr, p.b_k, p.b_col, depth, cols};
+      if (k + 2 * kDepth <= p.depth) w.next = w.b + kDepth * p.b_k;
+      else if (k + kDepth >= p.depth && head + ahead < p.heads) w.next = weights + ahead * p.b_head;
       if (packed != k) pack(w, s);
       packed = k;
       multiply_all(p.a + top * p.a_row + head * p.a_head + k, p, w, s, s.sums[0], rows);
