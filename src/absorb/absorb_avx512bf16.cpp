@@ -26,7 +26,7 @@ namespace {
 
 constexpr int kLanes = 16, kBlockColumns = 32;  // columns of a vector, of a block
 constexpr int kColumns = 128, kDepth = 128;     // of a piece of weights
-constexpr int kSmall = 32, kFew = 16;           // of a piece and rows for which it is small
+constexpr int kSmall = 32, kFew = 16;           // of a small piece; the most rows that take it
 constexpr int kPairs = kDepth / 2;              // of k
 constexpr int kRows = 12, kStripe = 8 * kRows;  // rows multiplied at a time, rows whose sums wait
 
@@ -139,8 +139,8 @@ void multiply_rows(const bf16* a, int64_t a_row, const Piece& w, Scratch& s, flo
       _mm512_store_si512(&s.rows[r][k / 2],
                          _mm512_maskz_loadu_epi16(below(w.depth - k), a + r * a_row + k));
   const int blocks = ceil_div(w.cols, kBlockColumns);
-  if (R == 1 && blocks == kColumns / kBlockColumns)
-    return multiply < R, R == 1 ? 8 : 2 > (s, 0, pairs, sums);
+  if constexpr (R == 1)
+    if (blocks == kColumns / kBlockColumns) return multiply<R, 8>(s, 0, pairs, sums);
   for (int block = 0; block < blocks; ++block)
     multiply<R, 2>(s, block, pairs, sums + block * kBlockColumns);
 }
@@ -217,8 +217,8 @@ void multiply_few(const Product& p, int64_t first, int64_t begin, int64_t end) {
 // has the whole depth.
 void multiply_many(const Product& p, int64_t first, int64_t head) {
   Scratch s;
-  const int64_t ahead =
-      cpu::threads();  // heads to that of this worker's next task, or about so many
+  // Heads to that of this worker's next task, or about so many.
+  const int64_t ahead = cpu::threads();
   const auto cols = static_cast<int>(std::min<int64_t>(kColumns, p.cols - first));
   const bf16* weights = p.b + head * p.b_head + first * p.b_col;
   int64_t packed = -1;
