@@ -220,16 +220,16 @@ void multiply_many(const Product& p, int64_t first, int64_t head) {
   // Heads to that of this worker's next task, or about so many.
   const int64_t ahead = cpu::threads();
   const auto cols = static_cast<int>(std::min<int64_t>(kColumns, p.cols - first));
-  const bf16* weights = p.b + head * p.b_head + first * p.b_col;
   int64_t packed = -1;
   for (int64_t top = 0; top < p.rows; top += kStripe) {
     const int64_t rows = std::min<int64_t>(kStripe, p.rows - top);
     std::memset(s.sums, 0, static_cast<size_t>(rows) * sizeof(s.sums[0]));
     for (int64_t k = 0; k < p.depth; k += kDepth) {
       const auto depth = static_cast<int>(std::min<int64_t>(kDepth, p.depth - k));
-      Piece w{weights + k * p.b_k, nullptr, p.b_k, p.b_col, depth, cols};
+      const bf16* column = p.b + head * p.b_head + first * p.b_col;  // there only if k is
+      Piece w{column + k * p.b_k, nullptr, p.b_k, p.b_col, depth, cols};
       if (k + 2 * kDepth <= p.depth) w.next = w.b + kDepth * p.b_k;
-      else if (k + kDepth >= p.depth && head + ahead < p.heads) w.next = weights + ahead * p.b_head;
+      else if (k + kDepth >= p.depth && head + ahead < p.heads) w.next = column + ahead * p.b_head;
       if (packed != k) pack(w, s);
       packed = k;
       multiply_all(p.a + top * p.a_row + head * p.a_head + k, p, w, s, s.sums[0], rows);
