@@ -9,7 +9,7 @@ Sources, all in bench/results:
                             beside FlashMLA built from its sources
     h200-in-turns           select beside vLLM's
     h200-attend, cpu-*      score, and the CPUs: a peer's stored time (bench/peers) by winnow's
-    cpu-zen5                no peer was measured there: times and shares of the roof
+    cpu-zen5-in-turns       beside ik_llama.cpp and vLLM's wheel for CPUs
 Standard library only.
 """
 
@@ -56,22 +56,12 @@ class Line:
 
 
 @dataclasses.dataclass
-class Alone:
-    """A row of README's table whose machine no peer was measured on: times, shares of the roof."""
-
-    label: str
-    times: list
-    shares: list
-
-
-@dataclasses.dataclass
 class Panel:
     title: str
     ticks: list
     low: float
     high: float
     lines: list
-    alone: list = dataclasses.field(default_factory=list)
 
 
 def span(ends, form):
@@ -235,13 +225,40 @@ def cpu_lines(name, machine, kernel, peer="ik_llama.cpp"):
     ]
 
 
-def alone(name, machine, kernel, heads):
-    """attend for one token with warm caches, by itself."""
-    wanted = [f"v32 h{h} topk 2048 1 token warm" for h in heads]
-    found = {r["case"]: r for r in results(name) if r["kernel"] == kernel}
-    rows = [found[case] for case in wanted]
-    label = f"attend, {machine}"
-    return Alone(label, [r["us"] for r in rows], [100 * r["roof_share"] for r in rows])
+# Stage, label, detail, peer, the cases in turns with it; each case against the peer's faster form.
+ZEN5 = [
+    (
+        "attend",
+        "attend, Zen 5, 2 cores",
+        "16 to 128 heads",
+        "ik_llama.cpp",
+        r"V3\.2, 1 token, (16|64|128) heads, top-k 2048",
+    ),
+    (
+        "attend",
+        "attend, V4, Zen 5",
+        "64 and 128 heads",
+        "vLLM 0.32",
+        r"V4, 1 token, .*",
+    ),
+    (
+        "score",
+        "score and select, Zen 5, 2 cores",
+        "8k to 128k keys",
+        "ik_llama.cpp",
+        r"top 2048, 1 token, 64 heads, .*",
+    ),
+]
+
+
+def zen5_lines():
+    stored = [row for row in results("cpu-zen5-in-turns") if row["cache"] == "warm"]
+    lines = []
+    for stage, label, detail, peer, names in ZEN5:
+        rows = [r for r in stored if r["stage"] == stage and re.fullmatch(names, r["case"])]
+        mine = [row["winnow"]["us"] for row in rows] if stage == "attend" else []
+        lines.append(Line(stage, label, detail, peer, cases(rows, lambda row: True), mine))
+    return lines
 
 
 def cpu_panel():
@@ -252,8 +269,7 @@ def cpu_panel():
         ),
         *cpu_lines("cpu-emerald-rapids-16", "AMX, 16 cores", "amx"),
     ]
-    zen5 = alone("cpu-zen5", "Zen 5, 2 cores", "avx512bf16", (128, 64, 16))
-    return Panel("CPU, warm caches", [1, 2, 4, 8, 16], 0.8, 16, lines, [zen5])
+    return Panel("CPU, warm caches", [1, 2, 4, 8, 16], 0.8, 16, [*lines, *zen5_lines()])
 
 
 # ---- The picture ---------------------------------------------------------------------------
@@ -381,9 +397,6 @@ def table(panel):
     for x in panel.lines:
         if x.times:
             out.append(f"| {x.label} | {time_span(x.times)} | {x.peer} | {ratio_span(x.cases)} |")
-    for x in panel.alone:
-        share = span((min(x.shares), max(x.shares)), lambda percent: f"{percent:.0f}")
-        out.append(f"| {x.label} | {time_span(x.times)} | none | {share} % of the roof |")
     return "\n".join(out) + "\n"
 
 
@@ -394,8 +407,8 @@ def beside_built(panel):
         found = [case for x in panel.lines if x.label.startswith(label) for case in x.built]
         spans.append(f"{label} {ratio_span(found)}")
     return (
-        "- FlashMLA 9241ae3, built from its sources, is up to a sixth faster than vLLM's build. "
-        f"Beside it:\n  {'; '.join(spans)}.\n"
+        "- FlashMLA 9241ae3, built from its sources, is up to a sixth faster. Beside it:\n"
+        f"  {'; '.join(spans)}.\n"
     )
 
 

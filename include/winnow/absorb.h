@@ -1,7 +1,8 @@
 // absorb: the projections around sparse MLA. Loading and splitting kv_b_proj, moving queries into
 // the latent space and outputs out of it, and decompressing latents for per-head attention.
 // Weights may have any strides. The last dimension of rows (queries, outputs, latents) must be
-// contiguous. A row's result does not depend on the other rows of the call.
+// contiguous. A row's result does not depend on the other rows of the call. Where a CPU multiplies
+// by bf16 dot products (winnow support: avx512bf16), subnormal bf16 values count as 0.
 #pragma once
 
 #include "winnow/tensor.h"

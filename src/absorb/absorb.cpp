@@ -9,17 +9,46 @@
 #include "core/arithmetic.h"
 #include "core/check.h"
 #include "core/made_once.h"
+#include "cpu/isa.h"
 
 namespace winnow {
 
 namespace internal::absorb {
 
+#if defined(__x86_64__)
+namespace {
+
+std::string lacks_avx512bf16() {
+  const internal::cpu::Isa& cpu = internal::cpu::isa();
+  return cpu.avx512_bf16 && cpu.avx512_vbmi ? "" : "this CPU has no AVX-512 BF16 and VBMI";
+}
+
+const char* needs_contiguous(const Params& p) {
+  for (int i = 0; i < p.product_count; ++i)
+    if (p.products[i].b_col != 1 && p.products[i].b_k != 1)
+      return "a head's weights are contiguous in neither dimension";
+  return nullptr;
+}
+
+}  // namespace
+#endif
+
 std::span<const AbsorbKernel> kernels() {
+#if defined(__x86_64__)
+  // Asked for here and not while the table is made, whose lock a child of fork() may find closed.
+  const bool on_request = internal::cpu::isa().intel;
+#endif
   static std::atomic<const std::vector<AbsorbKernel>*> table{nullptr};
-  return made_once(table, [] {
+  return made_once(table, [&] {
     std::vector<AbsorbKernel> rows;
 #ifdef WINNOW_WITH_CUDA
     for (const AbsorbKernel& row : sm90::kernels()) rows.push_back(row);
+#endif
+#if defined(__x86_64__)
+    // Intel's AMX generations run VDPBF16PS slower than FMA: there it serves on request only.
+    rows.push_back({{"avx512bf16", DeviceKind::kCpu, on_request, lacks_avx512bf16},
+                    needs_contiguous,
+                    avx512bf16});
 #endif
     rows.push_back({{"simd", DeviceKind::kCpu, false, detail::any_machine}, nullptr, simd::absorb});
     rows.push_back(

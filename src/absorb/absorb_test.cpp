@@ -142,6 +142,32 @@ INSTANTIATE_TEST_SUITE_P(Kernels, AbsorbTest,
                            return std::get<0>(info.param) + "_" + std::get<1>(info.param).name;
                          });
 
+// Weights that are contiguous in neither of a head's dimensions: every call takes them, and a
+// kernel that does not says so when it is asked for by name.
+TEST(AbsorbStrides, OfWeightsMayAllBeWide) {
+  constexpr int64_t kLatent = 48, kHeads = 3, kNope = 40, kTokens = 5;
+  testing::Rng rng(3);
+  Guarded<bf16> memory(kLatent * kHeads * kNope * 2), rows(kTokens * kHeads * kNope);
+  Guarded<bf16> out(kTokens * kHeads * kLatent);
+  for (Guarded<bf16>* g : {&memory, &rows})
+    for (bf16& x : *g) x = to_bf16(testing::normal(rng));
+  const Tensor w_uk =
+      tensor(memory.data(), {kLatent, kHeads, kNope}, {kHeads * kNope * 2, kNope * 2, int64_t{2}});
+  const Tensor q = tensor(rows.data(), {kTokens, kHeads, kNope});
+  const Tensor latent = tensor(out.data(), {kTokens, kHeads, kLatent});
+  AbsorbQueryArgs args{.q_nope = q, .w_uk = w_uk, .out = latent};
+  absorb_query(args);
+  expect_sums(latent, kLatent, "q_latent", [&](int64_t t, int64_t h, int64_t l) {
+    return Sum(
+        kNope, [&](int64_t k) { return at(q, t, h, k); },
+        [&](int64_t k) { return at(w_uk, l, h, k); });
+  });
+  if (!testing::why_not("absorb", "avx512bf16").empty()) return;
+  args.target.kernel = "avx512bf16";
+  testing::expect_error([&] { absorb_query(args); }, ErrorCode::kUnsupported,
+                        {"absorb", "contiguous in neither dimension"});
+}
+
 // A token's row is the same bits in any batch.
 class AbsorbRows : public ::testing::TestWithParam<std::string> {
  protected:

@@ -60,8 +60,10 @@ namespace reference {
 void absorb(const Params& p) noexcept;
 void dequantize(const DequantizeParams& p) noexcept;
 }  // namespace reference
+void avx512bf16(const Params& p) noexcept;  // x86
 namespace simd {
 void absorb(const Params& p) noexcept;
+void copies(const Params& p) noexcept;  // those of a call alone
 void dequantize(const DequantizeParams& p) noexcept;
 }  // namespace simd
 namespace sm90 {  // CUDA builds

@@ -255,6 +255,10 @@ void absorb(const Params& p) noexcept {
       HWY_DYNAMIC_DISPATCH(multiply_columns)(product, task);
     });
   }
+  copies(p);
+}
+
+void copies(const Params& p) noexcept {
   for (int i = 0; i < p.copy_count; ++i) copy(p.copies[i]);
 }
 

@@ -387,7 +387,7 @@ struct Amx {
 
   template <class R, class Fetch>
   static void attend_narrow(Block<Amx>& b, const KeyRef* keys, Fetch& fetch) {
-    pack_keys<R, Amx, false>(keys, b.n, {b.m.k, nullptr, b.m.scales});
+    pack_keys<R, Amx, Packing::kRows>(keys, b.n, {b.m.k, nullptr, b.m.scales});
     __m512 largest[1] = {splat(-kInf)};
     score<R>(b, 0, largest, fetch);
     const __m512 top = largest[0];

@@ -34,7 +34,8 @@ struct Bf16Dot : VectorEngine<Bf16Dot> {
   template <class R>
   static void pack(const KeyRef* keys, const Block<Bf16Dot>& b) {
     const PackedKeys to{b.m.k, b.m.v, b.m.scales};
-    if (b.from_rows) pack_keys<R, Bf16Dot, false>(keys, b.n, to, b.near);
+    if (b.key_pairs) pack_keys<R, Bf16Dot, Packing::kRowPairs>(keys, b.n, to, b.near);
+    else if (b.from_rows) pack_keys<R, Bf16Dot, Packing::kRows>(keys, b.n, to, b.near);
     else pack_keys<R, Bf16Dot>(keys, b.n, to, b.near);
   }
 

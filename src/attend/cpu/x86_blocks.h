@@ -76,12 +76,15 @@ struct Block {
   bool narrow = false;     // tiled: values straight from the rows of k
   bool near = false;       // vectors: records are fetched to L1
   bool from_rows = false;  // vectors: pairs of keys are not stored but made from the rows of k
+  bool key_pairs = false;  // vectors, at most 8 heads: two keys share a vector of scores
 };
 
 // Q as [16-head block][dim cells][16 heads], dims in the engine's order, missing heads 0. `first`:
-// the first block's records, fetched meanwhile: 3 % of a token on sixteen threads.
+// the first block's records, fetched meanwhile: 3 % of a token on sixteen threads. `twice`: every
+// head of eight in two lanes.
 template <class E, class R>
-void pack_q(const Params& p, int64_t token, uint32_t* block, std::span<const KeyRef> first) {
+void pack_q(const Params& p, int64_t token, uint32_t* block, std::span<const KeyRef> first,
+            bool twice) {
   const bf16* nope = p.q + token * p.q_token_stride;
   const bf16* rope = p.q_rope + token * p.rope_token_stride;
   const int blocks = head_blocks(p.heads);
@@ -104,7 +107,7 @@ void pack_q(const Params& p, int64_t token, uint32_t* block, std::span<const Key
       __m512i a[16], b[16];
       for (int i = 0; i < 16; ++i) {
         a[i] = b[i] = _mm512_setzero_si512();
-        const int h = hb * 16 + i;
+        const int h = hb * 16 + (!E::kTiled && twice ? i / 2 : i);
         if (h >= p.heads) continue;
         const bf16* from = g * 64 < R::kNope ? nope + h * p.q_head_stride + g * 64
                                              : rope + h * p.rope_head_stride + g * 64 - R::kNope;
@@ -146,7 +149,7 @@ void attend_keys(const Params& p, const TileJob& job, Block<E>& b) {
   KeyBlock block = next_keys(p, cursor, {keys, E::kBlock});
   if (job.new_query)
     with_latent(p.lists[0].format, [&]<class R>(R) {
-      pack_q<E, R>(p, job.token, b.m.q, {keys, static_cast<size_t>(block.count)});
+      pack_q<E, R>(p, job.token, b.m.q, {keys, static_cast<size_t>(block.count)}, b.key_pairs);
     });
   const bool mixed = p.list_count > 1 && p.lists[0].format != p.lists[1].format;
   while (block.count > 0) {
@@ -193,6 +196,7 @@ void attend_tile(const Params& p, const TileJob& job, std::byte* memory) noexcep
   b.near = !E::kTiled && fetch_near();
   // Zen 5: 4 to 5 % of a token with 8 or 16 heads, a tenth with cold caches; 0 and 5 % with 128.
   b.from_rows = E::kPairs && b.near;
+  b.key_pairs = b.from_rows && p.heads <= 8;
   attend_keys<E>(p, job, b);
   Partial one;  // tiles of O are put in order where they stay in L1
   for (int h = 0; h < p.heads; ++h) {

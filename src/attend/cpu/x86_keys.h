@@ -196,6 +196,10 @@ struct Panels {
     return start(g / 2) + int64_t{key} * cells(g / 2) + g % 2 * (64 / E::kPer);
   }
   static constexpr int kHalf = E::kTiled ? kTilePitch : 16;  // to the second half
+  // Where those of keys `key` (even) and key + 1 are, with the cells of the two in turn.
+  static constexpr int64_t pair(int key, int g) {
+    return start(g / 2) + int64_t{key} * cells(g / 2) + g % 2 * (128 / E::kPer);
+  }
   // Q of 16 heads.
   static constexpr int64_t kQuery = (E::kTiled ? kCount * kPanel : R::kDqk) / E::kPer * 16;
 };

@@ -6,6 +6,10 @@
 // its 128-bit lane i the dims 16i+4j..16i+4j+3 of both keys. Q is packed in the same order, and the
 // output is put back in place by a 4 x 4 exchange of lanes.
 //
+// With at most eight heads (Zen 5) a vector of scores holds two keys, so the rows of two keys are
+// stored cell by cell in turn: vectors of a group have in lane i cells 4i and 4i + 1 (second: 4i +
+// 2 and 4i + 3) of the first half of both, then of the second half.
+//
 // Budget per fp8 key: 11 lines read, 34 lines written (18 of rows, 16 of pairs), about 50 shuffles
 // and 10 other vector operations.
 #pragma once
@@ -85,6 +89,15 @@ WINNOW_INLINE void store_row(const PackedKeys& to, int key, int g, const Group& 
   _mm512_store_si512(row, x.a);
   _mm512_store_si512(row + Panels<R, E>::kHalf, x.b);
 }
+template <class R, class E>
+WINNOW_INLINE void store_row_pair(const PackedKeys& to, int i, int g, const Group& x,
+                                  const Group& y) {
+  uint32_t* pair = to.k + Panels<R, E>::pair(i, g);
+  _mm512_store_si512(pair, _mm512_unpacklo_epi32(x.a, y.a));
+  _mm512_store_si512(pair + 16, _mm512_unpackhi_epi32(x.a, y.a));
+  _mm512_store_si512(pair + 32, _mm512_unpacklo_epi32(x.b, y.b));
+  _mm512_store_si512(pair + 48, _mm512_unpackhi_epi32(x.b, y.b));
+}
 WINNOW_INLINE void interleave(const Group& x, const Group& y, __m512i (&pairs)[4]) {
   pairs[0] = _mm512_unpacklo_epi16(x.a, y.a);
   pairs[1] = _mm512_unpackhi_epi16(x.a, y.a);
@@ -98,15 +111,25 @@ WINNOW_INLINE void store_pairs(const PackedKeys& to, int i, int g, const __m512i
   for (int j = 0; j < 4; ++j) _mm512_store_si512(v + j * kPairVector<E>, pairs[j]);
 }
 
+// What is written: rows of keys and, from them, pairs for the values; rows alone; or rows of two
+// keys in turn.
+enum class Packing { kRowsAndPairs, kRows, kRowPairs };
+
 // Packs a group of keys i and i + 1; the second, or both, may be missing: zeros in v, nothing else.
-// Without kValues only k is written, with zeros for keys that are missing.
-template <class R, class E, bool kValues>
+// Without pairs for the values only k is written, with zeros for keys that are missing.
+template <class R, class E, Packing kPacking>
 WINNOW_INLINE void pack_group(const Bf16Codes& codes, const KeyRef* keys, const Part& part,
                               const PackedKeys& to) {
   const auto [i, g, present] = part;
+  constexpr bool kValues = kPacking == Packing::kRowsAndPairs;
   const __m512i zero = _mm512_setzero_si512();
   Group x{zero, zero}, y{zero, zero};
   if (present > 0) x = load_group<R>(codes, keys[i], g);
+  if constexpr (kPacking == Packing::kRowPairs) {
+    if (present > 1) y = load_group<R>(codes, keys[i + 1], g);
+    store_row_pair<R, E>(to, i, g, x, y);
+    return;
+  }
   if (!kValues || present > 0) store_row<R, E>(to, i, g, x);
   if (present > 1) y = load_group<R>(codes, keys[i + 1], g);
   if (!kValues || present > 1) store_row<R, E>(to, i + 1, g, y);
@@ -120,10 +143,10 @@ WINNOW_INLINE void pack_group(const Bf16Codes& codes, const KeyRef* keys, const 
   }
   store_pairs<E>(to, i, g, pairs);
 }
-template <class R, class E, bool kValues>
+template <class R, class E, Packing kPacking>
 [[gnu::noinline, gnu::cold]] void pack_any_codes(const KeyRef* keys, int i, int g,
                                                  const PackedKeys& to) {
-  pack_group<R, E, kValues>(Bf16Codes(), keys, {i, g, 2}, to);
+  pack_group<R, E, kPacking>(Bf16Codes(), keys, {i, g, 2}, to);
 }
 
 template <class R>
@@ -136,17 +159,17 @@ WINNOW_INLINE void copy_scales(const KeyRef* keys, int i, int present, const Pac
 }
 
 // All groups of such a pair.
-template <class R, class E, bool kValues>
+template <class R, class E, Packing kPacking>
 WINNOW_INLINE void pack_pair(const Bf16Codes& codes, const KeyRef* keys, int i, int present,
                              const PackedKeys& to) {
   copy_scales<R>(keys, i, present, to);
 #pragma GCC unroll 9
   for (int g = 0; g < R::kDqk / 64; ++g)
-    pack_group<R, E, kValues>(codes, keys, {i, g, present}, to);
+    pack_group<R, E, kPacking>(codes, keys, {i, g, present}, to);
 }
 
 // The same by arithmetic (x86_codes.h), for two keys that are there, with V scaled.
-template <class R, class E, bool kValues>
+template <class R, class E, Packing kPacking>
 WINNOW_INLINE void pack_codes(const CodeWords& words, const KeyRef* keys, int i,
                               const PackedKeys& to) {
   copy_scales<R>(keys, i, 2, to);
@@ -154,19 +177,23 @@ WINNOW_INLINE void pack_codes(const CodeWords& words, const KeyRef* keys, int i,
 #pragma GCC unroll 9
   for (int g = 0; g < R::kDqk / 64; ++g) {
     if (g * 64 >= R::kNope) {  // no codes
-      pack_group<R, E, kValues>(Bf16Codes(), keys, {i, g, 2}, to);
+      pack_group<R, E, kPacking>(Bf16Codes(), keys, {i, g, 2}, to);
       continue;
     }
     const __m512i cx = _mm512_loadu_si512(keys[i].row + g * 64);
     const __m512i cy = _mm512_loadu_si512(keys[i + 1].row + g * 64);
     if (!scales_x.serves(g) || !scales_y.serves(g) || !words.ordinary(cx, cy)) [[unlikely]] {
-      pack_any_codes<R, E, kValues>(keys, i, g, to);
+      pack_any_codes<R, E, kPacking>(keys, i, g, to);
       continue;
     }
     const Group wx = twice(cx), wy = twice(cy), x = words.moved(wx), y = words.moved(wy);
+    if constexpr (kPacking == Packing::kRowPairs) {
+      store_row_pair<R, E>(to, i, g, scales_x.row(words, x, g), scales_y.row(words, y, g));
+      continue;
+    }
     store_row<R, E>(to, i, g, scales_x.row(words, x, g));
     store_row<R, E>(to, i + 1, g, scales_y.row(words, y, g));
-    if constexpr (!kValues) continue;
+    if constexpr (kPacking != Packing::kRowsAndPairs) continue;
     __m512i pairs[4];
     interleave(scales_x.value(x, wx, g), scales_y.value(y, wy, g), pairs);
     store_pairs<E>(to, i, g, pairs);
@@ -176,7 +203,7 @@ WINNOW_INLINE void pack_codes(const CodeWords& words, const KeyRef* keys, int i,
 // Packs n keys and pads the values with zeros to a multiple of E::kValueStep keys. Zen 4 gains 2 %
 // when records are asked for once more, eight keys early; Emerald Rapids loses 1 to 4 %, and a
 // fifth where a thread has one block.
-template <class R, class E, bool kValues = true>
+template <class R, class E, Packing kPacking = Packing::kRowsAndPairs>
 void pack_keys(const KeyRef* keys, int n, const PackedKeys& to, bool near = false) {
   constexpr int kAhead = 8;
   int i = 0;
@@ -187,12 +214,13 @@ void pack_keys(const KeyRef* keys, int n, const PackedKeys& to, bool near = fals
       pack();
     }
   };
-  if constexpr (R::kQuantized && ((E::kTiled && kValues) || !kFloatScales<R>))
-    pairs([&, words = CodeWords()] { pack_codes<R, E, kValues>(words, keys, i, to); });
+  if constexpr (R::kQuantized &&
+                ((E::kTiled && kPacking == Packing::kRowsAndPairs) || !kFloatScales<R>))
+    pairs([&, words = CodeWords()] { pack_codes<R, E, kPacking>(words, keys, i, to); });
   const Bf16Codes codes;
-  pairs([&] { pack_pair<R, E, kValues>(codes, keys, i, 2, to); });
+  pairs([&] { pack_pair<R, E, kPacking>(codes, keys, i, 2, to); });
   for (; i % E::kValueStep != 0 || i < n; i += 2)
-    pack_pair<R, E, kValues>(codes, keys, i, std::max(n - i, 0), to);
+    pack_pair<R, E, kPacking>(codes, keys, i, std::max(n - i, 0), to);
 }
 
 }  // namespace

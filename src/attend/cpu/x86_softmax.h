@@ -1,4 +1,4 @@
-// Vector pieces that the AVX-512 kernels share: e^x, bf16 rounding, transposition, online softmax.
+// Vector pieces that the AVX-512 kernels share: e^x, bf16 rounding, online softmax.
 // A vector holds one value for each of 16 heads.
 #pragma once
 
@@ -10,11 +10,14 @@
 
 #include "attend/kernel.h"
 #include "core/arithmetic.h"
+#include "cpu/transpose_avx512.h"
 
 namespace winnow::internal::attend::cpu {
 namespace {
 
 #define WINNOW_INLINE [[gnu::always_inline]] inline
+
+using internal::cpu::transpose;
 
 inline constexpr float kInf = std::numeric_limits<float>::infinity();
 // The running maximum may lag by this many powers of two: e^(s - m) up to 2^8 loses nothing in
@@ -71,37 +74,6 @@ WINNOW_INLINE __m256i to_bf16(__m512 x) {
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), splat(1));
   const __m512i r = _mm512_add_epi32(_mm512_add_epi32(u, splat(0x7fff)), odd);
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(r, 16));
-}
-
-// 16 x 16 cells of 4 bytes: pairs of rows, then of pairs, then the 128-bit lanes.
-WINNOW_INLINE void transpose(__m512i (&r)[16]) {
-  __m512i t[16];
-#pragma GCC unroll 8
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 16; i += 4)
-#pragma GCC unroll 2
-    for (int j = 0; j < 2; ++j) {
-      r[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + j + 2]);
-      r[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + j + 2]);
-    }
-    // r[4a + c], lane b: rows 4a to 4a + 3 of column 4b + c.
-#pragma GCC unroll 4
-  for (int c = 0; c < 4; ++c) {
-    const __m512i even0 = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x88);
-    const __m512i even1 = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0x88);
-    const __m512i odd0 = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xdd);
-    const __m512i odd1 = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0xdd);
-    t[c] = _mm512_shuffle_i32x4(even0, even1, 0x88);
-    t[8 + c] = _mm512_shuffle_i32x4(even0, even1, 0xdd);
-    t[4 + c] = _mm512_shuffle_i32x4(odd0, odd1, 0x88);
-    t[12 + c] = _mm512_shuffle_i32x4(odd0, odd1, 0xdd);
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) r[i] = t[i];
 }
 
 // Whether logits as large as `top` raise the maximum of any of 16 heads.

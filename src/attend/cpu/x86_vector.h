@@ -101,10 +101,73 @@ struct VectorEngine {
     }
   }
 
+  // At most eight heads: lanes 2h and 2h + 1 hold head h with the first and the second key of a
+  // pair, whose cells k has in turn. acc[pair], over one panel of `kCells` cells; the sums are
+  // added up in the order of score_tile(), so the bits are the same.
+  template <int NK, int kCells>
+  WINNOW_INLINE static void pair_tile(const uint32_t* q, const uint32_t* k, __m512 (&acc)[NK]) {
+#pragma GCC unroll 24
+    for (int j = 0; j < NK; ++j) acc[j] = _mm512_setzero_ps();
+    for (int c = 0; c < kCells; c += 4) {
+      const uint32_t* cells = k + c / 16 * 32 + c % 16;
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        const __m512i x = _mm512_load_si512(q + (c + i) * 16);
+        const uint32_t* at = cells + (i / 2 * 16 + i % 2 * 2);
+#pragma GCC unroll 24
+        for (int j = 0; j < NK; ++j) {
+          int64_t both;
+          std::memcpy(&both, at + j * 2 * kCells, 8);
+          acc[j] = E::dot(acc[j], x, _mm512_set1_epi64(both));
+        }
+      }
+    }
+  }
+
+  // score_panel() of pairs of keys. Logits go to s [key][2][16] as there; sums of the panels before
+  // to the rows of the first keys.
+  template <class R, int kPanelIndex, class Fetch>
+  static void pair_panel(const Block<E>& b, Fetch& fetch) {
+    using P = Panels<R, E>;
+    constexpr int c = kPanelIndex, kCells = P::cells(c), NK = tile_keys(1) / 2;
+    constexpr bool kScaled = E::kScaleInP && kFloatScales<R> && c < 4;
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 0, 0, 0, 0, 0, 0, 0, 0);
+    const __m512i odd = _mm512_add_epi32(even, splat(1));
+    for (int key = 0; key < b.n; key += 2 * NK) {
+      __m512 acc[NK];
+      pair_tile<NK, kCells>(b.m.q + c * (kPanel / E::kPer) * 16, b.m.k + P::start(c) + key * kCells,
+                            acc);
+      float* s = b.m.s + key * 32;
+      [[maybe_unused]] const float* scale = b.m.scales + key * 4 + c;
+#pragma GCC unroll 24
+      for (int j = 0; j < NK; ++j) {
+        float* at = s + j * 64;
+        __m512 x = acc[j];
+        if constexpr (kScaled) {
+          const __m128 two = _mm_setr_ps(scale[j * 8], scale[j * 8 + 4], 0, 0);
+          x = _mm512_mul_ps(x, _mm512_castpd_ps(_mm512_broadcastsd_pd(_mm_castps_pd(two))));
+        }
+        if constexpr (c > 0) x = _mm512_add_ps(x, _mm512_load_ps(at));
+        if constexpr (c < P::kCount - 1) {
+          _mm512_store_ps(at, x);
+        } else {
+          x = _mm512_mul_ps(x, splat(b.scale2));
+          _mm512_store_ps(at, _mm512_maskz_permutexvar_ps(0xff, even, x));
+          _mm512_store_ps(at + 32, _mm512_maskz_permutexvar_ps(0xff, odd, x));
+        }
+      }
+      fetch.step();
+    }
+  }
+
   // Scores and softmax of NH blocks of heads; P goes to b.m.p.
   template <class R, int NH, class Fetch>
   static void scores(Block<E>& b, int hb, Fetch& fetch) {
-    [&]<int... c>(std::integer_sequence<int, c...>) { (score_panel<R, NH, c>(b, hb, fetch), ...); }
+    [&]<int... c>(std::integer_sequence<int, c...>) {
+      if constexpr (NH == 1 && E::kPairs)
+        if (b.key_pairs) return (pair_panel<R, c>(b, fetch), ...);
+      (score_panel<R, NH, c>(b, hb, fetch), ...);
+    }
     (std::make_integer_sequence<int, Panels<R, E>::kCount>());
     for (int i = 0; i < NH; ++i, ++hb) {
       const float* s = b.m.s + i * 16;
@@ -142,8 +205,10 @@ struct VectorEngine {
     int steps;
     bool first;
   };
-  // kRows: v has rows of keys, of which each two are interleaved here.
-  template <int NH, int kVStep, bool kRows>
+  // What v has: pairs of keys; rows of keys, of which each two are interleaved here; or rows of two
+  // keys whose cells stand in turn.
+  enum class Values { kPairs, kRows, kRowPairs };
+  template <int NH, int kVStep, Values kFrom>
   WINNOW_INLINE static void value_tile(const ValueTile& t) {
     __m512 acc[NH][4];
 #pragma GCC unroll 6
@@ -160,7 +225,13 @@ struct VectorEngine {
     for (int c = 0; c < t.steps; ++c) {
       __m512i x[4];
       const uint32_t* v = t.v + c * kVStep;
-      if constexpr (kRows) {
+      if constexpr (kFrom == Values::kRowPairs) {
+        const __m512i order = _mm512_broadcast_i32x4(
+            _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j)
+          x[j] = _mm512_shuffle_epi8(_mm512_load_si512(v + j * 16), order);
+      } else if constexpr (kFrom == Values::kRows) {
         const __m512i first[2] = {_mm512_load_si512(v), _mm512_load_si512(v + 16)};
         v += kVStep / 2;
         const __m512i second[2] = {_mm512_load_si512(v), _mm512_load_si512(v + 16)};
@@ -187,17 +258,17 @@ struct VectorEngine {
   }
 
   // Up to 16 heads in tiles of at most 6, as even as possible: 16 = 6 + 5 + 5.
-  template <int kVStep, bool kRows>
+  template <int kVStep, Values kFrom>
   static void value_heads(ValueTile t, int heads) {
     for (int left = heads, take; left > 0; left -= take) {
       const int tiles = ceil_div(left, 6);
       switch (take = ceil_div(left, tiles)) {
-        case 6: value_tile<6, kVStep, kRows>(t); break;
-        case 5: value_tile<5, kVStep, kRows>(t); break;
-        case 4: value_tile<4, kVStep, kRows>(t); break;
-        case 3: value_tile<3, kVStep, kRows>(t); break;
-        case 2: value_tile<2, kVStep, kRows>(t); break;
-        default: value_tile<1, kVStep, kRows>(t); break;
+        case 6: value_tile<6, kVStep, kFrom>(t); break;
+        case 5: value_tile<5, kVStep, kFrom>(t); break;
+        case 4: value_tile<4, kVStep, kFrom>(t); break;
+        case 3: value_tile<3, kVStep, kFrom>(t); break;
+        case 2: value_tile<2, kVStep, kFrom>(t); break;
+        default: value_tile<1, kVStep, kFrom>(t); break;
       }
       t.p += take;
       t.o += take * kORow;
@@ -207,21 +278,25 @@ struct VectorEngine {
 
   template <class R>
   static void values(const Block<E>& b) {
-    if constexpr (E::kPairs)
-      if (b.from_rows) return values_as<R, true>(b);
-    values_as<R, false>(b);
+    if constexpr (E::kPairs) {
+      if (b.key_pairs) return values_as<R, Values::kRowPairs>(b);
+      if (b.from_rows) return values_as<R, Values::kRows>(b);
+    }
+    values_as<R, Values::kPairs>(b);
   }
-  template <class R, bool kRows>
+  template <class R, Values kFrom>
   static void values_as(const Block<E>& b) {
     const int blocks = head_blocks(b.heads);
-    constexpr int kVStep = E::kPairs && !kRows ? 64 : kPanel;
+    constexpr int kVStep = E::kPairs && kFrom == Values::kPairs ? 64 : kPanel;
     constexpr bool kScaled = E::kScaleInP && kFloatScales<R>;
     for (int g = 0; g < kValueDim / 64; ++g) {
-      const uint32_t* v =
-          E::kPairs && !kRows ? b.m.v + g * kPairGroup<E> : b.m.k + Panels<R, E>::group(0, g);
+      const uint32_t* v = kFrom == Values::kRowPairs ? b.m.k + Panels<R, E>::pair(0, g)
+                          : E::kPairs && kFrom == Values::kPairs
+                              ? b.m.v + g * kPairGroup<E>
+                              : b.m.k + Panels<R, E>::group(0, g);
       for (int hb = 0; hb < blocks; ++hb) {
         const int64_t plane = (kScaled ? g / 2 : 0) * blocks + hb;
-        value_heads<kVStep, kRows>(
+        value_heads<kVStep, kFrom>(
             {b.m.p + plane * (E::kBlock / E::kPer) * 16, v, b.o + hb * 16 * kORow + g * 64,
              b.rescale >> hb & 1 ? b.m.state->factor + hb * 16 : nullptr, ceil_div(b.n, E::kPer),
              b.first},
