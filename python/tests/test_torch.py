@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 import winnow
 from conftest import on
@@ -218,6 +219,55 @@ def test_meta_tensors():
             () if result is None else (result,) if isinstance(result, torch.Tensor) else result
         ):
             assert x.device.type == "meta", name
+
+
+class Wrapper(torch.Tensor):
+    """A shape over other tensors, as DTensor is one."""
+
+    @staticmethod
+    def __new__(cls, inner, offset):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, inner.stride(), offset, dtype=inner.dtype
+        )
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise NotImplementedError
+
+
+class Watched(torch.Tensor):
+    """Memory of its own, and operators of its own."""
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_without_memory():
+    """Their data pointer is null, or as far from that as their offset: neither is read."""
+    x, starts = torch.rand(6, 9), ints(0, 1)
+    fake = FakeTensorMode()
+    freed = x.clone()[3:]
+    freed.untyped_storage().resize_(0)
+    for tensor in (
+        fake.from_tensor(x),
+        fake.from_tensor(x)[3:],
+        freed,
+        torch._efficientzerotensor((6, 9)),
+        Wrapper(x, 0),
+        Wrapper(x, 27),
+    ):
+        with pytest.raises((ValueError, TypeError), match="^select: logits: expected an array"):
+            winnow.select(tensor, 4)
+    with pytest.raises(ValueError, match="^Cache: data: .* memory of its own, found a FakeTensor"):
+        winnow.Cache(fake.from_tensor(bf16(8, 576))[1:], "v32_bf16")
+    with pytest.raises(ValueError, match="^refill: query_starts: expected an array with memory of"):
+        winnow.Plan(heads=4, pages=4).refill(fake.from_tensor(starts), [5])
+    with fake, pytest.raises(ValueError, match="^select: out: expected an array with memory of"):
+        winnow.select(x, 4)
+    watched = torch.Tensor._make_subclass(Watched, x)
+    assert torch.equal(winnow.select(watched, 4), winnow.select(x, 4))
 
 
 def test_gradients_are_refused():
