@@ -308,6 +308,36 @@ def test_gradients_are_refused():
     )
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_gradients_are_refused_in_graphs():
+    """A compiled or exported call refuses what the call itself does, and serves what it does."""
+    x = bf16(3, 64).requires_grad_()
+
+    def loss(x):
+        return ops.norm(x * 2).float().sum() + x.float().sum()
+
+    def beside(x):
+        with torch.no_grad():
+            normed = ops.norm(x * 2)
+        return normed.float().sum() + x.float().sum()
+
+    text = "norm: x: .* torch.no_grad"
+    for fullgraph in (False, True):
+        torch._dynamo.reset()
+        compiled = torch.compile(loss, fullgraph=fullgraph, backend="aot_eager")
+        # With fullgraph it is torch's error, which has ours in its text.
+        with pytest.raises((NotImplementedError, torch._dynamo.exc.Unsupported), match=text):
+            compiled(x)
+        with torch.no_grad():
+            assert torch.equal(compiled(x), loss(x))
+        compiled = torch.compile(beside, fullgraph=fullgraph, backend="aot_eager")
+        compiled(x).backward()
+        assert torch.equal(x.grad, torch.ones_like(x))
+        x.grad = None
+    with pytest.raises(NotImplementedError, match=text):
+        ops.norm(x.detach().to("meta").requires_grad_())
+
+
 def layer(q, memory, kv, slots, indices):
     ops.write_(memory, kv, slots, "v32_fp8", 8)
     out, lse = ops.attend(q, memory, indices, "v32_fp8", 8, scale=0.07)
