@@ -308,6 +308,24 @@ def test_gradients_are_refused():
     )
 
 
+def test_results_do_not_depend_on_the_default_dtype():
+    for name in sorted(CALLS):
+        torch.manual_seed(0)
+        args, kwargs = arguments()[name]
+        want = getattr(ops, name)(*args, **kwargs)
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            got = getattr(ops, name)(*args, **kwargs)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        if isinstance(want, torch.Tensor):
+            want, got = (want,), (got,)
+        for a, b in zip(want or (), got or (), strict=True):
+            assert a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8)), (
+                name
+            )
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_gradients_are_refused_in_graphs():
     """A compiled or exported call refuses what the call itself does, and serves what it does."""
