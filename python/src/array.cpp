@@ -20,9 +20,16 @@ constexpr int32_t kDlCpu = 1, kDlCuda = 2, kDlCudaHost = 3, kDlCudaManaged = 13;
 struct TypeInfo {
   Library library = Library::kNone;
   const DlpackExchange* exchange = nullptr;
+  bool dispatches = false;  // a torch.Tensor with operators of its own, which may have no memory
 };
 
 bool has(nb::handle type, const char* name) { return PyObject_HasAttrString(type.ptr(), name); }
+
+bool dispatches(nb::handle type) {
+  const nb::object own = nb::getattr(type, "__torch_dispatch__", nb::none());
+  return !own.is_none() &&
+         !own.is(nb::module_::import_("torch").attr("Tensor").attr("__torch_dispatch__"));
+}
 
 TypeInfo inspect(nb::handle type) {
   if (nb::object capsule = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
@@ -31,11 +38,13 @@ TypeInfo inspect(nb::handle type) {
     if (!table) PyErr_Clear();
     auto* exchange = static_cast<const DlpackExchange*>(table);
     while (exchange && exchange->version.major != 1) exchange = exchange->previous;
-    if (exchange && exchange->view_of_object) return {Library::kExchange, exchange};
+    if (exchange && exchange->view_of_object)
+      return {Library::kExchange, exchange, dispatches(type)};
   }
   const std::string module =
       nb::cast<std::string>(nb::str(nb::getattr(type, "__module__", nb::str())));
-  if (module.rfind("torch", 0) == 0 && has(type, "data_ptr")) return {Library::kTorch};
+  if (module.rfind("torch", 0) == 0 && has(type, "data_ptr"))
+    return {Library::kTorch, nullptr, dispatches(type)};
   if (has(type, "filled") && has(type, "mask")) return {};  // NumPy's masks would be left out
   if (has(type, "__array_interface__") && has(type, "dtype")) return {Library::kNumpy};
   // JAX's arrays have the CUDA interface on any device, and are not to be written.
@@ -156,13 +165,21 @@ nb::object imported(const char* module) {
   return new_reference(asking_for_gil([&] { return PyImport_ImportModule(module); }));
 }
 
+// What an array's attribute gives, of `size` elements at least: nanobind takes it for a tuple as it
+// is, and reads past the end of a shorter one.
+nb::tuple tuple_of(nb::handle object, size_t size = 0) {
+  if (!PyTuple_Check(object.ptr()) || nb::len(object) < size) throw std::bad_cast();
+  return nb::borrow<nb::tuple>(object);
+}
+
 // A torch without the exchange table, or a tensor that it cannot carry: by attributes.
 void read_torch(Array& a, nb::handle t, const std::string& what) {
   const nb::object layout = t.attr("layout");
   if (const auto name = nb::cast<std::string>(nb::str(layout)); name != "torch.strided")
     throw Error(ErrorCode::kInvalidArgument,
                 what + ": expected a dense tensor, found one of layout " + name);
-  const nb::tuple shape(t.attr("shape")), stride(t.attr("stride")());
+  const nb::tuple shape = tuple_of(t.attr("shape"));
+  const nb::tuple stride = tuple_of(t.attr("stride")(), nb::len(shape));
   set_rank(a, static_cast<int64_t>(nb::len(shape)), what);
   for (int i = 0; i < a.tensor.rank; ++i) {
     a.tensor.shape[i] = nb::cast<int64_t>(shape[i]);
@@ -196,7 +213,7 @@ void refuse_pending_negation(const Array& a, nb::handle t, const std::string& wh
 // ml_dtypes.
 void read_interface(Array& a, nb::handle t, const char* attribute, const std::string& what) {
   const nb::dict d = nb::cast<nb::dict>(t.attr(attribute));
-  const nb::tuple shape(d["shape"]), data(d["data"]);
+  const nb::tuple shape = tuple_of(d["shape"]), data = tuple_of(d["data"], 2);
   set_rank(a, static_cast<int64_t>(nb::len(shape)), what);
   set_dtype(a, nb::cast<std::string>(nb::str(t.attr("dtype").attr("name"))));
   if (nb::cast<std::string>(nb::str(d["typestr"])).starts_with('>')) a.other_dtype = "big-endian";
@@ -241,7 +258,7 @@ nb::object dlpack_capsule(nb::handle object) {
 void read_capsule(Array& a, nb::handle object, const std::string& what) {
   // Asked first: an array on a device that cannot be used need not be exported.
   if (nb::hasattr(object, "__dlpack_device__")) {
-    const nb::tuple device = nb::cast<nb::tuple>(plain_call(object.attr("__dlpack_device__")));
+    const nb::tuple device = tuple_of(plain_call(object.attr("__dlpack_device__")), 2);
     set_device(a, nb::cast<int32_t>(device[0]), nb::cast<int32_t>(device[1]), what);
   }
   using Owned = nb::ndarray<nb::ro>;
@@ -347,8 +364,7 @@ Array read_array(nb::handle object, const std::string& what) {
     case Library::kNumpy: read_interface(a, object, "__array_interface__", what); break;
     case Library::kCuda:
       read_interface(a, object, "__cuda_array_interface__", what);
-      set_device(a, kDlCuda,
-                 nb::cast<int32_t>(nb::cast<nb::tuple>(object.attr("__dlpack_device__")())[1]),
+      set_device(a, kDlCuda, nb::cast<int32_t>(tuple_of(object.attr("__dlpack_device__")(), 2)[1]),
                  what);
       break;
     case Library::kDlpack: read_capsule(a, object, what); break;
@@ -359,6 +375,24 @@ Array read_array(nb::handle object, const std::string& what) {
               .c_str());
   }
   return a;
+}
+
+// A fake tensor, one that wraps others (DTensor) and one whose storage was given back have a shape
+// and no memory; their data pointer is null, or where torch adds the tensor's offset to that.
+void refuse_without_memory(const Array& a, nb::handle object, const std::string& what) {
+  constexpr uintptr_t kLow = uintptr_t{1} << 40;  // heaps of processes lie above it, as a rule
+  const auto sizes = std::span(a.tensor.shape).first(static_cast<size_t>(a.tensor.rank));
+  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return;
+  const bool low = reinterpret_cast<uintptr_t>(a.tensor.data) < kLow;
+  if (a.tensor.data) {
+    if (!info_of(object).dispatches && (!low || a.origin.device != DeviceKind::kCpu)) return;
+    if (!nb::hasattr(object, "untyped_storage")) return;
+    const nb::object address = object.attr("untyped_storage")().attr("data_ptr")();
+    if (nb::cast<uintptr_t>(address) != 0) return;
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              what + ": expected an array with memory of its own, found a " +
+                  Py_TYPE(object.ptr())->tp_name + " without");
 }
 
 // "KeyError: 'shape'", a message's first line.
@@ -385,7 +419,9 @@ Array view_of(nb::handle object, const std::string& what) {
     return what + ": expected an array, found " + Py_TYPE(object.ptr())->tp_name + ", " + found;
   };
   try {
-    return read_array(object, what);
+    Array a = read_array(object, what);
+    refuse_without_memory(a, object, what);
+    return a;
   } catch (nb::python_error& e) {
     if (e.matches(PyExc_MemoryError) || !e.matches(PyExc_Exception)) throw;
     const std::string text = message("which raised " + text_of(e));

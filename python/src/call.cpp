@@ -395,7 +395,7 @@ Tensor Call::out(std::string_view name, DType dtype, std::initializer_list<int64
       if (n < 0)
         fail(name, "an array", "none, and its shape cannot be told from the other arguments");
     outputs_.push_back({name, empty_like(origin_, dtype, {shape.begin(), shape.size()})});
-    return view_of(outputs_.back().object, {}).tensor;
+    return view_of(outputs_.back().object, what(name)).tensor;
   }
   const std::string named = what(name);
   Array a = view_of(h, named);

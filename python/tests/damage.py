@@ -137,8 +137,16 @@ def other_values(x: torch.Tensor, r: random.Random):
     return x
 
 
+def without_memory(x: torch.Tensor):
+    """A view behind the start of a storage that was given back."""
+    freed = x.clone()
+    view = freed[x.shape[0] // 2 :]
+    freed.untyped_storage().resize_(0)
+    return view
+
+
 def damaged_tensor(x: torch.Tensor, r: random.Random):
-    kind = r.randrange(14)
+    kind = r.randrange(15)
     if kind == 0:
         return x.to(r.choice(DTYPES)) if x.dtype != torch.bool else None
     if kind in (1, 2):
@@ -157,6 +165,8 @@ def damaged_tensor(x: torch.Tensor, r: random.Random):
         return x.to(torch.float32).requires_grad_()
     if kind == 12 and x.dtype not in (torch.float8_e4m3fn, torch.bfloat16):
         return x.to_sparse()
+    if kind == 13:
+        return without_memory(x)
     return r.choice(OBJECTS)
 
 

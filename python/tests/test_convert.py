@@ -460,3 +460,39 @@ def test_copies_and_dtypes(family):
     for name, weight in layer.named_buffers():
         assert weight.dtype == before[name].dtype and torch.equal(weight, before[name])
     assert model(ids).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_defaults_of_the_process(family):
+    """Autocast, the default dtype and the default device are not the layers' affair."""
+    ids = tokens(0, 1, 150)
+    want = converted(family, "bf16")(ids).logits
+    layers = converted(family, "bf16").model.winnow.layers
+    given = [torch.randn(150, 64, dtype=torch.bfloat16) for _ in layers]
+
+    def run():
+        caches = winnow.torch.LayerCaches(layers, dtype="bf16")
+        step = caches.begin([(caches.add(), 150)])
+        return [layer(x, step) for layer, x in zip(layers, given, strict=True)]
+
+    plain = run()
+    for dtype in (torch.float16, torch.bfloat16):
+        with torch.autocast("cpu", dtype=dtype):
+            assert all(map(torch.equal, run(), plain))
+    for dtype in (torch.bfloat16, torch.float64):
+        torch.set_default_dtype(dtype)
+        try:
+            assert all(map(torch.equal, run(), plain))
+        finally:
+            torch.set_default_dtype(torch.float32)
+    with torch.device("meta"):
+        assert all(map(torch.equal, run(), plain))
+        cache = winnow.hf.new_cache(converted(family, "bf16"))
+        begun = cache.begin(2, 5, None, None)
+        cache.commit(begun)
+        begun = cache.begin(
+            2, 1, torch.ones(2, 6, device="cpu"), torch.full((2, 1), 5, device="cpu")
+        )
+        assert begun.columns.device == cache.mask.device == torch.device("cpu")
+    assert torch.equal(converted(family, "bf16")(ids).logits, want)

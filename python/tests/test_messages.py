@@ -220,8 +220,9 @@ def test_what_dlpack_raises_is_the_cause():
             TypeError, match="logits: expected an array, found one whose __dlpack__"
         ):
             winnow.select(Described(lambda value=value: value), 3)
-    with pytest.raises(TypeError, match="select: logits: .* cannot be read"):
-        winnow.select(Described(lambda: None, device="cpu"), 3)
+    for device in ("cpu", (), (1,), None, (2**40, 0)):
+        with pytest.raises(TypeError, match="select: logits: .* cannot be read"):
+            winnow.select(Described(lambda: None, device=device), 3)
     used = np.zeros((2, 3), np.float32).__dlpack__()
     winnow.select(Described(lambda: used), 1)
     with pytest.raises(TypeError, match="select: logits: .* cannot be read"):
@@ -252,7 +253,16 @@ def test_interfaces_that_say_nothing():
 
     with pytest.raises(TypeError, match="expected an array .* found Fake"):
         winnow.select(Fake(), 3)
-    for interface in ({}, None, {"shape": 3}, {"shape": (1, 2), "data": ("here", False)}):
+    full = {"shape": (2, 5), "typestr": "<f4", "data": (64, False), "version": 3}
+    for interface in (
+        {},
+        None,
+        {"shape": 3},
+        {"shape": (1, 2), "data": ("here", False)},
+        *({**full, "data": data} for data in (None, (), (64,), b"bytes", 5, [64, False])),
+        *({**full, "shape": shape} for shape in (None, 5, [2, 5], (2, "five"))),
+        {**full, "strides": (20,)},
+    ):
         members = {"__array_interface__": property(lambda self, interface=interface: interface)}
         kind = type("Kind", (np.ndarray,), members)
         with pytest.raises(TypeError, match="select: logits: expected an array, found Kind"):

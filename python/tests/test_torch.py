@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 import winnow
 from conftest import on
@@ -220,6 +221,55 @@ def test_meta_tensors():
             assert x.device.type == "meta", name
 
 
+class Wrapper(torch.Tensor):
+    """A shape over other tensors, as DTensor is one."""
+
+    @staticmethod
+    def __new__(cls, inner, offset):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, inner.stride(), offset, dtype=inner.dtype
+        )
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise NotImplementedError
+
+
+class Watched(torch.Tensor):
+    """Memory of its own, and operators of its own."""
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_without_memory():
+    """Their data pointer is null, or as far from that as their offset: neither is read."""
+    x, starts = torch.rand(6, 9), ints(0, 1)
+    fake = FakeTensorMode()
+    freed = x.clone()[3:]
+    freed.untyped_storage().resize_(0)
+    for tensor in (
+        fake.from_tensor(x),
+        fake.from_tensor(x)[3:],
+        freed,
+        torch._efficientzerotensor((6, 9)),
+        Wrapper(x, 0),
+        Wrapper(x, 27),
+    ):
+        with pytest.raises((ValueError, TypeError), match="^select: logits: expected an array"):
+            winnow.select(tensor, 4)
+    with pytest.raises(ValueError, match="^Cache: data: .* memory of its own, found a FakeTensor"):
+        winnow.Cache(fake.from_tensor(bf16(8, 576))[1:], "v32_bf16")
+    with pytest.raises(ValueError, match="^refill: query_starts: expected an array with memory of"):
+        winnow.Plan(heads=4, pages=4).refill(fake.from_tensor(starts), [5])
+    with fake, pytest.raises(ValueError, match="^select: out: expected an array with memory of"):
+        winnow.select(x, 4)
+    watched = torch.Tensor._make_subclass(Watched, x)
+    assert torch.equal(winnow.select(watched, 4), winnow.select(x, 4))
+
+
 def test_gradients_are_refused():
     """An input whose gradient would be lost raises in grad mode, and passes outside it."""
     (q, cache, indices, *_), _ = arguments()["attend"]
@@ -256,6 +306,54 @@ def test_gradients_are_refused():
     assert torch.equal(
         winnow.attend(torch.nn.Parameter(q, False), memory, indices, scale=0.1), want
     )
+
+
+def test_results_do_not_depend_on_the_default_dtype():
+    for name in sorted(CALLS):
+        torch.manual_seed(0)
+        args, kwargs = arguments()[name]
+        want = getattr(ops, name)(*args, **kwargs)
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            got = getattr(ops, name)(*args, **kwargs)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        if isinstance(want, torch.Tensor):
+            want, got = (want,), (got,)
+        for a, b in zip(want or (), got or (), strict=True):
+            assert a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8)), (
+                name
+            )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_gradients_are_refused_in_graphs():
+    """A compiled or exported call refuses what the call itself does, and serves what it does."""
+    x = bf16(3, 64).requires_grad_()
+
+    def loss(x):
+        return ops.norm(x * 2).float().sum() + x.float().sum()
+
+    def beside(x):
+        with torch.no_grad():
+            normed = ops.norm(x * 2)
+        return normed.float().sum() + x.float().sum()
+
+    text = "norm: x: .* torch.no_grad"
+    for fullgraph in (False, True):
+        torch._dynamo.reset()
+        compiled = torch.compile(loss, fullgraph=fullgraph, backend="aot_eager")
+        # With fullgraph it is torch's error, which has ours in its text.
+        with pytest.raises((NotImplementedError, torch._dynamo.exc.Unsupported), match=text):
+            compiled(x)
+        with torch.no_grad():
+            assert torch.equal(compiled(x), loss(x))
+        compiled = torch.compile(beside, fullgraph=fullgraph, backend="aot_eager")
+        compiled(x).backward()
+        assert torch.equal(x.grad, torch.ones_like(x))
+        x.grad = None
+    with pytest.raises(NotImplementedError, match=text):
+        ops.norm(x.detach().to("meta").requires_grad_())
 
 
 def layer(q, memory, kv, slots, indices):

@@ -73,7 +73,7 @@ class PagedCache(Cache):
 
     def _new_columns(self, rows: int, past: int, columns: int, mask: Tensor | None) -> Tensor:
         if mask is None:
-            return torch.ones(rows, columns, dtype=torch.bool)
+            return torch.ones(rows, columns, dtype=torch.bool, device="cpu")
         if not isinstance(mask, Tensor) or mask.dim() != 2:
             found = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
             raise NotImplementedError(
@@ -111,7 +111,8 @@ class PagedCache(Cache):
         """
         if positions is None:
             begins = self.mask is None and bool(new.all())
-            return torch.zeros(new.shape[0], dtype=torch.long) if begins else self.first_positions
+            zeros = torch.zeros(new.shape[0], dtype=torch.long, device=new.device)
+            return zeros if begins else self.first_positions
         if positions.dim() == 1:
             positions = positions[None]
         if positions.dim() != 2 or list(positions.shape) not in ([1, new.shape[1]], [*new.shape]):
@@ -121,7 +122,8 @@ class PagedCache(Cache):
             )
         if not new.numel():
             return self.first_positions
-        lengths = torch.tensor([self.caches.length(request) for request in self.rows] or [0])
+        lengths = [self.caches.length(request) for request in self.rows] or [0]
+        lengths = torch.tensor(lengths, device=new.device)
         firsts = positions.detach().cpu() - lengths[:, None] - new.cumsum(1) + 1
         first = firsts.gather(1, new.int().argmax(1, keepdim=True))[:, 0]
         if self.first_positions is not None:

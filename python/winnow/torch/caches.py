@@ -118,7 +118,8 @@ class LayerCaches:
         for layer, number in self._numbers.items():
             for store in layer.stores:
                 if isinstance(store, State):
-                    rows = torch.empty(0, store.reach + drafts, store.width, device=self.device)
+                    shape = (0, store.reach + drafts, store.width)
+                    rows = torch.empty(shape, dtype=torch.float32, device=self.device)
                     self._states[number, store.name] = (store, rows)
                     continue
                 key = (store.ratio, store.window)

@@ -92,7 +92,12 @@ class Layer(nn.Module):
             raise NotImplementedError("layers: x: inference only: run under torch.no_grad()")
         step.caches.start(step, self)
         with torch.no_grad():
-            return self.attend(x.bfloat16(), step)
+            # Autocast would turn the products into fp16, or V4's in fp32 into bf16.
+            kind = x.device.type
+            if not torch.is_autocast_enabled(kind):
+                return self.attend(x.bfloat16(), step)
+            with torch.autocast(kind, enabled=False):
+                return self.attend(x.bfloat16(), step)
 
     def attend(self, x: Tensor, step: Step) -> Tensor:
         raise NotImplementedError

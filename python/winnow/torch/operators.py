@@ -73,7 +73,7 @@ def _(x, positions, table, **rest):
 def _rotate_e4m3(x, positions, table, **rest):
     tokens, heads, width = x.shape
     out = torch.zeros(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-    scales = torch.zeros(tokens, heads, width // 128, device=x.device)
+    scales = x.new_zeros((tokens, heads, width // 128), dtype=torch.float32)
     return _winnow.rotate(x, positions, table, e4m3=True, out=out, scales=scales, **rest)
 
 

@@ -10,6 +10,10 @@ from winnow import _winnow
 RELEASED = -1
 
 
+def _table(requests: int, pages: int) -> Tensor:
+    return torch.full((requests, pages), RELEASED, dtype=torch.int32, device="cpu")
+
+
 class Pages:
     """Records of `ratio` tokens each, in pages that all layers of one kind number alike.
 
@@ -25,7 +29,7 @@ class Pages:
         self.holders: list[int] = []  # requests that hold a page
         self.free: list[int] = []
         self.held: dict[int, list[int]] = {}
-        self.host_table = torch.full((1, 1), RELEASED, dtype=torch.int32)
+        self.host_table = _table(1, 1)
         self.device_table: Tensor | None = None
 
     @property
@@ -60,7 +64,7 @@ class Pages:
             self._resize_table(2 * request + 1, self.host_table.shape[1])
 
     def _resize_table(self, rows: int, columns: int) -> None:
-        bigger = torch.full((rows, columns), RELEASED, dtype=torch.int32)
+        bigger = _table(rows, columns)
         bigger[: self.host_table.shape[0], : self.host_table.shape[1]] = self.host_table
         self.host_table, self.device_table = bigger, None
 

@@ -30,6 +30,18 @@ def _one_device(name: str, arguments: dict) -> None:
             )
 
 
+def _refuse_gradients(name: str, arguments: dict) -> None:
+    """As the call itself would: a graph that is traced with gradients runs without them later."""
+    if not torch.is_grad_enabled():
+        return
+    for argument, value in arguments.items():
+        if isinstance(value, Tensor) and value.requires_grad:
+            raise NotImplementedError(
+                f"{name}: {argument}: expected a tensor without requires_grad, or a call under "
+                "torch.no_grad(), as winnow computes no gradients; found one that requires them"
+            )
+
+
 def operator(schema: str):
     """Registers the function below for CPU and CUDA; its attribute `fake` registers shapes."""
     name = schema[: schema.index("(")]
@@ -38,7 +50,9 @@ def operator(schema: str):
 
     def fake(shapes):
         def checked(*args, **kwargs):
-            _one_device(name, dict(zip(parameters, args, strict=False)) | kwargs)
+            arguments = dict(zip(parameters, args, strict=False)) | kwargs
+            _one_device(name, arguments)
+            _refuse_gradients(name, arguments)
             return shapes(*args, **kwargs)
 
         return torch.library.register_fake(f"winnow::{name}", checked, lib=library)

@@ -81,7 +81,7 @@ class RopeTables:
     def table(self, rope: Rope) -> torch.Tensor:
         """[positions, 2, 32] f32."""
         if rope not in self.tables:
-            out = torch.empty(self.positions, 2, PAIRS, device=self.device)
+            out = torch.empty(self.positions, 2, PAIRS, dtype=torch.float32, device=self.device)
             _winnow.rope_table(
                 out,
                 theta=rope.theta,

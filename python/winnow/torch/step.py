@@ -42,11 +42,13 @@ class Step:
         self.long: list[int] = []
         self.rings: dict[tuple[int, str], Tensor] = {}
         positions, requests = [], []
+        # Whatever device new tensors have by default: these are made on the host.
+        host = {"dtype": torch.int32, "device": "cpu"}
         for request, tokens in parts:
             start = caches.requests[request].length
-            positions.append(torch.arange(start, start + tokens, dtype=torch.int32))
-            requests.append(torch.full((tokens,), request, dtype=torch.int32))
-        empty = torch.empty(0, dtype=torch.int32)
+            positions.append(torch.arange(start, start + tokens, **host))
+            requests.append(torch.full((tokens,), request, **host))
+        empty = torch.empty(0, **host)
         host_positions = torch.cat([empty, *positions])
         self.tokens = len(host_positions)
         self.context = int(host_positions.max()) + 1 if self.tokens else 0
