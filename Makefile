@@ -5,7 +5,7 @@ SECONDS ?= 600
 ARGS ?=
 WINNOW = build/release/winnow
 
-.PHONY: build run test check bench asan tsan python-test engines-test fuzz format wheel cuda gpu-test install readme clean help \
+.PHONY: build run test check bench asan tsan python-test engines-test fuzz format wheel cuda gpu-test emulated-test install readme clean help \
         setup
 
 build: setup  ## the library and the program: build/release/winnow
@@ -21,10 +21,10 @@ test: setup  ## the tests of the library and of the Python package
 	@tools/setup.sh mpi
 	@JOBS=$(JOBS) tools/test.sh release python
 
-check: setup  ## what test leaves out: format, lint, docs, ASan + UBSan, TSan, a minute of fuzzing; CUDA compiled
+check: setup  ## what test leaves out: format, lint, docs, ASan + UBSan, TSan, a minute of fuzzing; CUDA compiled, and emulated in part
 	@tools/setup.sh tools
 	@tools/setup.sh fuzz
-	@JOBS=$(JOBS) tools/test.sh format ruff tidy docs asan tsan fuzz cuda-compile
+	@JOBS=$(JOBS) tools/test.sh format ruff tidy docs asan tsan fuzz cuda-compile emulated
 
 bench: build  ## every stage's benchmark (ARGS="attend" for one)
 	$(WINNOW) bench $(ARGS)
@@ -65,6 +65,10 @@ gpu-test:  ## every test of the CUDA build and compute-sanitizer, on a machine w
 	@nvidia-smi -L || { echo "gpu-test needs an NVIDIA GPU"; exit 1; }
 	@tools/setup.sh cuda
 	@JOBS=$(JOBS) tools/test.sh cuda python-cuda
+
+emulated-test:  ## every test of the CUDA build on an emulated GPU, in hours: tests/emulated/README.md
+	@tools/setup.sh cuda
+	@JOBS=$(JOBS) tools/test.sh emulated-all
 
 install: build  ## headers, library, program and CMake package, under PREFIX (/usr/local)
 	cmake --install build/release --prefix $(PREFIX)

@@ -1,6 +1,17 @@
 # Decides WINNOW_CUDA=AUTO and sets up CUDA for Hopper. Without it, WINNOW_WITHOUT_CUDA says why, for
 # winnow::support().
 set(oldest_nvcc 12.4)
+# Nothing but tests runs on an emulated GPU.
+if(WINNOW_CUDA_EMULATED)
+  foreach(part WINNOW_CLI WINNOW_EXAMPLES WINNOW_PYTHON WINNOW_CUDA_STRICT BUILD_SHARED_LIBS)
+    if(${part})
+      message(FATAL_ERROR "WINNOW_CUDA_EMULATED=ON serves the tests alone: set ${part}=OFF.")
+    endif()
+  endforeach()
+  if(NOT WINNOW_CUDA STREQUAL ON)
+    message(FATAL_ERROR "WINNOW_CUDA_EMULATED=ON needs WINNOW_CUDA=ON, found ${WINNOW_CUDA}.")
+  endif()
+endif()
 set(WINNOW_WITHOUT_CUDA "")
 if(NOT WINNOW_CUDA)
   set(WINNOW_WITHOUT_CUDA "WINNOW_CUDA=OFF")
@@ -39,13 +50,22 @@ if(NOT WINNOW_CUDA)
   return()
 endif()
 
-# Machine code only, since a PTX for later drivers would reject wgmma.
-if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+# Machine code only, since a PTX for later drivers would reject wgmma. The emulated GPU reads the PTX.
+if(WINNOW_CUDA_EMULATED)
+  set(CMAKE_CUDA_ARCHITECTURES 90a-virtual)
+elseif(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES 90a-real)
 endif()
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
+# What programs link as the CUDA runtime.
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+set(WINNOW_CUDA_RUNTIME CUDA::cudart_static)
+if(WINNOW_CUDA_EMULATED)
+  set(CMAKE_CUDA_RUNTIME_LIBRARY None)
+  set(WINNOW_CUDA_RUNTIME winnow_emulated)
+  add_compile_options($<$<COMPILE_LANGUAGE:CUDA>:--no-compress>)
+endif()
 # CMake 3.25 does not know nvcc's flag for C++20.
 foreach(kind STANDARD EXTENSION)
   if(NOT CMAKE_CUDA20_${kind}_COMPILE_OPTION)

@@ -14,7 +14,7 @@ target_include_directories(nccl_ranks PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJEC
                                               ${PROJECT_SOURCE_DIR}/tools)
 target_include_directories(nccl_ranks SYSTEM PRIVATE ${NCCL_INCLUDE})
 target_compile_definitions(nccl_ranks PRIVATE WINNOW_WITH_CUDA=1)
-target_link_libraries(nccl_ranks PRIVATE winnow_internals winnow_tools winnow_warnings CUDA::cudart_static ${NCCL_LIBRARY})
+target_link_libraries(nccl_ranks PRIVATE winnow_internals winnow_tools winnow_warnings ${WINNOW_CUDA_RUNTIME} ${NCCL_LIBRARY})
 # Loading a kernel waits for the device, and so for another rank's collective: all are loaded at the start. Streams
 # that share a hardware queue wait for each other: there are as many as CUDA allows.
 foreach(ranks 1 ${WINNOW_TEST_NCCL_RANKS})

@@ -5,6 +5,8 @@
 #   cuda                the same, on a machine with a GPU, compute-sanitizer, and kernels with delays;
 #                       with python-cuda among the steps the extension is built along with the rest
 #   cuda-compile        the CUDA code compiled, where there is an nvcc
+#   emulated            a part of the GPU's tests on an emulated one, where there is an nvcc
+#   emulated-all        all of them: hours
 #   docs                README's programs and table, the documents' links, the length of files
 #   python python-cuda  the Python package (python_test.sh)
 #   format ruff tidy    the linters (lint.sh)
@@ -99,6 +101,15 @@ for step in "${steps[@]}"; do
       if ! command -v nvcc >/dev/null; then count cuda-compile 0 "left out: no nvcc"
       elif built cuda --target cuda_test; then tests_of cuda-compile cuda -R '^cuda_test'
       else count cuda-compile 1 "does not build"; fi
+      ;;
+    emulated)
+      if ! command -v nvcc >/dev/null; then count emulated 0 "left out: no nvcc"
+      elif built emulated --target emulated_brief; then tests_of emulated emulated -j "$jobs" -L brief
+      else count emulated 1 "does not build"; fi
+      ;;
+    emulated-all)
+      if built emulated; then tests_of emulated-all emulated -j "$jobs" -LE brief
+      else count emulated-all 1 "does not build"; fi
       ;;
     *)
       if [[ $step = cuda && " ${steps[*]} " = *" python-cuda "* ]]; then
