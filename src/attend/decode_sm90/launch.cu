@@ -28,10 +28,12 @@ constexpr int32_t kMostCodeColumns = 4096;
 int clusters(int index, int size) {
   static std::array<std::array<std::atomic<int>, 17>, 64> known{};
   std::atomic<int>& count = known[static_cast<unsigned>(index) % known.size()][size];
-  if (count.load(std::memory_order_relaxed) == 0)
-    count.store(size == 1 ? cuda::multiprocessors(index) : std::max(1, clusters_at_once(size)),
-                std::memory_order_relaxed);
-  return count.load(std::memory_order_relaxed);
+  int found = count.load(std::memory_order_relaxed);
+  if (found > 0) return found;
+  found = size == 1 ? cuda::multiprocessors(index) : clusters_at_once(size);
+  // Where the device could not say, it is asked again: one cluster would cut all later calls badly.
+  if (found > 0) count.store(found, std::memory_order_relaxed);
+  return std::max(found, 1);
 }
 
 Gpu gpu_of(const Shape& shape) {

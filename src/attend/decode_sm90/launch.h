@@ -22,7 +22,8 @@ void launch_v4_fp8(const Args& args, Share share, cudaStream_t stream);
 void launch_v4_bf16(const Args& args, Share share, cudaStream_t stream);
 
 // Clusters of `size` CTAs that the current device runs at once (every kernel fills a
-// multiprocessor, so one answer serves all). A query: allowed while a stream is captured.
+// multiprocessor, so one answer serves all). A query: allowed while a stream is captured. 0: the
+// device could not say.
 int clusters_at_once(int size);
 
 }  // namespace winnow::internal::attend::decode_sm90

@@ -13,11 +13,11 @@ int clusters_at_once(int size) {
   Launch<Row, 64, Way::kCluster> launch(ctas, nullptr);
   launch.in_clusters(ctas, 1);
   int count = 0;
-  if (launch.ready ||
-      cudaOccupancyMaxActiveClusters(&count, decode<Row, 64, Way::kCluster>, &launch.config))
-    count = 0;
+  const bool failed = launch.ready != cudaSuccess ||
+                      cudaOccupancyMaxActiveClusters(&count, decode<Row, 64, Way::kCluster>,
+                                                     &launch.config) != cudaSuccess;
   cudaGetLastError();
-  return count;
+  return failed ? 0 : std::max(count, 1);
 }
 
 }  // namespace winnow::internal::attend::decode_sm90
