@@ -149,17 +149,23 @@ void Launch::later(Block* block, std::function<void()> run) {
   pending.push_back({clock + random() % kMostDelay, block, std::move(run)});
 }
 
-void Launch::run_pending() {
-  for (size_t k = 0; k < pending.size();) {
-    if (pending[k].due > clock) {
+// Runs what is pending and chosen. It may queue more.
+template <class F>
+static void run_those(Launch& launch, F&& chosen) {
+  for (size_t k = 0; k < launch.pending.size();) {
+    if (!chosen(launch.pending[k])) {
       ++k;
       continue;
     }
-    const auto run = std::move(pending[k].run);
-    pending[k] = std::move(pending.back());
-    pending.pop_back();
+    const auto run = std::move(launch.pending[k].run);
+    launch.pending[k] = std::move(launch.pending.back());
+    launch.pending.pop_back();
     run();
   }
+}
+
+void Launch::run_pending() {
+  run_those(*this, [&](const Pending& p) { return p.due <= clock; });
 }
 
 void Launch::finish(Block* block) {
@@ -168,16 +174,7 @@ void Launch::finish(Block* block) {
     warp->stores.drain(0, true);
     warp->products.drain(0, true);
   }
-  for (size_t k = 0; k < pending.size();) {
-    if (pending[k].block != block) {
-      ++k;
-      continue;
-    }
-    const auto run = std::move(pending[k].run);
-    pending[k] = std::move(pending.back());
-    pending.pop_back();
-    run();
-  }
+  run_those(*this, [&](const Pending& p) { return p.block == block; });
 }
 
 // A turn of a warp; false when it has ended.
