@@ -34,7 +34,8 @@ class FunctionReader {
   void declare_variable(Reader r, std::string_view directive);
   void instruction(std::string_view statement);
   Operand operand(Reader& r);
-  Operand vector(Reader& r);
+  // Operands up to `end`, as a vector.
+  Operand list(Reader& r, char end);
   Operand symbol(const std::string& name);
   Operand constant(uint64_t value) {
     const auto [found, is_new] = constants_.try_emplace(value, f_.constants.size());
@@ -177,9 +178,9 @@ Operand FunctionReader::symbol(const std::string& name) {
   return o;
 }
 
-Operand FunctionReader::vector(Reader& r) {
+Operand FunctionReader::list(Reader& r, char end) {
   std::vector<Operand> parts;
-  while (!r.take('}')) {
+  while (!r.take(end)) {
     parts.push_back(operand(r));
     r.take(',');
   }
@@ -192,7 +193,7 @@ Operand FunctionReader::vector(Reader& r) {
 }
 
 Operand FunctionReader::operand(Reader& r) {
-  if (r.take('{')) return vector(r);
+  if (r.take('{')) return list(r, '}');
   if (r.take('[')) {
     Operand o = operand(r);
     const Operand::Kind base = o.kind;
@@ -295,17 +296,7 @@ void FunctionReader::instruction(std::string_view statement) {
   const bool is_call = part_of(i.name, 0) == "call";
   while (!r.done()) {
     if (is_call && r.take('(')) {
-      std::vector<Operand> names;
-      while (!r.take(')')) {
-        names.push_back(operand(r));
-        r.take(',');
-      }
-      Operand list;
-      list.kind = Operand::kVector;
-      list.count = static_cast<uint8_t>(names.size());
-      list.at = static_cast<int32_t>(vectors_.size());
-      vectors_.insert(vectors_.end(), names.begin(), names.end());
-      operands.push_back(list);
+      operands.push_back(list(r, ')'));
       r.take(',');
       continue;
     }
