@@ -5,12 +5,14 @@
     python examples/convert.py --family glm        or GLM-5, or v4
     python examples/convert.py --model FOLDER      a model of these families, with its tokenizer
 
-Prints what generate() gives, and the bytes that a token takes in the caches beside those of
-transformers' own. Needs torch and transformers.
+Prints what generate() gives, the bytes that a token takes in the caches beside those of
+transformers' own, and how long prompts and a decode step take with either. Needs torch and
+transformers.
 """
 
 import argparse
 import sys
+import time
 
 import torch
 import transformers
@@ -82,13 +84,24 @@ def bytes_of(cache):
 
 
 @torch.no_grad()
-def contexts(model, tokens):
-    """The cache of a row of `tokens`, then the same with twice as many, in chunks of 512."""
-    cache = None
+def measured(model, tokens, bytes_of):
+    """Bytes of the cache of a row of `tokens` and of twice as many, which come in chunks of 512;
+    the seconds that this takes, and the best of ten decode steps behind it."""
+    cache, sizes, prompts = None, [], 0
     for half in torch.randint(1, 256, (2, tokens), device=model.device):
+        began = time.perf_counter()
         for chunk in half.split(512):
-            cache = model(chunk[None], past_key_values=cache, use_cache=True).past_key_values
-        yield cache
+            cache = model(
+                chunk[None], past_key_values=cache, use_cache=True, logits_to_keep=1
+            ).past_key_values
+        prompts += time.perf_counter() - began
+        sizes.append(bytes_of(cache))
+    steps = []
+    for _ in range(10):
+        began = time.perf_counter()
+        model(half[None, :1], past_key_values=cache, use_cache=True).logits.argmax().item()
+        steps.append(time.perf_counter() - began)
+    return sizes, prompts, min(steps)
 
 
 def main(arguments=None):
@@ -100,7 +113,7 @@ def main(arguments=None):
     parser.add_argument("--prompt", default="Sparse attention reads", help="with --model")
     parser.add_argument("--cache", choices=["fp8", "bf16"], default="fp8", help="records (fp8)")
     parser.add_argument(
-        "--tokens", type=int, default=8192, help="measure bytes at this context and twice it (8192)"
+        "--tokens", type=int, default=8192, help="measure at this context and twice it (8192)"
     )
     args = parser.parse_args(arguments)
 
@@ -112,21 +125,22 @@ def main(arguments=None):
         model = small_model(args.family)
         inputs = {"input_ids": torch.randint(1, 256, (1, 200))}
     print(
-        f"measuring caches of {args.tokens} and {2 * args.tokens} tokens (--tokens): minutes on a "
-        "CPU",
+        f"measuring with caches of {args.tokens} and {2 * args.tokens} tokens (--tokens): minutes "
+        "on a CPU",
         file=sys.stderr,
     )
-    before = [bytes_of(cache) for cache in contexts(model, args.tokens)]
+    before = measured(model, args.tokens, bytes_of)
     winnow.hf.convert(model, args.cache)
     out = model.generate(**inputs, max_new_tokens=16, do_sample=False)
     new = out[0, inputs["input_ids"].shape[1] :]
     print(tokenizer.decode(new) if args.model else new.tolist())
-    after = [cache.used_bytes() for cache in contexts(model, args.tokens)]
-    for name, (one, two) in (("transformers", before), (f"winnow {args.cache}", after)):
-        token = (two - one) / args.tokens
-        print(
-            f"{name}: {token:g} B a token, all layers, and {one - token * args.tokens:.0f} B a row"
-        )
+    after = measured(model, args.tokens, lambda cache: cache.used_bytes())
+    for name, (sizes, prompts, step) in (("transformers", before), (f"winnow {args.cache}", after)):
+        token = (sizes[1] - sizes[0]) / args.tokens
+        row = sizes[0] - token * args.tokens
+        print(f"{name}: {token:g} B a token, all layers, and {row:.0f} B a row")
+        taken = f"{prompts:.2f} s for {2 * args.tokens} tokens, then {step * 1e3:.2f} ms a step"
+        print(f"{name}: {taken}")
 
 
 if __name__ == "__main__":

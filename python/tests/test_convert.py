@@ -10,6 +10,7 @@ import copy
 import functools
 import importlib.util
 import pathlib
+import re
 
 import pytest
 import torch
@@ -259,6 +260,7 @@ def test_example(capsys):
     said = capsys.readouterr().out
     assert "transformers: 2816 B a token, all layers, and 0 B a row" in said
     assert "winnow fp8: 1576 B a token, all layers, and 0 B a row" in said
+    assert len(re.findall(r"(?m)^.*: [0-9.]+ s for 512 tokens, then [0-9.]+ ms a step$", said)) == 2
 
 
 @pytest.mark.parametrize("family", FAMILIES)
