@@ -66,7 +66,7 @@ gpu-test:  ## every test of the CUDA build and compute-sanitizer, on a machine w
 	@tools/setup.sh cuda
 	@JOBS=$(JOBS) tools/test.sh cuda python-cuda
 
-emulated-test:  ## every test of the CUDA build on an emulated GPU, in hours: tests/emulated/README.md
+emulated-test:  ## the GPU's tests, but the largest, on an emulated GPU: hours (tests/emulated/README.md)
 	@tools/setup.sh cuda
 	@JOBS=$(JOBS) tools/test.sh emulated-all
 

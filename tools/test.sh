@@ -6,7 +6,7 @@
 #                       with python-cuda among the steps the extension is built along with the rest
 #   cuda-compile        the CUDA code compiled, where there is an nvcc
 #   emulated            a part of the GPU's tests on an emulated one, where there is an nvcc
-#   emulated-all        all of them: hours
+#   emulated-all        all but the largest of them: hours
 #   docs                README's programs and table, the documents' links, the length of files
 #   python python-cuda  the Python package (python_test.sh)
 #   format ruff tidy    the linters (lint.sh)

@@ -94,6 +94,7 @@ struct Variable {
   size_t bytes = 0, align = 1;
 };
 
+// Bytes of shared memory in front of a block's own.
 inline constexpr size_t kSystemShared = 1024;
 
 struct Function {
@@ -115,9 +116,8 @@ struct Function {
   int slots = 0;  // of 32 lanes of 32 bits
   int predicates = 0;
   uint32_t cluster[3] = {0, 0, 0};  // .reqnctapercluster
-  // Registers while the function is read: name to number.
-  std::vector<uint8_t> register_wide;
-  std::vector<uint8_t> register_kept;  // has a slot of its own
+  // Of each register: whether it has 64 bits, and whether its slot is its own.
+  std::vector<uint8_t> register_wide, register_kept;
 };
 
 // The text of a module, with its functions as they are needed.

@@ -122,7 +122,7 @@ struct Block {
   Launch* launch = nullptr;
   uint64_t number = 0;
   uint32_t at[3] = {};
-  int cluster = 0, rank = 0;  // its cluster among those at hand, and its place in it
+  int rank = 0;  // in its cluster
   std::vector<std::byte> memory;
   std::byte* shared = nullptr;
   size_t shared_bytes = 0;
